@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,22 +15,18 @@ from typing import Any, NamedTuple
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as planning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER, SILENCE_SECONDS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured, records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
-    benchmark_tables,
-    copying,
-    definitions,
-    finding,
-    inventory,
-    output,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix as benchmark
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records, results, runner
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.takeover import RUNNER, SILENCE_SECONDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner as cluster_plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, definitions, inventory, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables
 
 display = Display()
 
@@ -38,8 +34,8 @@ POLL_SECONDS, SHOW_SECONDS = 5.0, 10.0
 MOST_MISSED = 10
 """Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
 FORMS: dict[str, dict] = {
-    "found": {"benchmarks": [{"id": untrusted.Text(records.ID), "complete": bool}]},
-    "asked": {"speeds": {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}},
+    "found": {"benchmarks": [{"id": validation.Text(records.ID), "complete": bool}]},
+    "asked": {"speeds": {"first_s": [validation.Number(real=True)], "tokens_per_s": validation.Number(real=True)}},
     "looked": {"runs": bool, "serves": bool},
 }
 """State of the module → what it answers, beside a record and the lines of a log, which count by themselves."""
@@ -87,7 +83,7 @@ class ActionModule(planning.ActionModule):
         self._head = Head(self, arguments["plan"], task_vars)
         record = self._continued(matrix)
         path = arguments.get("path")
-        left = [cell for cell in record["cells"] if not measured.is_done(cell)]
+        left = [cell for cell in record["cells"] if not results.is_done(cell)]
         display.display(
             f"  [{self._head.name}] benchmark {record['id']}: {len(record['cells'])} cells, {len(left)} of them to measure, "
             f"{sum(bool(cell['skipped']) for cell in record['cells'])} not possible"
@@ -98,10 +94,10 @@ class ActionModule(planning.ActionModule):
         try:
             self._ask_all(matrix)
             self._run_all(matrix)
-            if all(map(measured.is_done, record["cells"])):
+            if all(map(results.is_done, record["cells"])):
                 record["ended"] = int(time.time())
         finally:
-            record["fits"], record["visits"] = measured.fits(record["cells"]), measured.visits(record["cells"])
+            record["fits"], record["visits"] = results.fits(record["cells"]), results.visits(record["cells"])
             try:
                 if left:
                     self._head.call("written", prefix=self._head.own["prefix"], record=record)
@@ -119,8 +115,8 @@ class ActionModule(planning.ActionModule):
         """:raises Refusal: a variable is wrong, or the release has no program that measures."""
         served = arguments["plan"]
         name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
-        catalogue = entry.catalogue(inventory.packages())
-        cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
+        catalogue = cluster_inputs.catalogue(inventory.packages())
+        cluster = self._look_up_releases(cluster_inputs.read(name, hosts), catalogue, task_vars)
         request = benchmark.request_of(hosts[cluster.head]["variables"])
         program = options.MEASURING[_fork(served)]
         if not any(program in build["targets"] for build in served["hosts"][cluster.head]["builds"]):
@@ -189,8 +185,8 @@ class ActionModule(planning.ActionModule):
             return {}
         account = {"account": own["account"]} if own["account"] else {}
         if not model.source.path:
-            asked = {**finding.DEFAULTS, **account, "prefix": own["prefix"]}
-            return finding.found_of(self, task_vars, model, asked)
+            asked = {**resolver.DEFAULTS, **account, "prefix": own["prefix"]}
+            return resolver.found_of(self, task_vars, model, asked)
         asked = {"path": model.source.path, **account}
         result = self._execute_module("llamacpp.cluster.gguf_info", module_args=asked, task_vars=task_vars)
         if result.get("failed"):
@@ -219,7 +215,7 @@ class ActionModule(planning.ActionModule):
         before = {
             cell["key"]: cell
             for cell in (cells if isinstance(cells, list) else ())
-            if measured.can_be_kept(cell) and not any(re.search(expression, cell["key"]) for expression in again)
+            if results.can_be_kept(cell) and not any(re.search(expression, cell["key"]) for expression in again)
         }
         cells = [_merged(cell, before.get(cell["key"])) for cell in matrix.record["cells"]]
         return {**matrix.record, "id": same[0]["id"], "cells": cells}
@@ -228,7 +224,7 @@ class ActionModule(planning.ActionModule):
 
     def _cells(self, keys: list[str]) -> list[dict]:
         """Those of these cells that are not measured yet."""
-        return [cell for cell in self._record["cells"] if cell["key"] in keys and not measured.is_done(cell)]
+        return [cell for cell in self._record["cells"] if cell["key"] in keys and not results.is_done(cell)]
 
     def _put(self, cells: list[dict]) -> None:
         """Takes cells into the record, shows them, and has the head keep it."""
@@ -244,7 +240,7 @@ class ActionModule(planning.ActionModule):
     def _ask_all(self, matrix: Matrix) -> None:
         """Measures through the API of the server, while that serves."""
         asked = [
-            cell for cell in self._record["cells"] if cell["program"] == benchmark.SERVER and not measured.is_done(cell)
+            cell for cell in self._record["cells"] if cell["program"] == benchmark.SERVER and not results.is_done(cell)
         ]
         for parallel in dict.fromkeys(cell["parallel"] for cell in asked):
             cells = [cell for cell in asked if cell["parallel"] == parallel]
@@ -271,8 +267,8 @@ class ActionModule(planning.ActionModule):
         filled = []
         for cell in cells:
             figures, unit = samples[re.sub("[0-9]+$", "", cell["test"])]
-            if all(map(measured.is_speed, figures)):
-                filled.append({**cell, "measured": measured.measured_of(figures, unit), "argv": argv, "time": now})
+            if all(map(results.is_speed, figures)):
+                filled.append({**cell, "measured": results.measured_of(figures, unit), "argv": argv, "time": now})
             else:
                 filled.append(
                     {**cell, "skipped": "no time passed between the first and the last token: ask for more tokens"}
@@ -287,7 +283,7 @@ class ActionModule(planning.ActionModule):
         self._head.keep_lease()
         self._fetch(loads)
         try:
-            self._head.call("begun", plan=self._head.plan, runner=Path(measuring.__file__).read_text())
+            self._head.call("begun", plan=self._head.plan, runner=Path(runner.__file__).read_text())
             for load in loads:
                 self._run_load(load, matrix.request)
         finally:
@@ -339,8 +335,8 @@ class ActionModule(planning.ActionModule):
         began = shown = time.monotonic()
         while True:
             answer = self._head.look(log)
-            seen = measured.read(str(answer.get("lines") or ""))
-            cells = [measured.fill(cell, seen, argv, log) for cell in self._cells(load.keys)]
+            seen = results.read(str(answer.get("lines") or ""))
+            cells = [results.fill(cell, seen, argv, log) for cell in self._cells(load.keys)]
             self._put([cell for cell in cells if cell])
             if answer["serves"]:
                 raise AnsibleActionFail(
@@ -355,10 +351,10 @@ class ActionModule(planning.ActionModule):
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
         lasted = time.monotonic() - began
         self._head.call("stopped", plan=self._head.plan)
-        why = measured.failure_of(seen, argv)
+        why = results.failure_of(seen, argv)
         why += f" (llama_benchmark_timeout is {timeout}, seconds)" if lasted >= timeout else ""
         cells = self._record["cells"]
-        self._record["cells"] = [measured.with_memory(cell, seen) if cell["log"] == log else cell for cell in cells]
+        self._record["cells"] = [results.with_memory(cell, seen) if cell["log"] == log else cell for cell in cells]
         failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
         self._put([{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed])
 
@@ -406,7 +402,7 @@ class Head:
             raise AnsibleActionFail(f"{state}: {copying.why(answer)}")
         form = {} if answer.get("failed") else FORMS.get(state, {})
         found = {name: answer.get(name) for name in form}
-        return {**answer, **untrusted.reported(self.name, "the benchmark", found, form)}
+        return {**answer, **validation.reported(self.name, "the benchmark", found, form)}
 
     def _answer(self, arguments: dict) -> Any:
         """What the module returns. A head that cannot be reached is asked again: nothing is wrong with asking twice for a state."""
@@ -447,7 +443,7 @@ def _merged(cell: dict, before: dict | None) -> dict:
     """A cell of the matrix with what an earlier run measured."""
     if not before or not (before["measured"] or (before["skipped"] and before["time"] is None and before["argv"])):
         return cell
-    return {**cell, **{key: before[key] for key in measured.KEPT}}
+    return {**cell, **{key: before[key] for key in results.KEPT}}
 
 
 def _summary(model: Any, found: dict) -> dict:

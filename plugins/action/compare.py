@@ -8,30 +8,33 @@ from __future__ import annotations
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof, report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
-TOOLS = {"tools": untrusted.Maybe([untrusted.Text()])}
+TOOLS = {"tools": validation.Maybe([validation.Text()])}
 
 
 def _of_staging(plan, answers, arguments):
     """What stands in the way of the instances, or once they were started, whether they have proven the release."""
     if arguments["errors"] is not None:
-        why = proof.failure(plan, arguments["errors"], arguments["staged"] or {})
+        why = release_proof.failure(plan, arguments["errors"], arguments["staged"] or {})
         return {"changed": False, "failed": True, "msg": why} if why else {"changed": False}
     obstacles = staging.obstacles(plan, answers)
-    return {"changed": False, "obstacles": [untrusted.printable(text) for text in obstacles]}
+    return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}
 
 
 def _tools(facts):
     """Host → tools that it has, of those whose facts are known."""
     return {
-        name: untrusted.reported(name, "its tools", found["facts"], TOOLS)["tools"] or []
+        name: validation.reported(name, "its tools", found["facts"], TOOLS)["tools"] or []
         for name, found in facts.items()
         if found.get("facts")
     }
@@ -63,7 +66,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(refusal)) from None
         if plan["refused"] or plan["staging"]:
             return _of_staging(plan, answers, arguments)
-        compared = changes.compare(plan, answers, built.recorded(plan))
+        compared = changes.compare(plan, answers, build_registry.recorded(plan))
         for sentence in compared.unlike:
             display.warning(
                 f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be taken over."

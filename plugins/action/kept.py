@@ -12,9 +12,9 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.kept import ON_THE_CONTROLLER
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import ON_THE_CONTROLLER
 
 display = Display()
 

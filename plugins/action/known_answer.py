@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 
 class ActionModule(ActionBase):

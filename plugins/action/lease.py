@@ -15,9 +15,9 @@ from ansible import context
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import controller
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 
 display = Display()
 
@@ -45,17 +45,17 @@ class ActionModule(ActionBase):
             return {"changed": False}
 
     def _decided(self, arguments: dict, task_vars: dict) -> dict:
-        mine = controller.run(os.getppid(), context.CLIARGS.get("args") or [])
+        mine = run_identity.run(os.getppid(), context.CLIARGS.get("args") or [])
         arguments["run"] = mine
         result = self._execute_module(LEASE, module_args=arguments, task_vars=task_vars)
         holder = result.get("holder")
         begins = arguments.get("state", "held") == "held"
-        if begins and holder and not untrusted.mismatch("", holder, lease.HOLDER) and controller.has_ended(holder):
+        if begins and holder and not validation.mismatch("", holder, lease.HOLDER) and run_identity.has_ended(holder):
             arguments["ended"] = holder["run"]
             result = self._execute_module(LEASE, module_args=arguments, task_vars=task_vars)
         if result.get("taken_from"):
             display.display(
-                f"  [{task_vars['inventory_hostname']}] took over from {untrusted.printable(result['taken_from'])}"
+                f"  [{task_vars['inventory_hostname']}] took over from {validation.printable(result['taken_from'])}"
             )
         if result.pop("held", False) and begins:
             self._keep(f"{arguments['prefix']}/{names.LEASE}", mine)
@@ -79,7 +79,7 @@ class ActionModule(ActionBase):
 
     def _renew(self, path: str, mine: dict) -> None:
         renewed = time.monotonic()
-        while controller.start_of(mine["process"]) == mine["started"]:
+        while run_identity.start_of(mine["process"]) == mine["started"]:
             time.sleep(POLL_SECONDS)
             if time.monotonic() - renewed >= RENEWAL_SECONDS:
                 renewed = time.monotonic()

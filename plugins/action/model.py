@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import fetching, finding
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import push, resolver
 
 
 class ActionModule(ActionBase):
@@ -16,5 +16,5 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         if self._task.args.get("state") == "fetched":
-            return fetching.run(self, task_vars)
-        return finding.run(self, task_vars)
+            return push.run(self, task_vars)
+        return resolver.run(self, task_vars)

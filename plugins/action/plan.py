@@ -13,10 +13,10 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     journal,
     progress,
     runtime,
@@ -25,18 +25,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
     tokens,
     worker,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
-    benchmark,
-    empty,
-    entry,
-    neighbours,
-    releases,
-    rollback,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback, teardown
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner as cluster_plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 display = Display()
 
@@ -122,7 +121,7 @@ def identify(plan: dict) -> None:
 
 def _empty(answers: dict, cluster: str) -> dict:
     try:
-        return empty.plan(answers, cluster)
+        return teardown.plan(answers, cluster)
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
 
@@ -152,10 +151,10 @@ class ActionModule(ActionBase):
         staging = arguments["staging"]
         try:
             name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
-            catalogue = entry.catalogue(inventory.packages())
-            cluster = entry.read(name, hosts)
+            catalogue = cluster_inputs.catalogue(inventory.packages())
+            cluster = cluster_inputs.read(name, hosts)
             # What a benchmark cannot measure is refused now, not when it begins.
-            benchmark.request_of(hosts[cluster.head]["variables"])
+            matrix.request_of(hosts[cluster.head]["variables"])
             cluster = self._look_up_releases(cluster, catalogue, task_vars)
             plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
             if not plan["refused"]:

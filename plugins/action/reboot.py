@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 WAIT_SECONDS = 600 + serving.LONGEST_STEADY_SECONDS
@@ -32,7 +32,7 @@ def chosen(named: Sequence[str] | None, every: Sequence[str], of_play: Sequence[
         problem = "llama_reboot_hosts names no host"
     elif unknown:
         problem = (
-            f"llama_reboot_hosts names {', '.join(map(untrusted.printable, unknown))}, which the cluster does not have"
+            f"llama_reboot_hosts names {', '.join(map(validation.printable, unknown))}, which the cluster does not have"
         )
     elif left_out:
         problem = f"--limit leaves out {', '.join(left_out)}, and the cluster is verified as a whole after each reboot"

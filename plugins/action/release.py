@@ -12,9 +12,11 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, built, copying, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, sources
 
 display = Display()
 
@@ -37,7 +39,7 @@ class ActionModule(ActionBase):
                 return {"changed": False}
             fetched = sources.fetch(release)
             return {"changed": fetched.changed, "path": str(fetched.path)}
-        if release and release["source"] in releases.COMPILED:
+        if release and release["source"] in release_request.COMPILED:
             return self._compiled(arguments, task_vars)
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
         if result.get("failed") or self._task.check_mode or "manifest" in result or "host" in arguments:
@@ -50,7 +52,7 @@ class ActionModule(ActionBase):
         build, cache = arguments["build"], arguments["cache"]
         builds = build["builder"] == task_vars["inventory_hostname"]
         prefix = arguments["prefix"] if builds else None
-        kept = built.Built(arguments["cluster"], build["builder"], build["id"], prefix)
+        kept = build_registry.Built(arguments["cluster"], build["builder"], build["id"], prefix)
         record = kept.record()
         arguments["recorded"] = dict(record.files) if record else {}
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
@@ -80,7 +82,7 @@ class ActionModule(ActionBase):
                 self._keep(kept, arguments, task_vars)
         return result
 
-    def _is_received(self, kept: built.Built, result: dict, arguments: dict) -> bool:
+    def _is_received(self, kept: build_registry.Built, result: dict, arguments: dict) -> bool:
         """Whether this host has what another one compiled, and has to compile it itself. Then it is named in the module's arguments.
 
         :param result: what the module returned, in which a manifest may be anything.
@@ -88,7 +90,7 @@ class ActionModule(ActionBase):
         manifest = result.get("manifest")
         if not isinstance(manifest, dict):
             return False
-        files = stored.hashes(manifest.get("files"))
+        files = store.hashes(manifest.get("files"))
         known = changes.Recorded({}, False, kept.others())
         if not changes.supplier(kept.builder, manifest.get("received"), files, known):
             return False
@@ -118,7 +120,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {copying.why(result)}")
         return target
 
-    def _keep(self, kept: built.Built, arguments: dict, task_vars: dict) -> None:
+    def _keep(self, kept: build_registry.Built, arguments: dict, task_vars: dict) -> None:
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
         packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
         with kept.receive() as target:
@@ -130,7 +132,7 @@ class ActionModule(ActionBase):
 
     def _build(self, arguments: dict, task_vars: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""
-        log = stored.log_path(arguments["cache"], arguments["build"]["id"])
+        log = store.log_path(arguments["cache"], arguments["build"]["id"])
 
         def show(seconds: float) -> str:
             last = self._low_level_execute_command(

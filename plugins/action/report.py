@@ -9,10 +9,11 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Text
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, measurements, output, plots
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, measurements, plots
 from jinja2 import TemplateError
 
 INPUTS = {
@@ -24,7 +25,7 @@ INPUTS = {
 CHECKED = {
     "cluster": Text(),
     "passed": bool,
-    "checks": [dict.fromkeys(("name", "subject", "status", "evidence"), Text(longest=untrusted.LONGEST))],
+    "checks": [dict.fromkeys(("name", "subject", "status", "evidence"), Text(longest=validation.LONGEST))],
 }
 """The form of llama_verify_path."""
 
@@ -44,7 +45,7 @@ def _read(arguments: dict[str, str]) -> dict[str, Any]:
     for name, variable in INPUTS.items():
         reader = measurements.read_object if name in ("plan", "verified") else measurements.read
         read[name] = reader(variable, arguments[name]) if arguments[name] else None
-    problem = untrusted.mismatch("", read["verified"], CHECKED) if read["verified"] else None
+    problem = validation.mismatch("", read["verified"], CHECKED) if read["verified"] else None
     if problem:
         raise Refusal(
             f"llama_verify_path names no result of a verification: {problem.where} {problem.why}. Use a file that verify.yml wrote."
@@ -66,7 +67,7 @@ def write(arguments: dict[str, str]) -> None:
     except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError, TemplateError):
         name, what = ("plan", "plan") if arguments["plan"] else ("benchmark", "benchmark")
         raise AnsibleActionFail(
-            f"{INPUTS[name]} is {untrusted.show(arguments[name])}, and the file holds no {what} that this collection can read. Use a "
+            f"{INPUTS[name]} is {validation.show(arguments[name])}, and the file holds no {what} that this collection can read. Use a "
             f"file that {what}.yml of this version wrote."
         ) from None
     output.write("llama_report_path", arguments["path"], page)

@@ -11,25 +11,25 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import transfer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 
 display = Display()
 
 STEP_SECONDS = 10.0
 LONGEST_NAME = 256
 TENSOR = {
-    "name": untrusted.Text(longest=LONGEST_NAME),
-    "bytes": untrusted.Number(1, transfer.MOST_BYTES),
-    "fingerprint": untrusted.Text("[0-9a-f]{32}", 32),
+    "name": validation.Text(longest=LONGEST_NAME),
+    "bytes": validation.Number(1, rpc_upload.MOST_BYTES),
+    "fingerprint": validation.Text("[0-9a-f]{32}", 32),
 }
 ANSWER = {
-    "changed": untrusted.Maybe(bool),
-    "why": untrusted.Maybe([untrusted.Text(longest=4096)]),
+    "changed": validation.Maybe(bool),
+    "why": validation.Maybe([validation.Text(longest=4096)]),
     **dict.fromkeys(
-        ("linked_mib", "copied_mib", "left_mib"), untrusted.Maybe(untrusted.Number(0, transfer.MOST_BYTES))
+        ("linked_mib", "copied_mib", "left_mib"), validation.Maybe(validation.Number(0, rpc_upload.MOST_BYTES))
     ),
 }
 """What the module says beside tensors and their names; a host that was taken over may say anything."""
@@ -70,8 +70,8 @@ class ActionModule(ActionBase):
         answer = self._execute_module(module_name="llamacpp.cluster.seed", module_args=given, task_vars=self.variables)
         strange = _strange(answer)
         if strange or answer.get("failed"):
-            why = untrusted.not_possible(host, strange) if strange else str(answer.get("msg", "the module failed"))
-            return {"changed": False, "tensors": [], "missing": {}, "given": {}, "why": [untrusted.printable(why)]}
+            why = validation.not_possible(host, strange) if strange else str(answer.get("msg", "the module failed"))
+            return {"changed": False, "tensors": [], "missing": {}, "given": {}, "why": [validation.printable(why)]}
         return answer
 
     def _fill(self, plan: dict, tensors: list[dict], local: bool) -> dict:
@@ -79,9 +79,9 @@ class ActionModule(ActionBase):
         workers = [
             {**{key: worker[key] for key in ("name", "environment", "seed")}, "names": list(names)}
             for worker in plan["hosts"][self.host]["workers"]
-            if worker["seed"] and (names := seeding.names_of(worker["seed"]["tensors"]))
+            if worker["seed"] and (names := cache_prefill.names_of(worker["seed"]["tensors"]))
         ]
-        started, changed, copied, before = time.monotonic(), False, 0, transfer.MOST_BYTES
+        started, changed, copied, before = time.monotonic(), False, 0, rpc_upload.MOST_BYTES
         while True:
             answer = self._ask(plan, self.host, state="filled", workers=workers, tensors=tensors, local=local)
             changed |= bool(answer.get("changed"))
@@ -123,7 +123,7 @@ class ActionModule(ActionBase):
         self._say(f"caches of workers get their tensors {source}: {counted}, {speed}")
 
     def _say(self, sentence: str) -> None:
-        display.display(f"  [{self.host}] {untrusted.printable(sentence)}")
+        display.display(f"  [{self.host}] {validation.printable(sentence)}")
 
 
 def sends(plan: dict, answers: dict, defined: list[str]) -> bool:
@@ -154,9 +154,11 @@ def _strange(answer: dict) -> str | None:
             return f"{key} is not a mapping of lists"
         if not all(_is_name(name) for names in lists.values() for name in names):
             return f"{key} has something that is not the name of a tensor"
-    problems = (untrusted.mismatch(f"tensors[{number}]", tensor, TENSOR) for number, tensor in enumerate(tensors))
+    problems = (validation.mismatch(f"tensors[{number}]", tensor, TENSOR) for number, tensor in enumerate(tensors))
     read = {key: answer.get(key) for key in (*ANSWER, "tensors", "missing", "given")}
-    problem = untrusted.problem("", read) or untrusted.mismatch("", read, ANSWER) or next(filter(None, problems), None)
+    problem = (
+        validation.problem("", read) or validation.mismatch("", read, ANSWER) or next(filter(None, problems), None)
+    )
     return f"{problem.where.lstrip('.')} {problem.why}" if problem else None
 
 
@@ -171,7 +173,7 @@ def _names(plan: dict) -> dict[str, int]:
         for host in plan["hosts"].values()
         for worker in host["workers"]
         if worker["seed"]
-        for name, size in seeding.names_of(worker["seed"]["tensors"]).items()
+        for name, size in cache_prefill.names_of(worker["seed"]["tensors"]).items()
     }
 
 

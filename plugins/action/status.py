@@ -11,11 +11,12 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, status
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
@@ -31,10 +32,10 @@ def _readable(plan: Mapping[str, Any] | None, name: str, answer: Any) -> dict:
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         found = answer if isinstance(answer, Mapping) else {}
         words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
-        said = untrusted.printable(words, changes.SHOWN)
+        said = validation.printable(words, changes.SHOWN)
         return {"msg": said or "it was not asked", "unreachable": bool(found.get("unreachable"))}
-    problem = untrusted.problem("condition", answer["condition"])
-    problem = problem or untrusted.mismatch("condition", answer["condition"], condition.CONDITION)
+    problem = validation.problem("condition", answer["condition"])
+    problem = problem or validation.mismatch("condition", answer["condition"], host_status.CONDITION)
     try:
         if problem:
             raise Refusal(
@@ -44,7 +45,7 @@ def _readable(plan: Mapping[str, Any] | None, name: str, answer: Any) -> dict:
             answer = changes.check({"hosts": {name: plan["hosts"][name]}}, {name: answer})[name]
     except Refusal as refusal:
         return {"msg": str(refusal), "unreachable": False}
-    seen = untrusted.complete(answer["condition"], condition.CONDITION)
+    seen = validation.complete(answer["condition"], host_status.CONDITION)
     return {"condition": seen, **({"drift": answer["drift"]} if answer.get("drift") else {})}
 
 
@@ -70,13 +71,13 @@ class ActionModule(ActionBase):
             name: _readable(plan, name, _last(answer, arguments["facts"].get(name)))
             for name, answer in arguments["answers"].items()
         }
-        drifts = changes.compare(plan, answers, built.recorded(plan)).drifts if plan else {}
+        drifts = changes.compare(plan, answers, build_registry.recorded(plan)).drifts if plan else {}
         other = rollback.runs_other(plan, drifts) if plan else None
-        found = status.of_cluster(given["cluster"], arguments["heads"], plan, unplanned, answers, drifts, other)
-        shown = status.as_json(found)
+        found = cluster_status.of_cluster(given["cluster"], arguments["heads"], plan, unplanned, answers, drifts, other)
+        shown = cluster_status.as_json(found)
         if arguments["path"]:
             output.write("llama_status_path", arguments["path"], json.dumps(shown, indent=2) + "\n")
-        display.display(status.page(found))
+        display.display(cluster_status.page(found))
         if found.problems:
             why = "; ".join(found.problems)
             return {"failed": True, "msg": f"{given['cluster']} is not healthy: {why}."}

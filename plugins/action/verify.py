@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
@@ -49,7 +51,7 @@ class ActionModule(ActionBase):
         answers = _check(changes.check, plan, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         answered = {name: drift for name, drift in drifts.items() if drift}
-        unlike = changes.unlike(plan, answered, built.recorded(plan))
+        unlike = changes.unlike(plan, answered, build_registry.recorded(plan))
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [] if plan["staging"] else _exposed(plan, task_vars["hostvars"])
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
@@ -103,7 +105,7 @@ class ActionModule(ActionBase):
         record = {"plan": place, "record": verification.recorded(plan, judged)}
         answer = self._execute_module(module_args=record, task_vars=task_vars)
         if answer.get("failed"):
-            reason = untrusted.printable(answer.get("msg"))
+            reason = validation.printable(answer.get("msg"))
             display.warning(
                 f"status.yml cannot show this verification, since it could not be recorded on the head: {reason}"
             )
@@ -197,7 +199,7 @@ def _addresses(host: str) -> set[str]:
         found = reading.within(LOOKUP_SECONDS, lambda: socket.getaddrinfo(host, None, socket.AF_INET))
     except reading.TooSlowError:
         display.warning(
-            f"The controller did not find the address of {untrusted.printable(host)} within {LOOKUP_SECONDS:g} s, so it does not try the ports of "
+            f"The controller did not find the address of {validation.printable(host)} within {LOOKUP_SECONDS:g} s, so it does not try the ports of "
             "workers there: check its name server, or set ansible_host to an address"
         )
         return set()

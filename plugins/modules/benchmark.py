@@ -113,10 +113,10 @@ speeds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, measuring, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import load_test, records, takeover
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
 
 ON_THE_HEAD = {
     "recovered": ("plan",),
@@ -151,14 +151,14 @@ def changed_by(stage, params):
     state = params["state"]
     if state == "recovered" and not stage.is_left():
         return False
-    with alone.alone(own_part(params["plan"])["prefix"], changes=True):
+    with host_lock.alone(own_part(params["plan"])["prefix"], changes=True):
         if state == "begun":
-            measuring.prepare(own_part(params["plan"])["prefix"], params["runner"])
+            takeover.prepare(own_part(params["plan"])["prefix"], params["runner"])
             stage.begin()
         elif state == "run":
             if is_served(stage):
                 raise Refusal(
-                    f"{stage.server} runs, and a worker serves one client: nobody looked for {measuring.SILENCE_SECONDS} s, or another run started it. "
+                    f"{stage.server} runs, and a worker serves one client: nobody looked for {takeover.SILENCE_SECONDS} s, or another run started it. "
                     "Run the playbook again, which goes on with what is missing."
                 )
             stage.run(params["definition"])
@@ -180,10 +180,10 @@ def answer_of(params):
         return {"changed": True}
     if state == "asked":
         given = params["question"]
-        question = asking.Question(*(int(given[key]) for key in ("prompt", "generated", "vocabulary")))
-        speeds = asking.ask(params["plan"], question, int(given["parallel"]), float(given["seconds"]))
+        question = load_test.Question(*(int(given[key]) for key in ("prompt", "generated", "vocabulary")))
+        speeds = load_test.ask(params["plan"], question, int(given["parallel"]), float(given["seconds"]))
         return {"changed": False, "speeds": speeds}
-    stage = measuring.Stage(own_part(params["plan"]))
+    stage = takeover.Stage(own_part(params["plan"]))
     if state == "looked":
         serves = stage.serves()
         if not serves:
@@ -212,7 +212,7 @@ def main():
         module.fail_json(msg="state: measured runs on the controller, in the action plugin llamacpp.cluster.benchmark.")
     if module.check_mode and module.params["state"] != "found":
         module.exit_json(changed=False)
-    with failures.reported(module, services.ServiceError, commands.CommandError, Refusal):
+    with errors.reported(module, services.ServiceError, commands.CommandError, Refusal):
         answer = answer_of(module.params)
     module.exit_json(**answer)
 

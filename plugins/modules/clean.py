@@ -76,10 +76,11 @@ lines:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, state, unused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names, units, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, units, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, prune
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 
 
 def main():
@@ -87,7 +88,7 @@ def main():
         argument_spec={
             "plan": {"type": "dict", "required": True},
             "model": {"type": "dict", "required": True},
-            "kinds": {"type": "list", "elements": "str", "choices": list(unused.KINDS), "required": True},
+            "kinds": {"type": "list", "elements": "str", "choices": list(prune.KINDS), "required": True},
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
         },
@@ -99,18 +100,18 @@ def main():
     )
     if not kinds:
         module.fail_json(
-            msg=f"llama_clean names nothing: use {', '.join(unused.KINDS)}, one or several. playbooks/status.yml lists what nothing uses."
+            msg=f"llama_clean names nothing: use {', '.join(prune.KINDS)}, one or several. playbooks/status.yml lists what nothing uses."
         )
-    with failures.reported(module):
+    with errors.reported(module):
         host.check_place(planned, host.place_of(scope, cluster))
     with (
-        failures.reported(module, *state.ERRORS, Refusal),
-        alone.alone(planned["prefix"], changes=not module.check_mode),
+        errors.reported(module, *state.ERRORS, Refusal),
+        host_lock.alone(planned["prefix"], changes=not module.check_mode),
     ):
-        items = unused.remove(planned, model, kinds, module.check_mode)
-    found = unused.as_dicts(items)
+        items = prune.remove(planned, model, kinds, module.check_mode)
+    found = prune.as_dicts(items)
     lines = [
-        f"{entry['kind']} {untrusted.printable(entry['path'])}, {units.amount(entry['bytes'])}: {entry['why']}"
+        f"{entry['kind']} {validation.printable(entry['path'])}, {units.amount(entry['bytes'])}: {entry['why']}"
         for entry in found
     ]
     diff = {"before": "".join(f"{line}\n" for line in lines), "after": ""}

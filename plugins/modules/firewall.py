@@ -101,9 +101,9 @@ rules:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, firewall
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, host_lock
 
 
 def main():
@@ -127,8 +127,8 @@ def main():
         },
         supports_check_mode=True,
     )
-    waiting = alone.alone(module.params["prefix"], changes=not module.check_mode)
-    with failures.reported(module, firewall.FirewallError, Refusal), waiting:
+    waiting = host_lock.alone(module.params["prefix"], changes=not module.check_mode)
+    with errors.reported(module, firewall.FirewallError, Refusal), waiting:
         before, after = firewall.apply(
             module.params["manager"],
             module.params["rules"],

@@ -108,10 +108,11 @@ closed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 
 
 def result(model, with_tensors):
@@ -123,15 +124,13 @@ def result(model, with_tensors):
 
 def from_url(module):
     url, timeout = module.params["url"], module.params["timeout"]
-    named = f"url is {remote.shown(url)}, which"
+    named = f"url is {web.shown(url)}, which"
     try:
-        read = reading.within(
-            timeout, lambda: result(remote.read(url, module.params["token"]), module.params["tensors"])
-        )
+        read = reading.within(timeout, lambda: result(web.read(url, module.params["token"]), module.params["tensors"]))
         module.exit_json(changed=False, **read)
     except reading.TooSlowError as error:
         module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
-    except remote.RemoteError as error:
+    except web.RemoteError as error:
         module.fail_json(msg=f"{named} {error}.")
     except gguf.GGUFError as error:
         module.fail_json(msg=f"{named} {error}. Give the URL of a complete GGUF file.")
@@ -152,7 +151,7 @@ def from_path(module):
     except FileNotFoundError:
         module.fail_json(msg=f"llama_model_path is {path}, which does not exist. {remedy}")
     except OSError as error:
-        module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {failures.sentence(error)}")
+        module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {errors.sentence(error)}")
     except Refusal as error:
         module.fail_json(msg=f"llama_model_path: {error}.")
 

@@ -70,20 +70,21 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, links, ownership, plans, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import free_memory, host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, links, ownership, plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 
 
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
         found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
-        return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
-    free = {"free_mib": memory.free_mib()} if params["free"] else {}
+        return {"facts": {**found, "plans": plan_history.summaries(found["prefix"])}}
+    free = {"free_mib": free_memory.free_mib()} if params["free"] else {}
     ownership.check(params["plan"])
-    with alone.alone(params["plan"]["prefix"], changes=False):
+    with host_lock.alone(params["plan"]["prefix"], changes=False):
         return {"drift": state.drift(params["plan"]), **free}
 
 
@@ -100,7 +101,7 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with failures.reported(module, *state.ERRORS, Refusal):
+    with errors.reported(module, *state.ERRORS, Refusal):
         result = read(module.params)
     for note in links.notes((module.params["plan"] or {"links": []})["links"]):
         module.warn(note)

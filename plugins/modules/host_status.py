@@ -63,9 +63,9 @@ condition:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 
 
 def main():
@@ -80,8 +80,8 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with failures.reported(module, *state.ERRORS):
-        result = condition.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head", "model")))
+    with errors.reported(module, *state.ERRORS):
+        result = host_status.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head", "model")))
     module.exit_json(changed=False, **result)
 
 

@@ -141,9 +141,10 @@ hosts:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import plans, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.kept import ON_THE_CONTROLLER
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import ON_THE_CONTROLLER
 
 ON_THE_HOST = {"applying": ("record",), "served": ("id",), "listed": (), "read": ("id",)}
 """State → what it needs beside the prefix."""
@@ -151,7 +152,7 @@ ON_THE_HOST = {"applying": ("record",), "served": ("id",), "listed": (), "read":
 
 def read(prefix, identity):
     """The host's part of a plan, how the host differs from it, and files that its services read and that are missing."""
-    record = plans.read(prefix, identity)
+    record = plan_history.read(prefix, identity)
     wanted = {path for service in record["host"]["services"] for path in service["reads"]}
     made = {file["path"] for file in record["host"]["files"] if "content" not in file}
     drift = state.drift(record["host"])
@@ -178,17 +179,17 @@ def main():
     params, wanted = module.params, module.params["state"]
     if wanted in ON_THE_CONTROLLER:
         module.fail_json(msg=f"state: {wanted} runs on the controller, in the action plugin llamacpp.cluster.kept.")
-    with failures.reported(module, *state.ERRORS):
+    with errors.reported(module, *state.ERRORS):
         if wanted == "listed":
-            found = plans.read_all(params["prefix"])
-            listed = [plans.summary(record) for record in found.records]
+            found = plan_history.read_all(params["prefix"])
+            listed = [plan_history.summary(record) for record in found.records]
             module.exit_json(changed=False, plans=listed, unreadable=found.unreadable)
         if wanted == "read":
             module.exit_json(changed=False, **read(params["prefix"], params["id"]))
         if wanted == "applying":
-            changed = plans.begin(params["prefix"], params["record"], module.check_mode)
+            changed = plan_history.begin(params["prefix"], params["record"], module.check_mode)
         else:
-            changed = plans.confirm(params["prefix"], params["id"], module.check_mode)
+            changed = plan_history.confirm(params["prefix"], params["id"], module.check_mode)
     module.exit_json(changed=changed)
 
 

@@ -91,8 +91,8 @@ holder:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 
 
 def main():
@@ -114,7 +114,7 @@ def main():
         module.exit_json(changed=False, taken_from="")
     wanted = module.params
     prefix = Path(wanted["prefix"])
-    with failures.reported(module):
+    with errors.reported(module):
         if wanted["create"]:
             prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
             (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)

@@ -93,9 +93,9 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, links
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, links
 
 
 def main():
@@ -121,8 +121,8 @@ def main():
         supports_check_mode=True,
     )
     wanted = module.params["links"]
-    waiting = alone.alone(module.params["prefix"], changes=not module.check_mode)
-    with failures.reported(module, links.LinkError, Refusal), waiting:
+    waiting = host_lock.alone(module.params["prefix"], changes=not module.check_mode)
+    with errors.reported(module, links.LinkError, Refusal), waiting:
         before, after = links.apply(wanted, module.check_mode, owner=names.of(module.params["cluster"]))
     texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
     module.exit_json(

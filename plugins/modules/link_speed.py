@@ -83,8 +83,8 @@ detail:
 import functools
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import links
 
 
 def main():
@@ -108,7 +108,7 @@ def main():
     address, port, seconds, client, account = (
         module.params[name] for name in ("address", "port", "seconds", "listen_for", "account")
     )
-    with failures.reported(module, ValueError):
+    with errors.reported(module, ValueError):
         if client:
             links.listen(address, port, client, seconds, account, module.params["unit"])
             module.exit_json(changed=False)

@@ -203,11 +203,9 @@ import sys
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded, local, web
 
 SECONDS = {"fetched": 14 * 86400.0, "held": 12 * 3600.0, "received": 3600.0}
 """How long a state may take; another one as long as the option timeout says."""
@@ -215,15 +213,15 @@ SECONDS = {"fetched": 14 * 86400.0, "held": 12 * 3600.0, "received": 3600.0}
 
 def missing(files, records, folder):
     """What is to be done, as the module returns it."""
-    fetching.check_places(files, folder)
-    needs = fetched.compare(files)
-    stale = fetched.differences(files, records).records
+    download.check_places(files, folder)
+    needs = downloaded.compare(files)
+    stale = downloaded.differences(files, records).records
     rows = [
         {
             "path": str(need.file.path),
             "bytes": need.file.bytes,
             "have": need.have,
-            "from": remote.shown(need.file.url),
+            "from": web.shown(need.file.url),
         }
         for need in needs
     ]
@@ -242,28 +240,28 @@ def run(params, check):
     :raises Refusal: it cannot be done.
     """
     folder = Path(params["folder"])
-    files = fetched.of_plan(params["files"], params["records"], params["fetched_by"] == "controller")
+    files = downloaded.of_plan(params["files"], params["records"], params["fetched_by"] == "controller")
     if params["state"] == "held":
-        return {"changed": False, "held": fetching.held(files[0], folder, params["digest"])._asdict()}
+        return {"changed": False, "held": download.held(files[0], folder, params["digest"])._asdict()}
     if params["state"] == "received":
         piece = params["piece"]
-        count = fetching.append(files[0], folder, Path(piece["path"]), piece["offset"], piece["sha256"])
+        count = download.append(files[0], folder, Path(piece["path"]), piece["offset"], piece["sha256"])
         return {"changed": True, "held": {"bytes": count, "sha256": None}}
     result = missing(files, params["records"], folder)
     if check or params["state"] == "compared" or not result["changed"]:
-        fetching.check_room(fetched.compare(files), folder)
+        download.check_room(downloaded.compare(files), folder)
         return {**result, "python": sys.executable}
-    token = fetching.take_token(params["token_pipe"]) if params["token_pipe"] else None
-    return {**result, "digests": fetching.fetch(files, folder, params["records"], token)}
+    token = download.take_token(params["token_pipe"]) if params["token_pipe"] else None
+    return {**result, "digests": download.fetch(files, folder, params["records"], token)}
 
 
 def find(module):
     given = module.params
     named = ", ".join([*given["folders"], *given["paths"], *given["ollama"]])
-    with failures.reported(module):
+    with errors.reported(module):
         had = reading.from_disk(
             named,
-            lambda: models.had(given["folders"], given["paths"], given["ollama"], given["account"]),
+            lambda: local.had(given["folders"], given["paths"], given["ollama"], given["account"]),
             given["timeout"],
         )
     module.exit_json(changed=False, **had)
@@ -307,7 +305,7 @@ def main():
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        said = failures.sentence(error, module.params["folder"])
+        said = errors.sentence(error, module.params["folder"])
         module.fail_json(msg=f"{said} What came of the model is kept, and the next run goes on there.")
     module.exit_json(**result)
 

@@ -149,8 +149,10 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, ownership, state, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 
 
 def install(params):
@@ -194,18 +196,16 @@ def prune(module):
     host = module.params["host"]
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
-    abandoned = stored.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
+    abandoned = store.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
     try:
         if not module.check_mode:
             for build in host["builds"]:
                 os.utime(Path(host["prefix"]) / "releases" / build["id"])
             for identity in unneeded:
-                stored.remove_release(host["prefix"], host["cache"], identity)
-            abandoned = [identity for identity in abandoned if stored.clear_build(host["cache"], identity)]
+                store.remove_release(host["prefix"], host["cache"], identity)
+            abandoned = [identity for identity in abandoned if store.clear_build(host["cache"], identity)]
     except OSError as error:
-        module.fail_json(
-            msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {failures.sentence(error)}"
-        )
+        module.fail_json(msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {errors.sentence(error)}")
     gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]
     diff = {"before": "".join(name + "\n" for name in gone), "after": ""}
     module.exit_json(changed=bool(gone), removed=unneeded, abandoned=abandoned, diff=diff)
@@ -218,9 +218,9 @@ def remove(module):
     if account and not check:
         building.end_builds(account, cache)
     given = ownership.give_back(account, cache, check) if account else []
-    abandoned = stored.unfinished_builds(cache, set()) if files.is_marked(Path(host["prefix"])) else []
+    abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(host["prefix"])) else []
     if not check:
-        abandoned = [identity for identity in abandoned if stored.clear_build(cache, identity)]
+        abandoned = [identity for identity in abandoned if store.clear_build(cache, identity)]
     removed, left = ownership.remove(host, module.params["host_name"], check)
     before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
@@ -264,10 +264,10 @@ def main():
     if params["state"] == "fetched":
         module.fail_json(msg="state: fetched runs on the controller, in the action plugin llamacpp.cluster.release.")
     if params["state"] in BY_HOST:
-        with failures.reported(module, building.BuildError, firewall.FirewallError):
+        with errors.reported(module, building.BuildError, firewall.FirewallError):
             BY_HOST[params["state"]](module)
     release = Path(params["prefix"]) / "releases" / build["id"]
-    manifest = stored.installed(release, build["targets"], params["recorded"], params["unwanted"])
+    manifest = store.installed(release, build["targets"], params["recorded"], params["unwanted"])
     diff = {"before": "", "after": build["id"] + "\n"}
     is_compiled = params["release"]["source"] not in ("package", "binary")
     try:
@@ -282,7 +282,7 @@ def main():
     except (building.BuildError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build['id']}: {error}")
     except OSError as error:
-        said = failures.sentence(error, params["prefix"], params["cache"])
+        said = errors.sentence(error, params["prefix"], params["cache"])
         goes_on = " The build continues where it stopped." if params["brought"] and is_compiled else ""
         module.fail_json(msg=f"Installing {build['id']}: {said}{goes_on}")
     module.exit_json(changed=True, diff=diff)

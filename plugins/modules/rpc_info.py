@@ -81,7 +81,7 @@ devices:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 
@@ -97,7 +97,7 @@ def main():
     )
     params = module.params
     try:
-        with failures.reported(module):
+        with errors.reported(module):
             answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
     except ValueError as error:
         module.fail_json(

@@ -127,26 +127,26 @@ why:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as launcher
 
 MOST_SECONDS = 3600.0
 """For one call: a large tensor may take half an hour."""
 
 
 def tensors_of(values):
-    return [seeding.Tensor(value["name"], value["bytes"], value["fingerprint"]) for value in values]
+    return [cache_prefill.Tensor(value["name"], value["bytes"], value["fingerprint"]) for value in values]
 
 
 def described(params):
     try:
         return {
-            "tensors": [tensor._asdict() for tensor in seeding.describe(params["path"], params["names"])],
+            "tensors": [tensor._asdict() for tensor in cache_prefill.describe(params["path"], params["names"])],
             "why": [],
         }
-    except seeding.SeedError as error:
+    except cache_prefill.SeedError as error:
         return {"tensors": [], "why": [f"No cache is filled before the head loads: {error}."]}
 
 
@@ -154,7 +154,7 @@ def filled(params, check_mode):
     """Looks at the caches, and fills them until the time is over."""
     until = time.monotonic() + params["seconds"]
     known = {tensor.name: tensor for tensor in tensors_of(params["tensors"])}
-    workers = [seeding.worker_of(given) for given in params["workers"]]
+    workers = [cache_prefill.worker_of(given) for given in params["workers"]]
     answer = {"missing": {}, "linked_mib": 0, "copied_mib": 0, "left_mib": 0, "why": []}
     for worker, given in zip(workers, params["workers"]):
         wanted = [known[name] for name in given["names"] if name in known]
@@ -164,27 +164,27 @@ def filled(params, check_mode):
                 # The launcher that watches the cache may serve another model, and removes files of sizes that it does not know.
                 launcher.known_sizes(worker.folder, {tensor.bytes for tensor in wanted})
             step(answer, worker, wanted, beside, params, check_mode, until)
-        except (seeding.SeedError, OSError) as error:
+        except (cache_prefill.SeedError, OSError) as error:
             answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
         lacking = answer["missing"].setdefault(worker.name, [])
         if not check_mode:
-            lacking[:] = [tensor.name for tensor in seeding.missing(worker, wanted)]
+            lacking[:] = [tensor.name for tensor in cache_prefill.missing(worker, wanted)]
     return answer
 
 
 def step(answer, worker, wanted, beside, params, check_mode, until):
     """One worker's part of ``filled``."""
-    lacking = seeding.missing(worker, wanted)
+    lacking = cache_prefill.missing(worker, wanted)
     answer["missing"][worker.name] = [tensor.name for tensor in lacking]
     if check_mode or not params["local"] or not lacking:
         return
-    linked = seeding.link(worker, lacking, beside)
+    linked = cache_prefill.link(worker, lacking, beside)
     answer["linked_mib"] += sum(tensor.bytes for tensor in linked) // MIB
     lacking = [tensor for tensor in lacking if tensor not in linked]
-    own = seeding.copies(params["path"], lacking)
+    own = cache_prefill.copies(params["path"], lacking)
     if own and time.monotonic() < until:
-        seeding.check_room(worker.folder, own)
-        given = seeding.give_here(worker, params["path"], own, until)
+        cache_prefill.check_room(worker.folder, own)
+        given = cache_prefill.give_here(worker, params["path"], own, until)
         answer["copied_mib"] += sum(tensor.bytes for tensor in given) // MIB
         own = [tensor for tensor in own if tensor not in given]
     answer["left_mib"] += -(-sum(tensor.bytes for tensor in own) // MIB)
@@ -201,10 +201,10 @@ def sent(params):
         )
         for target in params["targets"]
     ]
-    done = seeding.send(params["path"], targets, time.monotonic() + params["seconds"])
+    done = cache_prefill.send(params["path"], targets, time.monotonic() + params["seconds"])
     answer = {"given": {}, "why": []}
     for endpoint, given in done.items():
-        failed = isinstance(given, seeding.SeedError)
+        failed = isinstance(given, cache_prefill.SeedError)
         answer["given"][endpoint] = [] if failed else [tensor.name for tensor in given]
         if failed:
             answer["why"].append(f"The head does not fill a cache: {given}.")
@@ -238,7 +238,7 @@ def main():
         "sent": lambda: sent(params),
     }[params["state"]]
     try:
-        with failures.reported(module):
+        with errors.reported(module):
             answer = commands.work_as(params["account"], lambda: reading.from_disk(params["path"], work, MOST_SECONDS))
     except (RuntimeError, KeyError) as error:
         module.fail_json(msg=f"the caches of workers are not filled: {error}")

@@ -86,8 +86,9 @@ changes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, measuring, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import takeover
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
 
 
 def differences(manager, changes):
@@ -127,15 +128,15 @@ def main():
         ],
         **{name: module.params[name] for name in ("restart", "start", "stop", "remove")},
     )
-    with failures.reported(module, services.ServiceError):
+    with errors.reported(module, services.ServiceError):
         services.read_ahead([] if module.check_mode else module.params["read_ahead"])
         manager = services.manager_of(module.params["host"])
         touched = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
-        with alone.alone(module.params["host"]["prefix"], changes=not module.check_mode):
+        with host_lock.alone(module.params["host"]["prefix"], changes=not module.check_mode):
             read = {
                 service["name"]: services.versions(service.get("reads", ())) for service in module.params["services"]
             }
-            changes = measuring.disarm(module.params["host"], touched, module.check_mode)
+            changes = takeover.disarm(module.params["host"], touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
                 services.record_reads(module.params["host"]["prefix"], read, changes)

@@ -77,9 +77,9 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, tuning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, kernel_parameters
 
 
 def main():
@@ -93,10 +93,13 @@ def main():
         supports_check_mode=True,
     )
     wanted = {name: str(value) for name, value in module.params["parameters"].items()}
-    waiting = alone.alone(module.params["prefix"], changes=not module.check_mode)
-    with failures.reported(module, tuning.TuningError, Refusal), waiting:
-        done = tuning.apply(
-            wanted, module.params["profile"], module.check_mode, tuning.System(own=names.of(module.params["cluster"]))
+    waiting = host_lock.alone(module.params["prefix"], changes=not module.check_mode)
+    with errors.reported(module, kernel_parameters.TuningError, Refusal), waiting:
+        done = kernel_parameters.apply(
+            wanted,
+            module.params["profile"],
+            module.check_mode,
+            kernel_parameters.System(own=names.of(module.params["cluster"])),
         )
     waiting = done["waiting"]
     new = [pair for pair in waiting if wanted.get(pair.split("=")[0]) == pair.split("=", 1)[1]]

@@ -100,10 +100,10 @@ failing:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, kernel_parameters, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
 
 def main():
@@ -127,12 +127,12 @@ def main():
     )
     plan = module.params["plan"]
     if module.params["record"] is not None:
-        with failures.reported(module):
+        with errors.reported(module):
             verification.record(plan["hosts"][plan["head"]["host"]]["prefix"], module.params["record"])
         module.exit_json(changed=False)
     try:
         evidence = verification.collect(plan, module.params["wait"])
-    except (OSError, Refusal, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
+    except (OSError, Refusal, firewall.FirewallError, links.LinkError, kernel_parameters.TuningError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
         )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 
 JOB = r"j?\d{1,20}\.\d{1,10}"
 """Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
@@ -49,7 +49,7 @@ def run(action: ActionBase, task_vars: dict, arguments: dict, work: Work) -> dic
     if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
         raise AnsibleActionFail(
             f"{task_vars['inventory_hostname']} did not start the {work.name} in the background "
-            f"({untrusted.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
+            f"({validation.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
         )
     query = {
         "jid": job["ansible_job_id"],
@@ -74,7 +74,7 @@ def _wait(action: ActionBase, task_vars: dict, query: dict, work: Work) -> dict:
             return status
         if status.get("failed"):
             raise AnsibleActionFail(
-                f"The connection to the {work.name} was lost: {untrusted.printable(str(status.get('msg')))}. {work.lost}"
+                f"The connection to the {work.name} was lost: {validation.printable(str(status.get('msg')))}. {work.lost}"
             )
         now, shown = time.monotonic(), work.show(time.monotonic() - started)
         if shown != seen:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 
 
 def run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
@@ -31,7 +31,7 @@ def why(result: dict) -> str:
     while event:
         texts.append(event.msg)
         event = getattr(event.chain, "event", None)
-    return untrusted.printable(": ".join(dict.fromkeys(text.rstrip(".") for text in texts))) or "no reason was given"
+    return validation.printable(": ".join(dict.fromkeys(text.rstrip(".") for text in texts))) or "no reason was given"
 
 
 def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:

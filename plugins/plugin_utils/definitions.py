@@ -9,8 +9,8 @@ import functools
 import shlex
 from collections.abc import Iterable
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
@@ -23,14 +23,14 @@ COMMENTS = (" ;", " #")
 def _check(values: Iterable[str], comments: Iterable[str] = ()) -> None:
     """:param comments: texts that no value may hold."""
     for value in values:
-        if not untrusted.is_plain(value):
+        if not validation.is_plain(value):
             wrong = "has a line break or another control character, which no service manager can express: remove it"
         elif any(text in value for text in comments):
             wrong = "supervisor reads a part of it as a comment: remove the space before ; or #"
         else:
             continue
         raise Refusal(
-            f"{untrusted.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
+            f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
         )
 
 
@@ -49,7 +49,7 @@ def systemd_line(text: str) -> str:
     _check([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
-            f"{untrusted.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
+            f"{validation.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
         )
     return text.replace("%", "%%")
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 CLUSTER_GROUP = "llama_cluster"
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     values = ((variable, hostvars.get(variable)) for variable in spec)
     given = {variable: value for variable, value in values if value is not None}
-    entry.check(name, given)
+    cluster_inputs.check(name, given)
     given = _plain(given)  # bounded by the check
     for variable, value in no_mappings(given, spec):
         raise Refusal(
@@ -232,12 +232,14 @@ def hosts(
     idle = [name for name in groups[cluster] if name not in members and name not in retired]
     if idle and members:
         Display().warning(
-            f"{', '.join(map(untrusted.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
+            f"{', '.join(map(validation.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
             "check the spelling of the groups."
         )
     kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
     for name, host in members.items():
-        host["facts"] = entry.with_kept_rates(_with_last_known(host["facts"], _entry(kept, name)), _entry(kept, name))
+        host["facts"] = cluster_inputs.with_kept_rates(
+            _with_last_known(host["facts"], _entry(kept, name)), _entry(kept, name)
+        )
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}
@@ -246,7 +248,7 @@ def hosts(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
     _name_who_left(kept, {*members, *retired}, retired_group)
-    return cluster, entry.settle(cluster, members)
+    return cluster, cluster_inputs.settle(cluster, members)
 
 
 def _name_who_left(kept: Any, known: Collection[str], retired_group: str) -> None:
@@ -255,7 +257,7 @@ def _name_who_left(kept: Any, known: Collection[str], retired_group: str) -> Non
     :param kept: host → facts, as the last run left them on the head; a host may say anything.
     :param known: hosts that are in these groups.
     """
-    left = [untrusted.printable(str(name)) for name in kept if name not in known] if isinstance(kept, Mapping) else []
+    left = [validation.printable(str(name)) for name in kept if name not in known] if isinstance(kept, Mapping) else []
     if left:
         Display().warning(
             f"{', '.join(left)} had a part in this cluster's last plan and is in none of its groups now: what runs there goes on running. Put it into "

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, measurements, plots
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, measurements, plots
 
 
 def write(variable: str, path: str, text: str) -> None:

@@ -16,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from first_run import ROOT, machine
 
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
@@ -83,7 +84,7 @@ def main() -> None:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         Thread(target=server.serve_forever, daemon=True).start()
         from_file = median(lambda: gguf.read_path(str(path)))
-        from_server = median(lambda: remote.read(f"http://127.0.0.1:{server.server_port}/model.gguf"))
+        from_server = median(lambda: web.read(f"http://127.0.0.1:{server.server_port}/model.gguf"))
         server.shutdown()
     print(
         json.dumps(

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import gguf_files as files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 BOTH, NEITHER, OURS, THEIRS = range(4)
 

@@ -21,8 +21,8 @@ import sys
 import time
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from first_run import PORTS, machine
 from gpu_workers import MODEL, arguments, begin, begin_anew, names_of_devices, play
 
@@ -96,7 +96,7 @@ def measured(plan: dict) -> dict[str, dict[str, float]]:
     """What the estimate of the plan tells, measured in several rounds, each after a restart."""
     head = plan["head"]
     workers = [worker for worker in plan["hosts"]["localhost"]["workers"] if worker["used"]]
-    words = [known_answer.first_piece()] * speed.PROMPT
+    words = [known_answer.first_piece()] * cost_model.PROMPT
     found: dict[str, list[float]] = {"generation_tokens_per_s": [], "prompt_tokens_per_s": [], "load_s": []}
     for _round in range(ROUNDS):
         started = time.monotonic()

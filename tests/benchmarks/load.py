@@ -32,10 +32,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import worker_speed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, transfer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
 from first_run import machine
 from gpu_speed import asked
 from worker_speed import BRIDGE, WORKERS, first, network, play, process, with_program
@@ -150,25 +151,25 @@ class Bench:
         for name in WORKERS:
             shutil.rmtree(self.cache(name), ignore_errors=True)
 
-    def wanted(self, worker: dict) -> list[seeding.Tensor]:
-        return seeding.describe(str(self.model), seeding.names_of(worker["seed"]["tensors"]))
+    def wanted(self, worker: dict) -> list[cache_prefill.Tensor]:
+        return cache_prefill.describe(str(self.model), cache_prefill.names_of(worker["seed"]["tensors"]))
 
     def from_copy(self) -> dict:
         """Seconds in which every worker's cache is filled from the model on its host, one after the other: it is one disk here."""
         before, started = carried(), time.monotonic()
         for name, worker in own(self.plans["workers"]).items():
             filled = self.worker(name, worker)
-            lacking = seeding.missing(filled, self.wanted(worker))
-            seeding.give_here(
-                filled, str(self.model), seeding.copies(str(self.model), lacking), time.monotonic() + NO_LIMIT
+            lacking = cache_prefill.missing(filled, self.wanted(worker))
+            cache_prefill.give_here(
+                filled, str(self.model), cache_prefill.copies(str(self.model), lacking), time.monotonic() + NO_LIMIT
             )
-            assert not seeding.missing(filled, self.wanted(worker))
+            assert not cache_prefill.missing(filled, self.wanted(worker))
         return {"seconds": time.monotonic() - started, "mib": grown(before)}
 
-    def worker(self, name: str, worker: dict) -> seeding.Worker:
+    def worker(self, name: str, worker: dict) -> cache_prefill.Worker:
         cache = {"LLAMA_CACHE": str(self.cache(name))}
         given = {**worker, "environment": self.environment({**worker["environment"], **cache})}
-        return seeding.worker_of(
+        return cache_prefill.worker_of(
             {**given, "seed": {**worker["seed"], "argv": with_program(worker["seed"]["argv"], self.programs)}}
         )
 
@@ -178,12 +179,12 @@ class Bench:
         with self.workers(True, port):
             targets = []
             for name, worker in own(self.plans["workers"]).items():
-                lacking = seeding.missing(self.worker(name, worker), self.wanted(worker))
+                lacking = cache_prefill.missing(self.worker(name, worker), self.wanted(worker))
                 targets.append((f"{worker['listens'].split(':')[0]}:{port}", worker["seed"]["fork"], lacking))
             before, started = carried(), time.monotonic()
-            answers = seeding.send(str(self.model), targets, started + NO_LIMIT)
+            answers = cache_prefill.send(str(self.model), targets, started + NO_LIMIT)
             seconds = time.monotonic() - started
-            failed = [str(answer) for answer in answers.values() if isinstance(answer, seeding.SeedError)]
+            failed = [str(answer) for answer in answers.values() if isinstance(answer, cache_prefill.SeedError)]
             assert not failed, failed
             return {"seconds": seconds, "mib": grown(before)}
 
@@ -194,7 +195,7 @@ class Bench:
     def from_full(self) -> dict:
         """With what a load before has left; where that was not measured, with a copy of it."""
         workers = own(self.plans["workers"]).items()
-        if any(seeding.missing(self.worker(name, worker), self.wanted(worker)) for name, worker in workers):
+        if any(cache_prefill.missing(self.worker(name, worker), self.wanted(worker)) for name, worker in workers):
             self.from_copy()
         return self.load(cached=True)
 
@@ -257,7 +258,7 @@ def result(took: Rounds, plan: dict, arguments: argparse.Namespace, model: Path)
         "head_load_mode": plan["head"]["load_mode"] or "llama-server's default",
         "model_mib": model.stat().st_size // MIB,
         "large_tensors_mib": [worker["seed"]["bytes"] // MIB for worker in own(plan).values()],
-        "threshold_mib": transfer.THRESHOLD // MIB,
+        "threshold_mib": rpc_upload.THRESHOLD // MIB,
         "rounds": min(len(values) for values in took.values()),
         "load_average": os.getloadavg()[0],
         "cases": cases,

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.module_utils.common.yaml import yaml_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, known_answer, rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, speed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = yaml_load(Path(__file__).with_name("figures.yml").read_text())
@@ -51,13 +52,13 @@ def _summary(model: Any) -> dict[str, Any]:
     return yaml_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]
 
 
-def _rate(machine: dict[str, Any]) -> speed.Rate:
+def _rate(machine: dict[str, Any]) -> cost_model.Rate:
     row = (
-        rates.of_processor(machine["processor"])
+        device_rates.of_processor(machine["processor"])
         if "processor" in machine
-        else rates.of_accelerator(machine["architecture"], machine["name"])
+        else device_rates.of_accelerator(machine["architecture"], machine["name"])
     )
-    return speed.rate_of_row(row, speed.TABLE)
+    return cost_model.rate_of_row(row, cost_model.TABLE)
 
 
 def release_of(build: int) -> Release:
@@ -66,17 +67,19 @@ def release_of(build: int) -> Release:
     return Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able["protocol"], {}, (), able)
 
 
-def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[speed.Work]:
+def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
-    load = placement.Load(summary, caches.Settings(512), figure["build"])
-    read, nodes = speed.units_read(load, summary), speed.nodes_per_layer(summary)
+    load = device_load.Load(summary, kv_cache.Settings(512), figure["build"])
+    read, nodes = cost_model.units_read(load, summary), cost_model.nodes_per_layer(summary)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
-        via = speed.LINKS[link[0]] if link else None
+        via = cost_model.LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
-        works.append(speed.Work(machine, machine, rate, layers, sum(read[start:end]), size, 0, layers * nodes, via))
+        works.append(
+            cost_model.Work(machine, machine, rate, layers, sum(read[start:end]), size, 0, layers * nodes, via)
+        )
         start += layers
     assert start == load.layers, figure
     return works
@@ -87,7 +90,7 @@ def predicted(figure: dict[str, Any]) -> float:
     works = works_of(figure, _summary(DATA["models"][figure["model"]]))
     workers = sum(work.link is not None for work in works)
     proxies = figure.get("delay_ms", 0) * max(0, 2 * workers - 1)  # each worker but one computes two graphs for a token
-    return 1000 / (speed.token_ms(release_of(figure["build"]), works) + proxies)
+    return 1000 / (cost_model.token_ms(release_of(figure["build"]), works) + proxies)
 
 
 def figures() -> list[Figure]:

@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import speeds
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import memory_bandwidth
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from first_run import ROOT, machine
 from gpu_speed import asked, spread, timings
 from gpu_workers import SECONDS_TO_END, SECONDS_TO_START, answers
@@ -194,7 +194,7 @@ def measured(
     """Cluster → figures of its estimate, as they are measured in turns; and the GB/s of the memory at the same time."""
     found = {name: {figure: [] for figure in FIGURES} for name in plans}
     memory = []
-    words = [known_answer.first_piece()] * speed.PROMPT
+    words = [known_answer.first_piece()] * cost_model.PROMPT
     for number in range(ROUNDS):
         with ExitStack() as stack:
             stack.enter_context(first())
@@ -204,7 +204,7 @@ def measured(
                 assert known_answer.SENTENCE in said, said
             order = list(plans.items())
             for turn in range(RUNS + 1):
-                memory.append(speeds.memory_gb_per_s(os.cpu_count() or 1, speeds.SECONDS))
+                memory.append(memory_bandwidth.memory_gb_per_s(os.cpu_count() or 1, memory_bandwidth.SECONDS))
                 for name, plan in order if turn % 2 else reversed(order):
                     port = plan["head"]["port"]
                     generated = timings(port, "", TOKENS)["predicted_per_second"]

@@ -1,7 +1,7 @@
 """Holds the buffers that llama-server tells of against a placement."""
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check.verification import Logged
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.verification import Logged
 
 SLACK = 0.001
 """MiB on top of what rounding explains."""
@@ -22,9 +22,9 @@ def compared(placed, found):
             continue
         wrong += _differing(device, sizes, share)
         compute = sizes.get("compute", Logged())
-        if compute.mib > placed.load.compute / placement.MIB + compute.rounding:
+        if compute.mib > placed.load.compute / device_load.MIB + compute.rounding:
             wrong.append(
-                f"{device} compute: logged {compute.mib}, planned at most {placed.load.compute / placement.MIB:.3f}"
+                f"{device} compute: logged {compute.mib}, planned at most {placed.load.compute / device_load.MIB:.3f}"
             )
     packed = found.get("AMX", {}).get("model", Logged())
     wrong += _differing("CPU", host, placed.on_head(), (packed.mib + packed.rounding) * PACKING)
@@ -36,7 +36,7 @@ def _differing(device, sizes, share, more=0.0):
     """:param more: MiB that the model may take on top."""
     wrong = []
     for kind, size, above in (("model", share.weights, more), ("KV", share.kv, 0.0)):
-        told, mib = sizes.get(kind, Logged()), size / placement.MIB
+        told, mib = sizes.get(kind, Logged()), size / device_load.MIB
         bound = told.rounding + SLACK
         if not mib - bound <= told.mib <= mib + bound + above:
             wrong.append(f"{device} {kind}: logged {told.mib} in {told.lines} lines, planned {mib:.3f}")

@@ -16,8 +16,8 @@ from pathlib import Path
 import ansible_runner
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -144,7 +144,7 @@ def share(tmp_path_factory):
 
     def keep(prefix):
         (release,) = (prefix / "releases").iterdir()
-        kept = built.Built("llama_cluster", "localhost", release.name, str(prefix))
+        kept = build_registry.Built("llama_cluster", "localhost", release.name, str(prefix))
         if not kept.archive():
             programs = [path.name for path in (release / "bin").iterdir()]
             build = {"id": release.name, "targets": programs}

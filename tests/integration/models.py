@@ -5,7 +5,7 @@ Names and shapes of tensors are those that llama.cpp asks for when it loads a mo
 
 import gguf
 import numpy
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 
 VOCABULARY = 2048
 CONTEXT = 32768

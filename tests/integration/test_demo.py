@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from conftest import ROOT, Cluster, until
 
 PREFIX = Path("/opt/llamacpp")

@@ -5,7 +5,8 @@ import os
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from conftest import PORTS, Cluster, until
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from conftest import SERVER_PORT, Cluster, until
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from conftest import ROOT, TREE
 
 SIZE = (2, 64, "f32")

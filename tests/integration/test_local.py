@@ -11,16 +11,12 @@ import subprocess
 import tarfile
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
-    capabilities,
-    gguf,
-    known_answer,
-    options,
-    rpc,
-)
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, inventory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
 from conftest import PORTS, ROOT, until
 
 
@@ -361,7 +357,7 @@ def test_programs_that_are_compiled_already(served):
     archive = served.folder / "llama-b11063-bin-test.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
         packed.add(next(served.prefix.glob("releases/*/bin")), "llama-b11063")
-    checksum = "sha256:" + stored.sha256(archive)
+    checksum = "sha256:" + sha256(archive)
     release = {"source": "binary", "path": str(archive), "checksum": checksum, "build": 11063}
     serves = next(served.prefix.glob("releases/*")).name
     check = served.site("--check --diff", llama_release=release, llama_build_keep=1)

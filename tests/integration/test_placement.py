@@ -7,13 +7,20 @@ import urllib.request
 
 import models
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import DECLARED, facts_of, server_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Host, Model, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
+    DECLARED,
+    facts_of,
+    server_of,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from buffers import compared
 from conftest import until
@@ -62,9 +69,9 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         entry.format(*(device.buffer for device in devices)) for entry in chosen["llama_server_override_tensor"]
     ]
     server = server_of(chosen)
-    overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
-    load = placement.Load(summary, heads.settings_of(server, summary), GENERATION, overrides)
-    placed = placement.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
+    overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
+    load = device_load.Load(summary, server_settings.settings_of(server, summary), GENERATION, overrides)
+    placed = device_load.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
     serving = heads.Serving(
         server=server,

@@ -4,9 +4,10 @@ import json
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, inventory, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 from conftest import Cluster
 
 pytestmark = pytest.mark.slow

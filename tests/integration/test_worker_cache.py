@@ -10,14 +10,14 @@ import struct
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import transfer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 
 VARIABLE = "LLAMA_TEST_WORKER"
 """The command of a worker of another generation of llama.cpp, in place of the release that these tests build."""
 
 SET_TENSOR_HASH, GET_TENSOR = 7, 8
-DATA = random.Random(0).randbytes(transfer.THRESHOLD + 4097)
+DATA = random.Random(0).randbytes(rpc_upload.THRESHOLD + 4097)
 
 
 def hash_of(data):
@@ -49,8 +49,8 @@ def connection(program, folder, *words):
     argv = [*program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", *words]
     with subprocess.Popen(argv, env={**os.environ, "LLAMA_CACHE": str(folder)}) as process:
         try:
-            form = seeding.wait(f"127.0.0.1:{port}", "llama.cpp", lambda: process.poll() is None)
-            with transfer.Worker("127.0.0.1", port, form, len(DATA), 60) as worker:
+            form = cache_prefill.wait(f"127.0.0.1:{port}", "llama.cpp", lambda: process.poll() is None)
+            with rpc_upload.Worker("127.0.0.1", port, form, len(DATA), 60) as worker:
                 yield worker
         finally:
             process.kill()
@@ -58,7 +58,7 @@ def connection(program, folder, *words):
 
 def ask(worker, command, number, reply_size):
     """:param number: what follows the tensor and its offset: a hash, or how much is read."""
-    head = transfer.set_tensor_head(worker.form, worker.buffer, worker.base, len(DATA))
+    head = rpc_upload.set_tensor_head(worker.form, worker.buffer, worker.base, len(DATA))
     tensor = head[9 : len(head) - worker.form.flag - 8]
     return worker.connection.ask(command, tensor + struct.pack("<QQ", 0, number), (reply_size,))
 
@@ -85,6 +85,6 @@ def test_a_worker_without_a_cache_takes_tensors_and_keeps_none(program, tmp_path
 def test_a_message_of_another_form_is_refused(program, tmp_path, monkeypatch):
     with connection(program, tmp_path, "-c") as worker:
         monkeypatch.setattr(worker, "form", worker.form._replace(sources=worker.form.sources + 1))
-        with pytest.raises(transfer.TransferError, match="closed the connection"):
+        with pytest.raises(rpc_upload.TransferError, match="closed the connection"):
             worker.give(io.BytesIO(DATA), 0, len(DATA))
     assert not list((tmp_path / "rpc").iterdir())

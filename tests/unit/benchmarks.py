@@ -4,7 +4,7 @@ import copy
 import json
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import measurements
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import measurements
 
 PATH = Path(__file__).parent / "data" / "benchmark.json"
 MODELS = {

@@ -11,17 +11,17 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import trial
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from model_server import serve
 
 PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
 SCHEMA = jsonschema_rs.validator_for(PLAN)
-CATALOGUE = entry.catalogue(inventory.packages())
+CATALOGUE = cluster_inputs.catalogue(inventory.packages())
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
 FACTS = {
@@ -75,8 +75,8 @@ class Cluster:
 
     def plan(self, staging=False, schema=SCHEMA):
         try:
-            hosts = entry.settle("llama_cluster", copy.deepcopy(self.hosts))
-            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
+            hosts = cluster_inputs.settle("llama_cluster", copy.deepcopy(self.hosts))
+            plan = make(cluster_inputs.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)
         if schema:
@@ -107,7 +107,7 @@ def generate():
 @pytest.fixture
 def untried(monkeypatch):
     """Has programs installed that can do no more than say how they are used."""
-    monkeypatch.setattr(trial, "check", lambda *_arguments: None)
+    monkeypatch.setattr(smoke_test, "check", lambda *_arguments: None)
 
 
 @pytest.fixture

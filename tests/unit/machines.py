@@ -6,7 +6,7 @@ A file has lines ``name: value`` first (system, machine, memory_mib, cores), the
 
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, tiles, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx, hardware, host, toolchains
 
 FOLDER = Path(__file__).parent / "fixtures" / "hardware"
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.txt"))
@@ -49,7 +49,7 @@ class Machine:
         monkeypatch.setattr("platform.system", lambda: self.told["system"])
         monkeypatch.setattr("platform.machine", lambda: self.told["machine"])
         monkeypatch.setattr("sys.platform", self.told["system"].lower())
-        monkeypatch.setattr(tiles, "work", lambda: True)
+        monkeypatch.setattr(amx, "work", lambda: True)
         return self
 
     @property

@@ -5,7 +5,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
 
 SIZE = 3_000_000
 DATA = bytes(range(256)) * (SIZE // 256)
@@ -74,8 +74,8 @@ def serve(monkeypatch):
     """A server, until the test that uses it is over."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.01, 0.01))
-    monkeypatch.setattr(fetching, "SAID_SECONDS", 0.05)
+    monkeypatch.setattr(download, "PAUSES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(download, "SAID_SECONDS", 0.05)
     made = Server()
     made.files["/m.gguf"] = DATA
     yield made

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, conditions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, table
 from conftest import RELEASE, Cluster, known_answer_of
 
 GIB = 1 << 30
@@ -373,7 +373,7 @@ def given(values):
 
 
 SET_RELEASE = "set {variables} to {release}"
-SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [conditions.SENDING]}
+SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [predicates.SENDING]}
 ADD_PATCH = "add pull request 15188 to patches of {variables}"
 BACKEND = "set llama_backend of {hosts} to {backend}"
 SERVER_BACKEND = "set llama_server_backend to {backend}"
@@ -977,7 +977,7 @@ CASES = [
         ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
     ),
 ]
-IN_THE_TABLE = {advisory.id: advisory for advisory in advisories.ADVISORIES}
+IN_THE_TABLE = {advisory.id: advisory for advisory in table.ADVISORIES}
 
 
 def ids(plan):
@@ -1005,9 +1005,9 @@ def test_a_unit_closes_ports_only_where_the_host_was_seen_to_filter(facts, said)
 
 
 def test_each_advisory_has_an_id_of_its_own_and_each_of_its_remedies_a_case():
-    assert len(IN_THE_TABLE) == len(advisories.ADVISORIES)
+    assert len(IN_THE_TABLE) == len(table.ADVISORIES)
     tested = {(identifier, text) for identifier, _make, mends, _said in CASES for text in mends}
-    assert tested == {(entry.id, remedy.text) for entry in advisories.ADVISORIES for remedy in entry.remedies}
+    assert tested == {(entry.id, remedy.text) for entry in table.ADVISORIES for remedy in entry.remedies}
 
 
 def test_what_several_hosts_have_in_common_is_said_once():
@@ -1220,7 +1220,7 @@ def test_builds_that_compute_garbage_on_rdna35(build, met):
     assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
 
 
-@pytest.mark.parametrize("file, met", [(conditions.READING, False), (conditions.SENDING, True)])
+@pytest.mark.parametrize("file, met", [(predicates.READING, False), (predicates.SENDING, True)])
 def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
     patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
     cluster = strix_halos(1, 20)

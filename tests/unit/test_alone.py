@@ -7,16 +7,18 @@ import time
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, fetching, lease, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, lease
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link, tuning
 
 pytestmark = pytest.mark.programs
 
 HOLDER = """
 import sys, time
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.alone import alone
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.host_lock import alone
 with alone(sys.argv[1], changes=sys.argv[2] == "True"):
     print("held", flush=True)
     time.sleep(float(sys.argv[3]))
@@ -52,7 +54,7 @@ def other(tmp_path):
 def test_the_next_run_waits_for_a_task_under_way(tmp_path, other, changes):
     process = other(True, 1.5)
     started = time.monotonic()
-    with alone.alone(str(tmp_path), changes):
+    with host_lock.alone(str(tmp_path), changes):
         assert time.monotonic() - started > 1
     assert process.wait(10) == 0
 
@@ -60,31 +62,34 @@ def test_the_next_run_waits_for_a_task_under_way(tmp_path, other, changes):
 def test_a_task_that_was_killed_keeps_nobody_waiting(tmp_path, other):
     other(True, 60).kill()
     started = time.monotonic()
-    with alone.alone(str(tmp_path), changes=True):
+    with host_lock.alone(str(tmp_path), changes=True):
         assert time.monotonic() - started < 10
 
 
 def test_comparing_hinders_no_other_comparison(tmp_path, other):
     other(False, 60)
-    with alone.alone(str(tmp_path), changes=False):
+    with host_lock.alone(str(tmp_path), changes=False):
         pass
 
 
 def test_a_task_that_does_not_end_is_named(tmp_path, other, monkeypatch):
-    monkeypatch.setattr(alone, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(host_lock, "WAIT_SECONDS", 0.5)
     process = other(True, 60)
-    with pytest.raises(Refusal, match=f"process {process.pid} on this host.* end it"), alone.alone(str(tmp_path), True):
+    with (
+        pytest.raises(Refusal, match=f"process {process.pid} on this host.* end it"),
+        host_lock.alone(str(tmp_path), True),
+    ):
         pass
 
 
 def test_comparing_writes_nothing_and_needs_no_installation(tmp_path):
     for prefix in (tmp_path, tmp_path / "missing"):
-        with alone.alone(str(prefix), changes=False):
+        with host_lock.alone(str(prefix), changes=False):
             pass
     assert [path.name for path in tmp_path.iterdir()] == [names.FOLDER_MARK]
-    with alone.alone(str(tmp_path), changes=True):
+    with host_lock.alone(str(tmp_path), changes=True):
         assert os.stat(tmp_path / "changes.lock").st_mode & 0o777 == 0o600
-    with alone.alone(str(tmp_path / "missing"), changes=True):
+    with host_lock.alone(str(tmp_path / "missing"), changes=True):
         assert not (tmp_path / "missing").exists()
 
 
@@ -93,7 +98,7 @@ CHANGES = {firewall: {"rules": []}, link: {"links": []}, tuning: {"parameters": 
 
 @pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, capsys, module):
-    monkeypatch.setattr(alone, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(host_lock, "WAIT_SECONDS", 0.2)
     process = other(True, 60)
     with patch_module_args({**CHANGES[module], "prefix": str(tmp_path)}), pytest.raises(SystemExit):
         module.main()
@@ -101,9 +106,9 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
 
 
 LOCKS = {
-    "changes.lock": lambda folder: alone.alone(str(folder), True),
-    ".fetching": fetching.alone,
-    "build.lock": lambda folder: stored.lock(folder / "build.lock"),
+    "changes.lock": lambda folder: host_lock.alone(str(folder), True),
+    ".fetching": download.alone,
+    "build.lock": lambda folder: store.lock(folder / "build.lock"),
     "lease.lock": lease._alone,
 }
 

@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, entry, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Accelerator
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from machines import NAMES, Machine
 
@@ -20,14 +22,14 @@ RECORDS = list(backends.RECORDS.values())
 BESIDE = [record for record in RECORDS if record is not backends.CPU]
 MAY_NAME = {
     "module_utils/llamacpp/backends.py",
-    "module_utils/plan/advisories.py",
-    "module_utils/plan/conditions.py",
-    "module_utils/plan/devices.py",
+    "module_utils/planner/advisories/table.py",
+    "module_utils/planner/advisories/predicates.py",
+    "module_utils/planner/placement/devices.py",
 }
 """The records, and the traps of one backend."""
 IN_DOCUMENTS = {"cpu": "processor"}
 """Backend → what documents call it, where that is not its name."""
-READ_DEVICES = {"facts/hardware.py", "facts/memory.py", "facts/sensors.py", "facts/host.py"}
+READ_DEVICES = {"facts/hardware.py", "facts/free_memory.py", "facts/sensors.py", "facts/host.py"}
 """Parts of module_utils that may name a record: they read the devices of one vendor."""
 
 
@@ -62,7 +64,7 @@ def test_a_record_says_everything(record):
     "toolkit", [record.toolkit for record in RECORDS if record.toolkit], ids=lambda toolkit: toolkit.command
 )
 def test_a_toolkit_is_found_named_and_declared(toolkit):
-    assert entry.DECLARED["toolchain"][toolkit.command] == toolkit.declared
+    assert cluster_inputs.DECLARED["toolchain"][toolkit.command] == toolkit.declared
     assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.places)
     if toolkit.places:
         assert toolkit.vendor
@@ -122,7 +124,7 @@ def test_a_device_of_an_unknown_backend_is_not_declared():
     with pytest.raises(
         Refusal, match="llama_hardware of here has a device of the backend 'cpu': use vulkan, hip, cuda, metal"
     ):
-        entry.merge_hardware("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
+        cluster_inputs.merge_hardware("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
 
 
 @pytest.mark.parametrize("unified", [False, True])

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from conftest import fill_disk
 from test_model_sources import REPO, TOKEN, looked_up, on_huggingface, play, refusal, request_of
@@ -34,8 +33,8 @@ SIZE = len(CONTENT)
 def hub(tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.01, 0.01))
-    monkeypatch.setattr(fetching, "SAID_SECONDS", 0.05)
+    monkeypatch.setattr(download, "PAUSES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(download, "SAID_SECONDS", 0.05)
     served = play.Hub(tmp_path / "hub").start()
     (tmp_path / "hub" / REPO).mkdir(parents=True)
     (tmp_path / "hub" / REPO / NAME).write_bytes(CONTENT)
@@ -57,7 +56,7 @@ class Host:
         serving = self.models / "serving-0123abcd"
         serving.mkdir(parents=True)
         (serving / "m.gguf").write_bytes(b"GGUF, and somebody reads it")
-        (serving / model_files.RECORD).write_text("{}")
+        (serving / download_record.RECORD).write_text("{}")
         self.prefix, self.serving = prefix, self.state(serving)
 
     def state(self, folder):
@@ -75,7 +74,7 @@ class Host:
         """The module's result."""
         files = [file._asdict() for file in resolved.files]
         given = {"files": files, "folder": str(self.models), "records": [dict(one) for one in resolved.records]}
-        with mock.patch.object(fetching, "take_token", lambda pipe: pipe):
+        with mock.patch.object(download, "take_token", lambda pipe: pipe):
             return self._call(state="fetched", token_pipe=token, **given)
 
     def refused(self, resolved, token=None):
@@ -250,8 +249,8 @@ def test_two_runs_at_once(hub, host):
 
     def run():
         try:
-            files = fetching.fetched.of_plan(given, resolved.records)
-            fetching.fetch(files, host.models, [dict(one) for one in resolved.records], None)
+            files = download.downloaded.of_plan(given, resolved.records)
+            download.fetch(files, host.models, [dict(one) for one in resolved.records], None)
         except Exception as error:
             failed.append(error)
 
@@ -286,7 +285,7 @@ def test_a_disk_that_fills_meanwhile(hub, small_disk, call, monkeypatch, pages):
         fill_disk(filler, pages)
 
     with monkeypatch.context() as patched:
-        patched.setattr(fetching, "check_room", fill)
+        patched.setattr(download, "check_room", fill)
         result = host.fetch(resolved)
     if result.get("failed"):
         assert re.search(r"No space left on device\. Free some space .*run the playbook again", result["msg"])

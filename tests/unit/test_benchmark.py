@@ -19,19 +19,21 @@ import jsonschema_rs
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llamacpp.cluster.plugins.action import benchmark as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import load_test, records, runner
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix as benchmark
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results as measured
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import takeover as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
 from ansible_collections.llamacpp.cluster.plugins.modules import service as service_module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, html_page, measurements
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables, html_page, measurements
 from conftest import CATALOGUE, Cluster, known_answer_of
 from test_fork import RELEASE as FORK
 from test_services import defined, machine_with
@@ -223,7 +225,7 @@ def test_more_repetitions_than_the_line_of_a_test_can_hold_are_refused():
     benchmark.request_of({**variables, "llama_benchmark_repetitions": 500})
     sample = {"samples_ns": 10**15, "samples_ts": 123456.789012}
     row = {key: [value] * benchmark.MOST_TURNS for key, value in sample.items()}
-    assert len(json.dumps(row)) < measuring.LINE_BYTES - 4096
+    assert len(json.dumps(row)) < runner.LINE_BYTES - 4096
 
 
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
@@ -648,7 +650,7 @@ def test_lines_of_repetitions_may_be_before_or_behind_the_figures():
 
 def test_latencies_are_of_repetitions_alone():
     log = Sink()
-    latency = measuring.Latency([0.005, 0.0])
+    latency = runner.Latency([0.005, 0.0])
     said = "llama-bench: benchmark 3/4: {}\n".format
     for text in ("warmup generation run", "depth run 2/4", "depth run 2/4 (cached)", "warmup prompt run 2/4"):
         latency.follow(said(text), log)
@@ -660,7 +662,7 @@ def test_latencies_are_of_repetitions_alone():
         ("run", "benchmark 3, repetition 2: 0 ms are added"),
         ("run", "benchmark 3, repetition 3: 5 ms are added"),
     ]
-    measuring.Latency([0.005]).follow(said("prompt run 2/4"), log)
+    runner.Latency([0.005]).follow(said("prompt run 2/4"), log)
     assert len(log.lines) == 2, "nothing takes turns"
 
 
@@ -795,7 +797,7 @@ class Sink:
 @contextmanager
 def through_a_proxy(endpoint, latency):
     """A client that reaches the endpoint through a proxy, which has ended its threads afterwards."""
-    proxy = measuring.Proxy(endpoint, measuring.Latency([latency]), None, sink := Sink())
+    proxy = runner.Proxy(endpoint, runner.Latency([latency]), None, sink := Sink())
     proxy.start()
     with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
         yield client
@@ -843,7 +845,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(measuring, "time", made)
+    monkeypatch.setattr(runner, "time", made)
     return made
 
 
@@ -853,7 +855,7 @@ def carried(clock):
     ends, threads = [*socket.socketpair(), *socket.socketpair()], []
 
     def send(data, parts, **how):
-        link = measuring.Link(ends[1], ends[2], measuring.Latency([how.get("latency", 0.0)]), how.get("rate"))
+        link = runner.Link(ends[1], ends[2], runner.Latency([how.get("latency", 0.0)]), how.get("rate"))
         threads.extend(link.start())
         for number in range(parts):
             ends[0].sendall(data[number * len(data) // parts : (number + 1) * len(data) // parts])
@@ -923,7 +925,7 @@ def test_bandwidth_is_limited_apart_from_the_latency(carried, clock):
 
 
 def test_the_end_of_one_side_is_passed_on(echo):
-    proxy = measuring.Proxy(echo, measuring.Latency([0.0]), None, sink := Sink())
+    proxy = runner.Proxy(echo, runner.Latency([0.0]), None, sink := Sink())
     proxy.start()
     client = socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10)
     client.sendall(b"last")
@@ -950,7 +952,7 @@ def test_latencies_take_turns_with_the_repetitions(tmp_path, echo):
     ]
     log = tmp_path / "x.log"
     argv = ["--log", str(log), "--latency-ms=200,-0", "--proxy", echo, "--", sys.executable, "-c", "\n".join(program)]
-    subprocess.run([sys.executable, measuring.__file__, *argv, echo], check=False)
+    subprocess.run([sys.executable, runner.__file__, *argv, echo], check=False)
     (result,) = measured.read(log.read_text()).results
     assert result.latencies_ms == ("200", "-0", "200", "-0")
     slow, fast = result.samples[::2], result.samples[1::2]
@@ -961,7 +963,7 @@ def test_latencies_take_turns_with_the_repetitions(tmp_path, echo):
 def test_a_worker_that_is_away_is_named():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    proxy = measuring.Proxy(f"127.0.0.1:{port}", measuring.Latency([0.0]), None, sink := Sink())
+    proxy = runner.Proxy(f"127.0.0.1:{port}", runner.Latency([0.0]), None, sink := Sink())
     proxy.start()
     with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
         assert client.recv(1) == b""
@@ -977,7 +979,7 @@ def test_a_program_finds_the_workers_through_proxies_and_its_lines_have_times(tm
         f"{echo},10.0.0.1:1",
     ]
     argv = ["--log", str(tmp_path / "deep" / "x.log"), "--latency-ms", "1", "--proxy", echo, "--", *program]
-    assert subprocess.run([sys.executable, measuring.__file__, *argv], check=False).returncode == 1
+    assert subprocess.run([sys.executable, runner.__file__, *argv], check=False).returncode == 1
     lines = (tmp_path / "deep" / "x.log").read_text().splitlines()
     assert all(measured.LINE.fullmatch(line) for line in lines)
     leads = re.search(r"run (127\.0\.0\.1:\d+) leads to", lines[0])[1]
@@ -990,7 +992,7 @@ def test_a_program_that_is_to_end_is_ended_and_its_end_is_written(tmp_path):
     log = tmp_path / "x.log"
     argv = [
         sys.executable,
-        measuring.__file__,
+        runner.__file__,
         "--log",
         str(log),
         "--",
@@ -1008,7 +1010,7 @@ def test_a_program_that_is_to_end_is_ended_and_its_end_is_written(tmp_path):
 
 def test_a_program_whose_log_cannot_be_written_is_ended():
     program = "import sys, time\nwhile True: print('x' * 1000, flush=True)"
-    argv = [sys.executable, measuring.__file__, "--log", "/dev/full", "--", sys.executable, "-c", program]
+    argv = [sys.executable, runner.__file__, "--log", "/dev/full", "--", sys.executable, "-c", program]
     done = subprocess.run(argv, check=False, capture_output=True, timeout=20, text=True)
     assert done.returncode == 1
     assert "the log cannot be written: [Errno 28] No space left on device" in done.stderr
@@ -1016,12 +1018,12 @@ def test_a_program_whose_log_cannot_be_written_is_ended():
 
 def test_a_program_that_writes_without_an_end_is_ended(tmp_path, monkeypatch):
     """Neither its log nor one of its lines grows without an end."""
-    monkeypatch.setattr(measuring, "LOG_BYTES", 100_000)
-    monkeypatch.setattr(measuring, "LINE_BYTES", 1000)
+    monkeypatch.setattr(runner, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(runner, "LINE_BYTES", 1000)
     path = tmp_path / "log"
     with path.open("w") as stream:
         program = "import sys\nwhile True: sys.stderr.write('x' * 500)"
-        assert measuring.run([sys.executable, "-c", program], [], measuring.Log(stream), measuring.Latency([0.0])) == -9
+        assert runner.run([sys.executable, "-c", program], [], runner.Log(stream), runner.Latency([0.0])) == -9
     lines = path.read_text().splitlines()
     assert lines[-1].endswith(" run ended with -9")
     assert {len(line.split(" ", 2)[2]) for line in lines[:-1]} == {1000}
@@ -1409,7 +1411,7 @@ def test_a_guard_that_runs_is_not_started_twice(supervised, call):
         fcntl.flock(held, fcntl.LOCK_EX)
         call(**asked("looked", supervised, log="/none"))
         assert len(supervised.guards) == 1
-        assert measuring.guard(supervised.prefix / "benchmarks/guard", 0, 0) == 0, "it leaves the work to the first one"
+        assert runner.guard(supervised.prefix / "benchmarks/guard", 0, 0) == 0, "it leaves the work to the first one"
         assert (supervised.prefix / "benchmarks/guard").exists()
     call(**asked("looked", supervised, log="/none"))
     assert len(supervised.guards) == 2, "it runs no more"
@@ -1425,7 +1427,7 @@ def guarded(tmp_path):
 def test_a_guard_that_nobody_winds_up_starts_the_head(tmp_path, monkeypatch):
     path, said = guarded(tmp_path)
     os.utime(path, (0, 0))
-    assert measuring.main(["--guard", str(path), *TIMES]) == 0
+    assert runner.main(["--guard", str(path), *TIMES]) == 0
     assert said.read_text().split() == ["stop", "start"]
     assert not path.exists()
 
@@ -1435,7 +1437,7 @@ def test_a_guard_starts_nothing_once_it_is_disarmed(tmp_path):
     path, said = guarded(tmp_path)
     path.write_text(json.dumps([["rm", str(path)], ["/bin/sh", "-c", f"echo start >> {said}"]]))
     os.utime(path, (0, 0))
-    measuring.guard(path, 120, 7)
+    runner.guard(path, 120, 7)
     assert not said.exists()
 
 
@@ -1446,7 +1448,7 @@ def test_a_guard_tries_to_start_the_head_until_it_starts(tmp_path, monkeypatch):
         json.dumps([["/none", "stop"], ["/bin/sh", "-c", f"echo start >> {said}; [ $(wc -l < {said}) = 3 ]"]])
     )
     os.utime(path, (0, 0))
-    assert measuring.guard(path, 120, 0) == 0
+    assert runner.guard(path, 120, 0) == 0
     assert said.read_text().split() == ["start"] * 3
     assert not path.exists()
 
@@ -1463,8 +1465,8 @@ def test_a_guard_that_cannot_start_the_head_goes_on_until_somebody_disarms_it(tm
         if len(slept) == 100:
             path.unlink()
 
-    monkeypatch.setattr(measuring.time, "sleep", sleep)
-    assert measuring.guard(path, 120, 7) == 0
+    monkeypatch.setattr(runner.time, "sleep", sleep)
+    assert runner.guard(path, 120, 7) == 0
     assert slept == [7] * 100
 
 
@@ -1478,9 +1480,9 @@ def acts(tmp_path, monkeypatch, stop, start):
     path.write_text(json.dumps([["/bin/sh", "-c", program + do] for program, do in zip(programs, once)]))
     os.utime(path, (0, 0))
     seconds = [1000.0]
-    monkeypatch.setattr(measuring.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(measuring.time, "sleep", lambda length: seconds.append(seconds.pop() + length))
-    measuring.guard(path, 120, 7)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(runner.time, "sleep", lambda length: seconds.append(seconds.pop() + length))
+    runner.guard(path, 120, 7)
     return said.read_text().split(), path, seconds[0] - 1000
 
 
@@ -1542,16 +1544,16 @@ def test_a_clock_that_jumps_neither_hurries_nor_stops_the_guard(tmp_path, monkey
     ahead, seconds = [0.0], [1000.0]
     now = time.time()
     os.utime(path, (now, now))
-    monkeypatch.setattr(measuring.time, "time", lambda: now + ahead[0])
-    monkeypatch.setattr(measuring.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(runner.time, "time", lambda: now + ahead[0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: seconds[0])
 
     def sleep(length):
         assert not said.exists()
         ahead[0] = jump
         seconds[0] += length
 
-    monkeypatch.setattr(measuring.time, "sleep", sleep)
-    assert measuring.guard(path, 120, 7) == 0
+    monkeypatch.setattr(runner.time, "sleep", sleep)
+    assert runner.guard(path, 120, 7) == 0
     assert seconds[0] == 1120
     assert said.read_text().split() == ["stop", "start"]
 
@@ -1566,8 +1568,8 @@ def test_a_guard_ends_with_its_benchmark(tmp_path, monkeypatch, again):
         if again:
             path.write_text(text)
 
-    monkeypatch.setattr(measuring.time, "sleep", end)
-    assert measuring.guard(path, 120, 7) == 0
+    monkeypatch.setattr(runner.time, "sleep", end)
+    assert runner.guard(path, 120, 7) == 0
     assert (said.exists(), path.exists()) == (False, again)
 
 
@@ -1617,15 +1619,15 @@ def test_requests_run_at_the_same_time(served, call):
 
 def test_tokens_are_counted_from_the_first_one_on(served, call, monkeypatch):
     # A clock that moves on by half a second whenever somebody looks at it: at the question, and at each token.
-    monkeypatch.setattr(asking, "time", mock.Mock(monotonic=mock.Mock(side_effect=[half / 2 for half in range(11)])))
+    monkeypatch.setattr(load_test, "time", mock.Mock(monotonic=mock.Mock(side_effect=[half / 2 for half in range(11)])))
     question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 1, "seconds": 20}
     speeds = call(state="asked", plan=served(stream(10)), question=question)["speeds"]
     assert speeds == {"first_s": [0.5], "tokens_per_s": 2.0}
 
 
 def test_speeds_of_several_requests_are_those_of_all_together():
-    heard = [asking.Heard(10, 10.5, 12.5, 10), asking.Heard(10.25, 11, 14.5, 7)]
-    assert asking.speeds_of(heard) == {"first_s": [0.5, 0.75], "tokens_per_s": 3.75}
+    heard = [load_test.Heard(10, 10.5, 12.5, 10), load_test.Heard(10.25, 11, 14.5, 7)]
+    assert load_test.speeds_of(heard) == {"first_s": [0.5, 0.75], "tokens_per_s": 3.75}
 
 
 def test_a_server_that_does_not_answer_as_it_should_is_named(served, call):
@@ -1636,14 +1638,14 @@ def test_a_server_that_does_not_answer_as_it_should_is_named(served, call):
 
 def test_an_error_of_the_server_is_passed_on(served):
     with pytest.raises(Refusal, match="status 400"):
-        asking.ask(served(stream(1, "400 Bad Request")), asking.Question(1, 1, 9), 1, 10)
+        load_test.ask(served(stream(1, "400 Bad Request")), load_test.Question(1, 1, 9), 1, 10)
 
 
 def test_prompts_are_random_tokens_of_the_vocabulary():
-    body = asking.body_of(asking.Question(50, 8, 40))
+    body = load_test.body_of(load_test.Question(50, 8, 40))
     assert len(body["prompt"]) == 50
-    assert all(asking.LOWEST_TOKEN <= token < 40 for token in body["prompt"])
-    assert body["prompt"] != asking.body_of(asking.Question(50, 8, 40))["prompt"]
+    assert all(load_test.LOWEST_TOKEN <= token < 40 for token in body["prompt"])
+    assert body["prompt"] != load_test.body_of(load_test.Question(50, 8, 40))["prompt"]
     assert (body["n_predict"], body["stream"], body["cache_prompt"]) == (8, True, False)
 
 
@@ -2012,7 +2014,7 @@ def from_a_url(monkeypatch):
     monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
     monkeypatch.setattr(run, "_matrix", lambda *arguments: action.ActionModule._matrix(run, *arguments))
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
-    monkeypatch.setattr(action.finding, "found_of", lambda _action, _vars, request, _asked: {**known, "of": request})
+    monkeypatch.setattr(action.resolver, "found_of", lambda _action, _vars, request, _asked: {**known, "of": request})
     return run, {"state": "measured", "plan": plan, "facts": {}, "model": {}}
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
 from buffers import compared
@@ -34,12 +34,12 @@ REPACKED = """
 
 
 def placed(weights=5.893):
-    share = {"weights": 4 * placement.MIB, "kv": 2 * placement.MIB}
+    share = {"weights": 4 * device_load.MIB, "kv": 2 * device_load.MIB}
     return SimpleNamespace(
         devices=[SimpleNamespace(buffer=WORKER)],
-        load=SimpleNamespace(compute=3 * placement.MIB),
+        load=SimpleNamespace(compute=3 * device_load.MIB),
         shares=lambda: [SimpleNamespace(**share)],
-        on_head=lambda: SimpleNamespace(weights=weights * placement.MIB, kv=placement.MIB),
+        on_head=lambda: SimpleNamespace(weights=weights * device_load.MIB, kv=device_load.MIB),
     )
 
 

@@ -18,7 +18,10 @@ import time
 
 import archives
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored, trial
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives as prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, smoke_test, store
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 
@@ -66,11 +69,11 @@ def pack(tree, tmp_path):
 def builder(tmp_path, archive, patches=(), **build):
     source = {
         "archive": str(archive),
-        "sha256": stored.sha256(archive),
+        "sha256": sha256(archive),
         "member": "package-1/vendor/llama.cpp",
         "commit": "abc1234def567",
         "number": 7,
-        "patches": [{"name": path.name, "path": str(path), "sha256": stored.sha256(path)} for path in patches],
+        "patches": [{"name": path.name, "path": str(path), "sha256": sha256(path)} for path in patches],
     }
     planned = {
         "id": "tiny",
@@ -88,7 +91,7 @@ def built(tmp_path_factory):
     """A folder with the source of a release, and what its installation left there."""
     place = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(trial, "check", lambda *_arguments: None)
+        patching.setattr(smoke_test, "check", lambda *_arguments: None)
         builder(place, pack(write_tree(place), place)).install()
     return place
 
@@ -129,7 +132,7 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
         "llama-server": {"known": {"--fit": True, "--load-mode": True}, "removed": {}},
     }
     assert said(release).endswith("abc1234d\n")
-    assert stored.installed(release) == manifest
+    assert store.installed(release) == manifest
     assert not (tmp_path / "cache" / "builds" / "tiny").exists()
     assert [path.name for path in release.parent.iterdir()] == ["tiny"]
 
@@ -157,9 +160,9 @@ def test_a_damaged_release_is_built_again(tmp_path, installed):
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     program.write_bytes(program.read_bytes()[:-1])
     (program.parent / "libggml-old.so").touch()
-    assert stored.installed(program.parents[1]) is None
+    assert store.installed(program.parents[1]) is None
     installed.install()
-    assert stored.installed(program.parents[1])
+    assert store.installed(program.parents[1])
     assert not (program.parent / "libggml-old.so").exists()
 
 
@@ -275,10 +278,10 @@ def test_a_lock_that_was_removed_while_it_was_taken_is_taken_anew(tmp_path, monk
         path.unlink()
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
-    with stored.lock(path) as held:
+    with store.lock(path) as held:
         assert os.path.samestat(os.fstat(held.fileno()), path.stat())
-        assert stored.lock(path) is None
-    stored.lock(path).close()
+        assert store.lock(path) is None
+    store.lock(path).close()
 
 
 SLOW_CMAKE = (
@@ -297,13 +300,13 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
             one.install()
         finally:
             os._exit(0)
-    until(lambda: [pid for pid in stored.holders(lock) if "sleep" in command_of(pid)])
+    until(lambda: [pid for pid in locks.holders(lock) if "sleep" in command_of(pid)])
     os.kill(module, signal.SIGKILL)
     os.waitpid(module, 0)
-    left = stored.holders(lock)
+    left = locks.holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in left} >= {"cmake", "ninja", "sleep"}
-    assert stored.under_way(str(tmp_path / "cache"), "tiny")
-    assert not stored.clear_build(str(tmp_path / "cache"), "tiny")
+    assert store.under_way(str(tmp_path / "cache"), "tiny")
+    assert not store.clear_build(str(tmp_path / "cache"), "tiny")
     (tree / "CMakeLists.txt").write_text(CMAKE)
     installed = []
     waiting = threading.Thread(target=lambda: installed.append(builder(tmp_path, pack(tree, tmp_path)).install()))
@@ -317,7 +320,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
             os.kill(pid, signal.SIGKILL)
     waiting.join()
     assert installed[0]["id"] == "tiny"
-    assert stored.holders(lock) == []
+    assert locks.holders(lock) == []
 
 
 def until(condition):
@@ -338,7 +341,7 @@ def test_a_lock_that_is_held_for_ever_names_its_holder(tmp_path, tree, monkeypat
     monkeypatch.setattr(building, "LOCK_SECONDS", 0.2)
     monkeypatch.setattr(building, "LOCK_POLL_SECONDS", 0.05)
     path = tmp_path / "cache" / "builds" / "tiny.lock"
-    with stored.lock(path), pytest.raises(building.BuildError) as ended:
+    with store.lock(path), pytest.raises(building.BuildError) as ended:
         one.install()
     assert str(ended.value) == (
         f"process {os.getpid()} on this host has the lock {path}, and {one.log} has not grown for 0.0 minutes: end it, and run the playbook again"
@@ -351,7 +354,7 @@ def test_a_build_whose_log_grows_is_waited_for(tmp_path, tree, monkeypatch):
     one.log.parent.mkdir(parents=True)
     monkeypatch.setattr(building, "LOCK_SECONDS", 0.5)
     monkeypatch.setattr(building, "LOCK_POLL_SECONDS", 0.05)
-    held = stored.lock(tmp_path / "cache" / "builds" / "tiny.lock")
+    held = store.lock(tmp_path / "cache" / "builds" / "tiny.lock")
 
     def build():
         for _step in range(10):
@@ -393,19 +396,19 @@ def test_each_start_of_the_system_has_a_name():
 def receive(tmp_path, one, archive, recorded=None):
     """What another host installs."""
     other = building.Installer(str(tmp_path / "other"), one.build, None)
-    return other.receive(str(archive), stored.sha256(pathlib.Path(archive)), recorded or {})
+    return other.receive(str(archive), sha256(pathlib.Path(archive)), recorded or {})
 
 
 def test_a_release_goes_to_another_host(tmp_path, installed):
-    one, manifest = installed, stored.installed(installed.release)
+    one, manifest = installed, store.installed(installed.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
-    assert stored.installed(tmp_path / "other" / "releases" / "tiny") == {**manifest, "received": "head"}
+    assert store.installed(tmp_path / "other" / "releases" / "tiny") == {**manifest, "received": "head"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
 def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, installed):
-    os.chown(installed.release / stored.MANIFEST, 1_200_000_000, -1)
+    os.chown(installed.release / store.MANIFEST, 1_200_000_000, -1)
     assert receive(
         tmp_path, installed, building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), installed.build)
     )
@@ -414,14 +417,14 @@ def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, inst
 def test_a_release_is_packed_to_the_same_bytes(tmp_path, installed, monkeypatch):
     """A run that was killed may go on in the background, and packs while the next one copies."""
     one = installed
-    first = stored.sha256(pathlib.Path(building.pack(str(tmp_path / "prefix"), str(tmp_path / "one"), one.build)))
+    first = sha256(pathlib.Path(building.pack(str(tmp_path / "prefix"), str(tmp_path / "one"), one.build)))
     monkeypatch.setattr(time, "time", lambda: 4711.0)
     again = building.pack(str(tmp_path / "prefix"), str(tmp_path / "another"), one.build)
-    assert stored.sha256(pathlib.Path(again)) == first
+    assert sha256(pathlib.Path(again)) == first
 
 
 def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path, installed):
-    one, manifest = installed, stored.installed(installed.release)
+    one, manifest = installed, store.installed(installed.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "gone"), one.build)
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
 
@@ -453,7 +456,7 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
         receive(tmp_path, one, archive)
-    assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
+    assert store.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
 @pytest.mark.parametrize(
@@ -471,7 +474,7 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, installed, key, value):
     """Its programs are as recorded. What it says of them beside that was believed, and ended the module on each other host."""
-    one, manifest = installed, stored.installed(installed.release)
+    one, manifest = installed, store.installed(installed.release)
     (one.release / "manifest.json").write_text(json.dumps({**manifest, key: value}))
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(
@@ -479,7 +482,7 @@ def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, installe
     ) as raised:
         receive(tmp_path, one, archive)
     assert str(raised.value).isprintable()
-    assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
+    assert store.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
 def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, installed):
@@ -513,7 +516,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
     assert (installed / "bin" / "llama-server").resolve() == program
     assert manifest["options"]["llama-server"]["known"] == {"--fit": True}
     program.write_text("#!/bin/sh\necho usage: newer\n")
-    assert stored.installed(installed) is None
+    assert store.installed(installed) is None
 
 
 @pytest.mark.parametrize(
@@ -607,7 +610,7 @@ def test_patches_are_applied_in_their_order(tmp_path, greeting):
     one = builder(tmp_path, pack(greeting, tmp_path), patches)
     manifest = one.install()
     assert said(one.release) == "usage: three\n"
-    assert manifest["source"]["patches"] == [stored.sha256(path) for path in patches]
+    assert manifest["source"]["patches"] == [sha256(path) for path in patches]
 
 
 def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
@@ -705,7 +708,7 @@ def binary(tmp_path, archive, **build):
         "targets": ["ggml-rpc-server", "llama-server"],
         **build,
     }
-    source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "unknown", "number": 9900}
+    source = {"archive": str(archive), "sha256": sha256(archive), "commit": "unknown", "number": 9900}
     return building.Installer(str(tmp_path / "prefix"), planned, None).unpack(source)
 
 
@@ -730,9 +733,9 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
     assert said(release) == "usage: --rpc --fit\n"
     assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
     assert manifest["source"] == {"sha256": manifest["source"]["sha256"], "commit": "unknown", "number": 9900}
-    assert stored.installed(release) == manifest
+    assert store.installed(release) == manifest
     (release / "bin" / "libggml.so.0.9.4").write_text("another library")
-    assert stored.installed(release) is None
+    assert store.installed(release) is None
 
 
 @pytest.mark.parametrize(
@@ -909,10 +912,10 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
     one = installed
     building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
-    stored.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
     assert list(one.release.parent.iterdir()) == []
     assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
-    stored.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
 
 
 @pytest.mark.parametrize(

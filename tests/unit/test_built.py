@@ -11,10 +11,12 @@ import pytest
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, cache, copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, cache
 from test_cache import at_once
 from test_planning import drifts
 
@@ -96,7 +98,7 @@ def program(host):
 
 
 def kept(cluster="one", builder="head"):
-    return built.Built(cluster, builder, BUILD["id"])
+    return build_registry.Built(cluster, builder, BUILD["id"])
 
 
 def test_a_build_that_was_watched_is_recorded_and_goes_to_the_others(install, tmp_path, controller):
@@ -106,7 +108,7 @@ def test_a_build_that_was_watched_is_recorded_and_goes_to_the_others(install, tm
     assert install.compiled == ["head"]
     record = kept().record()
     assert record.files == manifest["files"]
-    assert record.sha256 == stored.sha256(kept().archive())
+    assert record.sha256 == sha256(kept().archive())
     assert install("worker1")["changed"] is False
 
 
@@ -158,7 +160,9 @@ def test_a_builder_cannot_have_its_recorded_build_made_again_by_its_note(install
     """A host may write anything into its manifest. Its own record counts, also where that is as another host compiled it."""
     install("head", share=True)
     install("worker1")
-    built.Built("one", "worker1", BUILD["id"], str(tmp_path / "worker1/prefix")).watch(install("worker1")["manifest"])
+    build_registry.Built("one", "worker1", BUILD["id"], str(tmp_path / "worker1/prefix")).watch(
+        install("worker1")["manifest"]
+    )
     assert install("worker1", build=BY_WORKER)["changed"] is False
     assert install.compiled == ["head"]
 
@@ -185,8 +189,8 @@ def test_what_a_build_may_not_be_is_asked_under_its_lock_too(tmp_path):
     """Another run may have compiled it while this one waited for the lock; what is there from another host does not end the wait."""
     manifest = place(tmp_path, "built elsewhere")
     release = tmp_path / "prefix" / "releases" / BUILD["id"]
-    assert stored.installed(release, unwanted={"bin/llama-server": "0" * 64})
-    assert stored.installed(release, unwanted=manifest["files"]) is None
+    assert store.installed(release, unwanted={"bin/llama-server": "0" * 64})
+    assert store.installed(release, unwanted=manifest["files"]) is None
     builder = building.Builder(
         str(tmp_path / "prefix"), str(tmp_path / "cache"), BUILD, {"sha256": "0" * 64, "patches": []}, None
     )
@@ -294,18 +298,18 @@ def test_another_installation_on_the_same_host_has_builds_of_its_own(install, tm
     """One host as root and as a user, each as a cluster of the same name: neither takes the other for a host that was changed."""
     install("head")
     other = str(tmp_path / "other")
-    assert built.Built("one", "head", BUILD["id"], other).record() is None
+    assert build_registry.Built("one", "head", BUILD["id"], other).record() is None
     assert kept().record()
     installer = building.Installer(other, BUILD, None)
     place(tmp_path / "head", "built by root")
     shutil.copytree(tmp_path / "head" / "prefix", other)
     assert install("head", prefix=other)["changed"] is False
-    assert stored.installed(installer.release)
+    assert store.installed(installer.release)
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "../../x", "/etc", ".", "fe80::1"])
 def test_names_stay_below_the_cache(controller, name):
-    folder = built.Built(name, name, "x").folders[-1]
+    folder = build_registry.Built(name, name, "x").folders[-1]
     assert folder.parent.parent == controller / "releases"
     assert folder.resolve() == folder
 
@@ -325,7 +329,7 @@ def test_controllers_that_keep_a_build_of_two_clusters_at_once(tmp_path):
     (tmp_path / "llama-server").write_bytes(os.urandom(1 << 20))
     with tarfile.open(tmp_path / "packed.tar.gz", "w:gz", format=tarfile.USTAR_FORMAT) as packed:
         packed.add(tmp_path / "llama-server", "bin/llama-server")
-    files = {"bin/llama-server": stored.sha256(tmp_path / "llama-server")}
+    files = {"bin/llama-server": sha256(tmp_path / "llama-server")}
     code = f"""
 import shutil
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built
@@ -361,20 +365,20 @@ def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monke
     place(tmp_path, "x" * 5000)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), BUILD)
     names = {"bin/llama-server"}
-    whole = stored.packed_files(archive, names)
+    whole = store.packed_files(archive, names)
     assert set(whole) == names
-    assert stored.packed_files(archive, {"bin/other"}) == {}
+    assert store.packed_files(archive, {"bin/other"}) == {}
     with open(archive, "rb") as stream:
         data = stream.read()
     for end in (0, 1, 10, len(data) // 2):
         (tmp_path / "torn").write_bytes(data[:end])
-        assert stored.packed_files(tmp_path / "torn", names) != whole
+        assert store.packed_files(tmp_path / "torn", names) != whole
     with tarfile.open(tmp_path / "twice", "w") as packed:
         for _time in range(2):
             packed.add(tmp_path / "prefix" / "releases" / BUILD["id"] / "bin/llama-server", "bin/llama-server")
-    assert stored.packed_files(tmp_path / "twice", names) == {}
-    monkeypatch.setattr(stored.prebuilt, "LIMIT_BYTES", 1 << 10)
-    assert stored.packed_files(archive, names) == {}
+    assert store.packed_files(tmp_path / "twice", names) == {}
+    monkeypatch.setattr(store.archives, "LIMIT_BYTES", 1 << 10)
+    assert store.packed_files(archive, names) == {}
 
 
 USTAR, PAX = tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT
@@ -386,13 +390,13 @@ def test_what_a_host_packs_has_one_form(tmp_path, form, packing, files):
     os.utime(tmp_path / "file", (1.5, 1.5))
     with tarfile.open(tmp_path / "packed", f"w:{packing}", format=form) as packed:
         packed.add(tmp_path / "file", "file")
-    assert list(stored.packed_files(tmp_path / "packed", ["file"])) == files
+    assert list(store.packed_files(tmp_path / "packed", ["file"])) == files
 
 
 @pytest.mark.parametrize("odd", archives.ODD)
 def test_an_archive_that_python_cannot_read_holds_nothing(tmp_path, odd):
     (tmp_path / "odd").write_bytes(archives.ODD[odd])
-    assert stored.packed_files(tmp_path / "odd", {"bin/llama-server"}) == {}
+    assert store.packed_files(tmp_path / "odd", {"bin/llama-server"}) == {}
 
 
 def known(plan, files, packed=True):
@@ -476,11 +480,11 @@ def test_where_the_builder_builds_again_all_others_get_that_build(pair, packed):
 
 def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     plan = pair.plan()
-    assert built.recorded(plan) == {}
+    assert build_registry.recorded(plan) == {}
     build = plan["hosts"]["head"]["builds"][0]
-    one = built.Built(plan["cluster"], "head", build["id"], plan["hosts"]["head"]["prefix"])
+    one = build_registry.Built(plan["cluster"], "head", build["id"], plan["hosts"]["head"]["prefix"])
     one.watch({"files": FILES})
-    assert built.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
+    assert build_registry.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
     assert cache.root() == one.folders[0]
 
 
@@ -492,11 +496,11 @@ def test_an_archive_of_another_host_is_known_where_the_builder_has_no_record(pai
         (plan["cluster"], "worker2", FILES, None),
         ("another cluster", "worker1", FILES, "3" * 64),
     ):
-        one = built.Built(cluster, name, build["id"], "/x")
+        one = build_registry.Built(cluster, name, build["id"], "/x")
         one.watch({"files": files})
         one._write(one.record()._replace(sha256=digest))
     others = {"rack@1": OTHERS}
-    assert built.recorded(plan) == {("head", build["id"]): changes.Recorded({}, False, others)}
+    assert build_registry.recorded(plan) == {("head", build["id"]): changes.Recorded({}, False, others)}
 
 
 def test_a_builder_that_says_it_has_moved_gives_the_others_nothing_new(install, tmp_path):

@@ -13,9 +13,10 @@ import threading
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, known_answer_file, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 
 pytestmark = pytest.mark.programs
 

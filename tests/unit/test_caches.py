@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, kv_cache
 
 MIB = 1024 * 1024
 INTEGRATION = Path(__file__).parents[1] / "integration"
@@ -26,11 +26,11 @@ def model(architecture, layers=6, **keys):
     }
 
 
-def sizes(summary, generation=caches.NEW, **settings):
-    return caches.sizes(summary, caches.Settings(**{"context": 4096, **settings}), generation)
+def sizes(summary, generation=kv_cache.NEW, **settings):
+    return kv_cache.sizes(summary, kv_cache.Settings(**{"context": 4096, **settings}), generation)
 
 
-def cells(summary, generation=caches.NEW, **settings):
+def cells(summary, generation=kv_cache.NEW, **settings):
     """Tokens for which each layer has room, by 16-bit floats."""
     found, exact = sizes(summary, generation, **settings)
     assert exact
@@ -48,13 +48,13 @@ def test_cache_of_a_layer_is_that_of_llama_cpp():
 @pytest.mark.parametrize(
     "generation, settings, expected",
     [
-        (caches.NEW, {"context": 1000}, 1024),
-        (caches.NEW, {"context": 1000, "parallel": 3}, 3 * 512),
-        (caches.NEW, {"context": 1000, "parallel": 3, "unified": True}, 1024),
-        (caches.OLD, {"context": 1000}, 1024),
-        (caches.OLD, {"context": 1000, "flash_attention": "on"}, 1024),
-        (caches.OLD, {"context": 990}, 992),
-        (caches.OLD, {"context": 1000, "parallel": 3}, 3 * 352),
+        (kv_cache.NEW, {"context": 1000}, 1024),
+        (kv_cache.NEW, {"context": 1000, "parallel": 3}, 3 * 512),
+        (kv_cache.NEW, {"context": 1000, "parallel": 3, "unified": True}, 1024),
+        (kv_cache.OLD, {"context": 1000}, 1024),
+        (kv_cache.OLD, {"context": 1000, "flash_attention": "on"}, 1024),
+        (kv_cache.OLD, {"context": 990}, 992),
+        (kv_cache.OLD, {"context": 1000, "parallel": 3}, 3 * 352),
     ],
 )
 def test_the_context_is_rounded_up_for_each_request(generation, settings, expected):
@@ -71,7 +71,7 @@ def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
     assert cells(model("gemma3", **WINDOW), parallel=2, unified=True) == [1536] * 5 + [4096]
     assert cells(model("gemma3", **WINDOW), micro_batch=64) == [768] * 5 + [4096]
     assert cells(model("gemma3", **WINDOW), full_window=True) == [4096] * 6
-    assert cells(model("gemma3", **WINDOW), caches.OLD, micro_batch=40) == [576] * 5 + [4096]
+    assert cells(model("gemma3", **WINDOW), kv_cache.OLD, micro_batch=40) == [576] * 5 + [4096]
 
 
 @pytest.mark.parametrize(
@@ -104,30 +104,30 @@ def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
     ],
 )
 def test_which_layers_have_a_window(architecture, keys, windows):
-    found = caches.windowed(model(architecture, **keys), caches.NEW)
+    found = kv_cache.windowed(model(architecture, **keys), kv_cache.NEW)
     assert "".join("x" if window else "o" for window in found) == windows
 
 
 def test_which_layers_have_a_window_differs_between_builds():
     told = {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 0, 0, 0]}
-    assert caches.windowed(model("gemma3", **told), caches.MIDDLE) == [True] * 5 + [False]
-    assert caches.windowed(model("gemma3", **WINDOW, attention__sliding_window_pattern=2), caches.OLD)[:2] == [
+    assert kv_cache.windowed(model("gemma3", **told), kv_cache.MIDDLE) == [True] * 5 + [False]
+    assert kv_cache.windowed(model("gemma3", **WINDOW, attention__sliding_window_pattern=2), kv_cache.OLD)[:2] == [
         True,
         True,
     ]
-    assert not any(caches.windowed(model("olmo2", **WINDOW), caches.OLD))
-    assert all(caches.windowed(model("exaone4", 64), build)[:3] == [True] * 3 for build in caches.READ)
+    assert not any(kv_cache.windowed(model("olmo2", **WINDOW), kv_cache.OLD))
+    assert all(kv_cache.windowed(model("exaone4", 64), build)[:3] == [True] * 3 for build in kv_cache.READ)
 
 
 def test_a_build_between_two_that_were_read_is_exact_where_they_agree():
-    between = (caches.MIDDLE + caches.NEW) // 2
-    assert sizes(model("llama"), between) == sizes(model("llama"), caches.NEW)
+    between = (kv_cache.MIDDLE + kv_cache.NEW) // 2
+    assert sizes(model("llama"), between) == sizes(model("llama"), kv_cache.NEW)
     quantised = {"type_k": "q8_0", "type_v": "q8_0"}
     found, exact = sizes(model("gemma3", **WINDOW), between, **quantised)
     assert not exact
-    assert found == sizes(model("gemma3", **WINDOW), caches.MIDDLE, **quantised)[0]
-    assert caches.readings(1) == (caches.OLD,)
-    assert caches.readings(99999) == (caches.NEW,)
+    assert found == sizes(model("gemma3", **WINDOW), kv_cache.MIDDLE, **quantised)[0]
+    assert kv_cache.readings(1) == (kv_cache.OLD,)
+    assert kv_cache.readings(99999) == (kv_cache.NEW,)
 
 
 @pytest.mark.parametrize("generation, exact", [(6169, False), (6170, True), (11669, True), (11670, False)])
@@ -145,7 +145,7 @@ def test_latent_attention_caches_no_values():
     keys = {"attention__key_length_mla": 192, "attention__value_length_mla": 128}
     latent, plain = model("deepseek2", **keys), model("deepseek2")
     assert cells(latent) == [2048] * 6
-    assert cells(plain) == cells(latent, caches.OLD) == [4096] * 6
+    assert cells(plain) == cells(latent, kv_cache.OLD) == [4096] * 6
 
 
 MLA = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
@@ -166,11 +166,11 @@ def mib(summary, generation, **settings):
 @pytest.mark.parametrize(
     "generation, expected",
     [
-        (caches.OLD, (799, True)),
-        (caches.NO_LATENT_VALUES - 1, (799, False)),
+        (kv_cache.OLD, (799, True)),
+        (kv_cache.NO_LATENT_VALUES - 1, (799, False)),
         (7991, (423, True)),
-        (caches.MIDDLE, (423, True)),
-        (caches.NEW, (423, True)),
+        (kv_cache.MIDDLE, (423, True)),
+        (kv_cache.NEW, (423, True)),
     ],
 )
 def test_glm_4_7_flash_caches_keys_alone_from_b7991_on(generation, expected):
@@ -256,7 +256,7 @@ def test_hybrids_keep_one_or_the_other_or_both():
 
 def test_a_hybrid_in_an_old_build_holds_the_whole_context_for_each_request():
     falcon = model("falcon-h1")
-    assert cells(falcon, caches.OLD, parallel=2) == [2 * 4096] * 6
+    assert cells(falcon, kv_cache.OLD, parallel=2) == [2 * 4096] * 6
     assert cells(falcon, parallel=2) == [4096] * 6
 
 
@@ -270,24 +270,24 @@ def test_layers_that_use_the_cache_of_others_have_none():
 
 def test_layers_that_predict_further_tokens_have_none():
     assert cells(model("glm4moe", nextn_predict_layers=1)) == [4096] * 5 + [0]
-    assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW), caches.MIDDLE)[-1] == 4096
+    assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW), kv_cache.MIDDLE)[-1] == 4096
     assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW))[-1] == 0
 
 
 def test_an_architecture_stands_in_one_table():
-    kinds = (caches.PLAIN, caches.WINDOWS, caches.RECURRENT, caches.NO_HEADS, caches.INTERVAL, caches.BOTH)
+    kinds = (kv_cache.PLAIN, kv_cache.WINDOWS, kv_cache.RECURRENT, kv_cache.NO_HEADS, kv_cache.INTERVAL, kv_cache.BOTH)
     counts = Counter(architecture for kind in kinds for architecture in kind)
     assert not [architecture for architecture, count in counts.items() if count > 1]
 
 
 def test_every_architecture_with_a_window_has_a_test_here():
     text = Path(__file__).read_text()
-    assert not [architecture for architecture in caches.WINDOWS if f'"{architecture}"' not in text]
+    assert not [architecture for architecture in kv_cache.WINDOWS if f'"{architecture}"' not in text]
 
 
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     """A key that summarize drops is never there, and its default would be planned with without a word."""
-    text = Path(caches.__file__).read_text()
+    text = Path(kv_cache.__file__).read_text()
     read = set(re.findall(r'(?:\bget\(|keys\[)"([a-z0-9_.]+)"', text)) - {"keys", "tensors"}
     assert read > {"attention.sliding_window", "wkv.head_size"}
     assert not read - set(gguf.CACHE_KEYS)

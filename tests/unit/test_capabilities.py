@@ -2,7 +2,7 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from test_options import GENERATIONS, HELP, help_of
 
 

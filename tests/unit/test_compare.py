@@ -5,8 +5,9 @@ from unittest import mock
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import compare
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 from test_planning import drifts
 
 FOLDER = {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
@@ -152,7 +153,7 @@ def test_a_host_with_another_release_than_recorded_is_warned_of(pair, monkeypatc
     plan = pair.plan()
     identity = plan["hosts"]["head"]["builds"][0]["id"]
     files = {"bin/llama-server": "1" * 64}
-    built.Built(plan["cluster"], "head", identity, plan["hosts"]["head"]["prefix"]).watch({"files": files})
+    build_registry.Built(plan["cluster"], "head", identity, plan["hosts"]["head"]["prefix"]).watch({"files": files})
     found = answers(plan)
     for name in found:
         found[name]["drift"]["installed"] = {identity: files if name != "worker2" else {"bin/llama-server": "2" * 64}}

@@ -1,7 +1,11 @@
 """The upper bound of compute buffers; tests/integration/test_placement.py holds it against the log of the real server."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    compute_buffers,
+    known_answer,
+    kv_cache,
+)
 
 MIB = 1024 * 1024
 FORK = {"fork": "ik_llama.cpp"}
@@ -21,8 +25,8 @@ MLA = {
 }
 
 
-def bound(summary, generation=caches.NEW, **settings):
-    return compute.bound(summary, caches.Settings(**{"context": 16384, **settings}), generation) // MIB
+def bound(summary, generation=kv_cache.NEW, **settings):
+    return compute_buffers.bound(summary, kv_cache.Settings(**{"context": 16384, **settings}), generation) // MIB
 
 
 def test_the_bound_follows_the_settings():
@@ -55,35 +59,37 @@ def test_the_buffers_of_the_field_notes_are_within_the_bound():
 @pytest.mark.parametrize(
     "summary, generation, wanted, expected",
     [
-        (model(), caches.NEW, "on", True),
-        (model(), caches.NEW, "off", False),
-        (model(), caches.NEW, None, True),
-        (model(), caches.NEW, "auto", True),
+        (model(), kv_cache.NEW, "on", True),
+        (model(), kv_cache.NEW, "off", False),
+        (model(), kv_cache.NEW, None, True),
+        (model(), kv_cache.NEW, "auto", True),
         (model(), 6325, None, True),
         (model(), 6324, None, False),
         (model(), 6324, "on", True),
-        (model(key_dimension=192, value_dimension=192), caches.NEW, None, False),
-        (model(key_dimension=192, value_dimension=128), caches.NEW, None, False),
-        (model("deepseek2", **MLA), caches.NEW, "auto", False),
-        (model("deepseek2", **MLA), caches.NEW, "on", True),
-        (model("grok"), caches.NEW, "on", False),
+        (model(key_dimension=192, value_dimension=192), kv_cache.NEW, None, False),
+        (model(key_dimension=192, value_dimension=128), kv_cache.NEW, None, False),
+        (model("deepseek2", **MLA), kv_cache.NEW, "auto", False),
+        (model("deepseek2", **MLA), kv_cache.NEW, "on", True),
+        (model("grok"), kv_cache.NEW, "on", False),
     ],
 )
 def test_flash_attention_counts_where_it_is_sure(summary, generation, wanted, expected):
     """Where nothing is said, newer builds use it if the backend can; each can for the usual sizes of heads."""
-    settings = caches.Settings(4096, flash_attention=wanted)
-    assert compute.uses_flash(summary, settings, generation) is expected
+    settings = kv_cache.Settings(4096, flash_attention=wanted)
+    assert compute_buffers.uses_flash(summary, settings, generation) is expected
 
 
 def test_types_of_keys_and_values_that_differ_are_not_sure_of_flash_attention():
     for wanted, expected in (("auto", False), ("on", True)):
-        settings = caches.Settings(4096, type_k="q8_0", flash_attention=wanted)
-        assert compute.uses_flash(model(), settings, caches.NEW) is expected
+        settings = kv_cache.Settings(4096, type_k="q8_0", flash_attention=wanted)
+        assert compute_buffers.uses_flash(model(), settings, kv_cache.NEW) is expected
 
 
 def test_flash_attention_is_the_default_of_newer_commits_of_ik_llama():
     for commit, expected in ((3927, False), (3928, True)):
-        assert compute.uses_flash(model("deepseek2", **MLA), caches.Settings(4096, **FORK), commit) is expected
+        assert (
+            compute_buffers.uses_flash(model("deepseek2", **MLA), kv_cache.Settings(4096, **FORK), commit) is expected
+        )
 
 
 def test_ik_llama_computes_scores_in_pieces_of_its_attention_batch():
@@ -93,7 +99,7 @@ def test_ik_llama_computes_scores_in_pieces_of_its_attention_batch():
     assert whole - bound(model(), 3770, attention_batch=512, **settings) == (128 - 16) * 32
     assert bound(model(), 3770, attention_batch=0, **settings) == whole
     assert bound(model(), 3770, attention_batch=1, **settings) == whole - 127 * 32
-    assert bound(model(), caches.NEW, attention_batch=512, flash_attention="off") == whole
+    assert bound(model(), kv_cache.NEW, attention_batch=512, flash_attention="off") == whole
 
 
 def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
@@ -104,7 +110,7 @@ def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
     assert bound(latent, 3770, latent_attention=3, **settings) - alone == 2 * 2560
     assert bound(latent, 3770, latent_attention=3, attention_batch=512, **settings) - alone == 2 * 320
     assert bound(latent, 4840, **settings) - alone == 2 * 2560
-    assert bound(latent, caches.NEW, flash_attention="on") == alone
+    assert bound(latent, kv_cache.NEW, flash_attention="on") == alone
     odd = {**latent, "heads": 20}
     wide = bound(odd, 3770, latent_attention=3, attention_batch=1, **settings)
     assert wide - bound(odd, 3770, latent_attention=1, **settings) == 2 * 100

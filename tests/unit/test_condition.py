@@ -7,12 +7,13 @@ import socket
 import threading
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from test_status import NOW, TOLD, VERIFIED
 
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -61,8 +62,8 @@ def head_of(port, **others):
 
 
 def read(place, head=None):
-    found = json.loads(json.dumps(condition.read("llama_cluster", "user", None, head)))["condition"]
-    assert untrusted.mismatch("", found, condition.CONDITION) is None
+    found = json.loads(json.dumps(host_status.read("llama_cluster", "user", None, head)))["condition"]
+    assert validation.mismatch("", found, host_status.CONDITION) is None
     return found
 
 
@@ -158,7 +159,7 @@ def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them
 
 
 def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):
-    monkeypatch.setattr(condition.state, "processes", lambda *_place: {os.getpid(): ["x"]})
+    monkeypatch.setattr(host_status.state, "processes", lambda *_place: {os.getpid(): ["x"]})
     leave(place, serving={**TOLD, "process": os.getpid(), "state": "asleep"})
     assert read(place, head_of(server.server_address[1], argv=["--metrics"]))["head"]["health"]["healthy"]
     assert [path for path, _key in server.RequestHandlerClass.asked] == ["/health"]
@@ -168,8 +169,8 @@ def test_the_last_hour_follows_from_notes_and_from_what_is_counted_now(place, se
     port = server.server_address[1]
     notes = [{"time": NOW - 4000, "start": 1, **dict.fromkeys(tokens.COUNTERS, 1.0)}]
     leave(place, tokens={"process": os.getpid(), "notes": notes}, serving={**TOLD, "process": os.getpid()})
-    monkeypatch.setattr(condition.time, "time", lambda: NOW)
-    monkeypatch.setattr(condition.state, "processes", lambda *_place: {os.getpid(): ["x"]})
+    monkeypatch.setattr(host_status.time, "time", lambda: NOW)
+    monkeypatch.setattr(host_status.state, "processes", lambda *_place: {os.getpid(): ["x"]})
     asked = head_of(port, argv=["x", "--metrics"])
     assert read(place, asked)["head"]["recent"]["generated_tokens"] == 3468
     leave(place, tokens={"process": 1, "notes": notes})
@@ -196,7 +197,7 @@ def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, se
 
 
 def test_a_server_that_is_silent_is_not_waited_for(place, monkeypatch):
-    monkeypatch.setattr(condition, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(host_status, "ASK_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = read(place, head_of(silent.getsockname()[1]))["head"]
     assert found["health"] == {"healthy": False, "said": "no complete answer within 0.1 s"}
@@ -208,9 +209,9 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     assert planned["knocks"]
     given = []
     monkeypatch.setattr(
-        condition.state, "drift", lambda part: given.append(part) or {"services": {"a": {"pid": os.getpid()}}}
+        host_status.state, "drift", lambda part: given.append(part) or {"services": {"a": {"pid": os.getpid()}}}
     )
-    found = condition.read("llama_cluster", "system", {**planned, **place}, None)
+    found = host_status.read("llama_cluster", "system", {**planned, **place}, None)
     assert given[0]["knocks"] == []
     assert 0 <= found["condition"]["uptimes_s"]["a"] < 100_000
 
@@ -219,9 +220,9 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
 def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, place, monkeypatch, key):
     """Of supervisor, a program below the prefix is run as root, and the folder might be anybody's."""
     planned = {**pair.plan()["hosts"]["worker1"], **place}
-    monkeypatch.setattr(condition.state, "drift", lambda part: pytest.fail(f"examined {part[key]}"))
+    monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part[key]}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts that the head keeps"):
-        condition.read("llama_cluster", "system", {**planned, key: "/tmp/evil"}, None)
+        host_status.read("llama_cluster", "system", {**planned, key: "/tmp/evil"}, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):

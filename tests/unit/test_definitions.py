@@ -8,10 +8,10 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 
 WORDS = ["/opt/a b/run", "50 %", "$HOME", 'say "hi"', "back\\slash", "it's", "", "a=b,c"]
@@ -300,7 +300,7 @@ def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables, wo
     """A head that everybody may reach talks to everybody, which is 0.1, and which the plan warns of (server-for-everybody)."""
     for host in serving(pair, **variables).hosts.values():
         host["facts"]["accelerators"] = DEVICES[backend]
-        host["facts"]["toolchain"] = entry.DECLARED["toolchain"]
+        host["facts"]["toolchain"] = cluster_inputs.DECLARED["toolchain"]
         host["variables"]["llama_backend"] = backend
     units = [
         (service["name"], definitions.definition(host, service))

@@ -3,7 +3,8 @@
 import copy
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, physical
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from conftest import FACTS, RELEASE, Cluster, known_answer_of
 from machines import Machine
 
@@ -235,8 +236,8 @@ def test_releases_are_alike_by_source_patches_and_protocol(one, other, same):
 def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch):
     machine = Machine(name, tmp_path).settle(monkeypatch)
     facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
-    assert physical.twins(facts) == expected
-    assert len(physical.devices(facts)) == len(set(expected.values()))
+    assert same_device.twins(facts) == expected
+    assert len(same_device.devices(facts)) == len(set(expected.values()))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_declared_devices_that_are_one_and_the_same(one, other, same):
     declared = {"name": "declared", "architecture": "", "unified": False}
     accelerators = [{**declared, **one, "backend": "hip"}, {**declared, **other, "backend": "vulkan"}]
     facts = entry.facts_of({**FACTS, "accelerators": accelerators})
-    assert (physical.twins(facts)["Vulkan0"] == "ROCm0") is same
+    assert (same_device.twins(facts)["Vulkan0"] == "ROCm0") is same
 
 
 # What a refusal says of memory that is not offered

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def test_the_page_of_the_plan_is_current(generate):
 def test_every_advisory_meets_a_symptom():
     page = (ROOT / "docs" / "plan.md").read_text()
     symptoms = page[page.index("| symptom | met by |") :]
-    ids = {entry.id for entry in advisories.ADVISORIES}
+    ids = {entry.id for entry in table.ADVISORIES}
     own = {
         "backend-unmaintained",
         "open-server",
@@ -45,7 +45,7 @@ def test_the_published_advisories_are_sentences():
     page = (ROOT / "docs" / "plan.md").read_text()
     assert "| With build 6110 (llama_release), anyone who reaches a worker's port" in page
     assert "*device* of *host* gets 90112 MiB, and *limit* MiB are shown. Larger" in page
-    for entry in advisories.ADVISORIES:
+    for entry in table.ADVISORIES:
         texts = [entry.message, *(remedy.text for remedy in entry.remedies)]
         keys = set(re.findall(r"{(\w+)}", " ".join(texts)))
         assert not keys & {"told", "remedy"}, entry.id

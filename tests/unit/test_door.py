@@ -1,7 +1,7 @@
 """The port of the head: for whom it is open, and where clients find it."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from conftest import RELEASE
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import gguf_files
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import hub as on_controller
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded, web
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub as on_controller
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from test_model_sources import REPO, looked_up, on_huggingface, request_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -136,7 +135,7 @@ def of_archive(url):
 @pytest.fixture
 def attacked(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "SECONDS_OF_HEADERS", 0.5)
+    monkeypatch.setattr(web, "SECONDS_OF_HEADERS", 0.5)
     monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 1)
     monkeypatch.setattr(sources, "ARCHIVE_BYTES", 1 << 20)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
@@ -201,11 +200,11 @@ def test_an_answer_of_too_many_parts_is_refused(attacked, monkeypatch):
 def test_a_download_whose_answer_does_not_begin_is_given_up(attacked, tmp_path, monkeypatch):
     """After it was tried again: such a server may have too much to do."""
     pauses = []
-    monkeypatch.setattr(fetching, "PAUSES", (0, 2))
+    monkeypatch.setattr(download, "PAUSES", (0, 2))
     hub = attacked(trickle_of_headers)
     url, data = f"{hub.url}/m.gguf", gguf_files.model()
     digest = hashlib.sha256(data).hexdigest()
-    file = fetched.File("m.gguf", tmp_path / "m.gguf", url, len(data), digest, "model", tmp_path / "record")
+    file = downloaded.File("m.gguf", tmp_path / "m.gguf", url, len(data), digest, "model", tmp_path / "record")
     with pytest.raises(Refusal, match=r"has a server whose answer did not begin within 0\.5 s"):
-        fetching.receive(file, None, 0, lambda piece: None, pauses.append)
+        download.receive(file, None, 0, lambda piece: None, pauses.append)
     assert pauses == [2]

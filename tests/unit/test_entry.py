@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
@@ -72,7 +72,7 @@ def test_what_no_plan_can_hold(local, variable, value, said):
 def test_a_value_without_end_is_not_followed():
     endless = []
     endless.append(endless)
-    assert untrusted.problem("llama_release", endless).why == "has more than 32 levels or 200000 parts: shorten it"
+    assert validation.problem("llama_release", endless).why == "has more than 32 levels or 200000 parts: shorten it"
 
 
 def test_facts_with_too_much_text(local):
@@ -90,7 +90,7 @@ def test_what_a_text_becomes_is_looked_at_too():
     own = {"llama_server_environment": '{"A": "b\\u001b[2J"}'}
     task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
     with pytest.raises(Refusal, match=r"llama_server_environment.A is 'b\\x1b\[2J', which has a line break"):
-        entry.read(*inventory.hosts(task_vars))
+        cluster_inputs.read(*inventory.hosts(task_vars))
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_what_a_text_becomes_is_looked_at_too():
 )
 def test_names_of_hosts_and_clusters(pair, name):
     pair.hosts[name] = pair.hosts.pop("worker1")
-    assert pair.reason().startswith(f"a host has the name {untrusted.show(name)} in the inventory: use letters")
+    assert pair.reason().startswith(f"a host has the name {validation.show(name)} in the inventory: use letters")
 
 
 def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
-        entry.settle("a\x1bb", local.hosts)
+        cluster_inputs.settle("a\x1bb", local.hosts)
     assert refused("a\x1bb", raised.value)["cluster"] == r"a\x1bb"
 
 
@@ -169,7 +169,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value, u
     ],
 )
 def test_a_url_without_a_secret(url):
-    assert untrusted.problem("llama_release", url) is None
+    assert validation.problem("llama_release", url) is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_url_without_a_secret(url):
     ],
 )
 def test_other_spellings_of_a_secret_in_a_url(text):
-    assert untrusted.has_secret(text)
+    assert validation.has_secret(text)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_other_spellings_of_a_secret_in_a_url(text):
 )
 def test_other_names_of_a_secret(name):
     with pytest.raises(Refusal, match=f"has {name}, a secret"):
-        entry.environment("environment", {name: "S"})
+        cluster_inputs.environment("environment", {name: "S"})
 
 
 @pytest.mark.parametrize(
     "name", ["PATH", "TOKENIZERS_PARALLELISM", "GGML_VK_DISABLE_COOPMAT", "COMPASS", "KEYBOARD", "BYPASS"]
 )
 def test_names_that_are_no_secrets(name):
-    assert entry.environment("environment", {name: "S"}) == {name: "S"}
+    assert cluster_inputs.environment("environment", {name: "S"}) == {name: "S"}
 
 
 def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):
@@ -242,7 +242,7 @@ def test_a_long_text_is_read_in_no_time(begin, part):
     """A text of 64 kB took four seconds where each beginning of a URL was followed to the end."""
     text = begin + part * (65000 // len(part))
     started = time.process_time()
-    untrusted.has_secret(text)
+    validation.has_secret(text)
     assert time.process_time() - started < 1
 
 
@@ -539,7 +539,7 @@ def test_what_a_host_says_costs_little_memory(value):
     """The place of each part was written down, before the parts were counted: 400 kB of facts took 30 GB."""
     tracemalloc.start()
     try:
-        assert untrusted.problem("it", value)
+        assert validation.problem("it", value)
         assert tracemalloc.get_traced_memory()[1] < 100 << 20
     finally:
         tracemalloc.stop()

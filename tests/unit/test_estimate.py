@@ -5,10 +5,11 @@ import math
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, rollback, speed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Interface, Link
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Interface, Link
 from conftest import Cluster
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
@@ -29,7 +30,7 @@ def test_without_a_worker_the_network_adds_nothing(pair):
     best = alone["best_single_host"]
     speeds = {key: alone[key] for key in ("generation_tokens_per_s", "prompt_tokens_per_s")}
     assert best == {"host": "head", "fits": True, "gpu_layers": None, **speeds}
-    assert alone["rates"] == speed.ASSUMED
+    assert alone["rates"] == cost_model.ASSUMED
 
 
 def test_before_protocol_3_5_a_worker_answers_twice_for_a_token(pair):
@@ -41,7 +42,7 @@ def test_before_protocol_3_5_a_worker_answers_twice_for_a_token(pair):
 
 def test_where_nothing_was_measured_the_assumption_stands(pair):
     given = estimate_of(pair)
-    round_trip = speed.LINKS["ethernet"].round_trip_ms
+    round_trip = cost_model.LINKS["ethernet"].round_trip_ms
     cost = given["links"][1].pop("ms_per_token")
     assert given["network_ms_per_token"] == pytest.approx(2 * cost, rel=0.01)
     assert cost > 2 * round_trip
@@ -51,7 +52,7 @@ def test_where_nothing_was_measured_the_assumption_stands(pair):
         "endpoint": "192.0.2.12:50052",
         "kind": "ethernet",
         "one_way_ms": round_trip / 2,
-        "gbit_per_s": speed.LINKS["ethernet"].gbit,
+        "gbit_per_s": cost_model.LINKS["ethernet"].gbit,
         "measured": False,
     }
 
@@ -131,8 +132,8 @@ def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_add
 
 
 def test_each_kind_that_can_be_declared_has_a_time_and_a_rate_of_its_own():
-    assert set(speed.LINKS) == {*names.LINK_KINDS, "loopback", "tunnel"}
-    cables = [speed.LINKS[kind] for kind in ("ethernet", "thunderbolt", "usb4")]
+    assert set(cost_model.LINKS) == {*names.LINK_KINDS, "loopback", "tunnel"}
+    cables = [cost_model.LINKS[kind] for kind in ("ethernet", "thunderbolt", "usb4")]
     assert len({link.round_trip_ms for link in cables}) == len({link.gbit for link in cables}) == 3
 
 
@@ -208,7 +209,7 @@ def test_tokens_take_as_long_as_their_parts_together(serving):
 )
 def test_the_plan_names_its_least_sure_source(serving, monkeypatch, rates, surest):
     kinds = itertools.cycle(sorted(rates))
-    monkeypatch.setattr(speed, "rate_of", lambda *_given: speed.Rate(100, 100, next(kinds)))
+    monkeypatch.setattr(cost_model, "rate_of", lambda *_given: cost_model.Rate(100, 100, next(kinds)))
     assert serving(llama_placement="all")["estimate"]["rates"] == surest
 
 
@@ -305,11 +306,11 @@ def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair
         pair.hosts[name]["facts"]["memory_mib"] = 65536
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/big.gguf")
     pair.model = {"summary": big_model, "closed": None}
-    monkeypatch.setattr(speed, "DISK_GB_PER_S", 0.2)
+    monkeypatch.setattr(cost_model, "DISK_GB_PER_S", 0.2)
     plan = pair.plan()
     assert plan["fits"]
     assert plan["head"]["start_timeout"] == math.ceil(5 * plan["estimate"]["load_s"]) > 900
-    monkeypatch.setattr(speed, "DISK_GB_PER_S", 0.002)
+    monkeypatch.setattr(cost_model, "DISK_GB_PER_S", 0.002)
     slow = pair.plan()
     assert (slow["head"]["start_timeout"], slow["estimate"]["load_limited_by"]) == (86400, "disk of head")
     pair.hosts["head"]["variables"]["llama_server_start_timeout"] = 120

@@ -1,8 +1,9 @@
 """Workers that others run: planned with, shaken hands with, and never changed."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from conftest import known_answer_of
 
 WINDOWS = {

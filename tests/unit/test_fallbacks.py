@@ -5,9 +5,9 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
 from conftest import Cluster, known_answer_of
 from test_advisories import TREE, strix_halo, strix_halos
 

@@ -7,11 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases, remedies, speed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.workers import SHARING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
 from conftest import CATALOGUE
 
 IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4200}
@@ -77,7 +80,7 @@ def test_releases_without_a_patch_are_refused_with_what_to_do(local, release, sa
 def test_hosts_that_differ_are_refused(pair):
     pair.hosts["worker1"]["variables"]["llama_build_fast_load"] = True
     with pytest.raises(Refusal, match="llama_build_fast_load of worker1 differs from that of the head"):
-        release_variables(entry.read("llama_cluster", pair.hosts), CATALOGUE)
+        release_variables(cluster_inputs.read("llama_cluster", pair.hosts), CATALOGUE)
 
 
 @pytest.mark.parametrize("value", [True, {}, "x"])
@@ -93,15 +96,15 @@ def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
 
 
 def test_a_remedy_with_another_release_keeps_the_patch(local):
-    cluster = entry.read("llama_cluster", asked(local).hosts)
+    cluster = cluster_inputs.read("llama_cluster", asked(local).hosts)
     changed = remedies.releasing(["llama_release"], "b8600")(cluster)
     for requests in (changed.releases, changed.hosts["here"].releases):
-        assert requests["llama_release"] == releases.with_fast_load("b8600")
+        assert requests["llama_release"] == release_request.with_fast_load("b8600")
 
 
 def test_programs_with_and_without_it_are_not_of_the_same_source():
     request = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
-    plain, fast = (releases.release_of(value, {}) for value in (request, releases.with_fast_load(request)))
+    plain, fast = (releases.release_of(value, {}) for value in (request, release_request.with_fast_load(request)))
     assert fast.loads_fast
     assert not plain.loads_fast
     assert not releases.same_source(plain, fast)
@@ -110,19 +113,23 @@ def test_programs_with_and_without_it_are_not_of_the_same_source():
 def test_loads_are_predicted_as_they_were_measured():
     """8.93 GB to a worker on loopback, beside 1.2 s alone; 0.94 GB over 1 Gbit/s in 8.3 s (docs/performance.md)."""
     request = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
-    plain, fast = (releases.release_of(value, {}) for value in (request, releases.with_fast_load(request)))
+    plain, fast = (releases.release_of(value, {}) for value in (request, release_request.with_fast_load(request)))
     old = releases.release_of(OLD, {})
-    rate = speed.Rate(100, 1000, speed.TABLE)
-    local = speed.Work("a", "", rate, 10, 1e9, 8.93e9, 2e9, 310)
-    loopback = local._replace(link=speed.Link("loopback", 0.05, 100, False))
-    assert speed.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)
-    assert speed.load_s(fast, [loopback]) == pytest.approx(8.93 / speed.DISK_GB_PER_S)
-    slow = local._replace(weights=0.94e9, link=speed.Link("ethernet", 0.3, 1.0, False))
-    assert speed.load_s(plain, [slow]) == pytest.approx(8.3, rel=0.1)
-    assert speed.load_s(fast, [slow]) == pytest.approx(0.94 * 8)
-    assert speed.load_s(old, [loopback]) == speed.load_s(old, [local]) == pytest.approx(8.93 / speed.DISK_GB_PER_S)
-    assert set(speed.load_costs(plain, slow)) == {"link to", "RPC on"}
-    assert set(speed.load_costs(plain, loopback)) == {"RPC on"}
+    rate = cost_model.Rate(100, 1000, cost_model.TABLE)
+    local = cost_model.Work("a", "", rate, 10, 1e9, 8.93e9, 2e9, 310)
+    loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))
+    assert cost_model.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)
+    assert cost_model.load_s(fast, [loopback]) == pytest.approx(8.93 / cost_model.DISK_GB_PER_S)
+    slow = local._replace(weights=0.94e9, link=cost_model.Link("ethernet", 0.3, 1.0, False))
+    assert cost_model.load_s(plain, [slow]) == pytest.approx(8.3, rel=0.1)
+    assert cost_model.load_s(fast, [slow]) == pytest.approx(0.94 * 8)
+    assert (
+        cost_model.load_s(old, [loopback])
+        == cost_model.load_s(old, [local])
+        == pytest.approx(8.93 / cost_model.DISK_GB_PER_S)
+    )
+    assert set(cost_model.load_costs(plain, slow)) == {"link to", "RPC on"}
+    assert set(cost_model.load_costs(plain, loopback)) == {"RPC on"}
 
 
 MAIN = r"""

@@ -19,19 +19,18 @@ import test_rollback
 import test_services
 import test_tuning
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
-    building,
-    fetched,
-    fetching,
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
+    cache_prefill,
     firewall,
     ownership,
-    plans,
-    seeding,
+    plan_history,
     services,
-    stored,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark,
     clean,
@@ -83,7 +82,7 @@ def failed_runs(broken, make, run, state, expected, *place):
         broken.at = None
         remedy = r"\. [A-Z].*(run the playbook again|\(become\))"
         path = r"(\S+: )?" if place else r"/.*: "
-        assert all(re.match(f"^{path}{error.strerror}{remedy}", failures.sentence(error, *place)) for error in said)
+        assert all(re.match(f"^{path}{error.strerror}{remedy}", errors.sentence(error, *place)) for error in said)
         if not reached:
             return number - 1
         run(host)
@@ -316,10 +315,10 @@ def test_a_file_system_that_cannot_sync_a_folder_is_no_error(tmp_path, monkeypat
     assert (tmp_path / "unit").read_text() == "text"
 
 
-@pytest.mark.parametrize("number", failures.REMEDIES)
+@pytest.mark.parametrize("number", errors.REMEDIES)
 def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
-    said = failures.sentence(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
-    mount = failures.file_system(str(tmp_path))
+    said = errors.sentence(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
+    mount = errors.file_system(str(tmp_path))
     assert os.path.ismount(mount)
     assert said.startswith(f"{tmp_path}/no/file: {os.strerror(number)}. ")
     assert (f" {mount}" in said) == (number not in (errno.EACCES, errno.EPERM))
@@ -329,16 +328,16 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
 
 
 def test_an_error_without_a_path(tmp_path):
-    said = failures.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
+    said = errors.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
     assert said.startswith(
-        f"Input/output error. See dmesg for what is wrong with the disk of {failures.file_system(str(tmp_path))}, and "
+        f"Input/output error. See dmesg for what is wrong with the disk of {errors.file_system(str(tmp_path))}, and "
     )
-    relative = failures.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
+    relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
     assert (
         relative
         == "bin: Input/output error. See dmesg for what is wrong with the disk of /, and run the playbook again when it works."
     )
-    assert failures.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
+    assert errors.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
 
 
 def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
@@ -346,7 +345,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
         raise OSError(errno.ESTALE, "Stale file handle", path)
 
     monkeypatch.setattr(os, "statvfs", stale)
-    assert " on / and run" in failures.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
+    assert " on / and run" in errors.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
 
 
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
@@ -356,17 +355,17 @@ MODULES = {
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
-    host_status: ((host_status.condition, "read"), {}),
-    kept_module: ((kept_module.plans, "read_all"), {"state": "listed", "prefix": "/p"}),
+    host_status: ((host_status.host_status, "read"), {}),
+    kept_module: ((kept_module.plan_history, "read_all"), {"state": "listed", "prefix": "/p"}),
     lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
-    model: ((model.fetched, "compare"), {"state": "fetched", "folder": "/p"}),
+    model: ((model.downloaded, "compare"), {"state": "fetched", "folder": "/p"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
-    seed: ((seed.seeding, "describe"), {"state": "described", "path": "/m.gguf"}),
+    seed: ((seed.cache_prefill, "describe"), {"state": "described", "path": "/m.gguf"}),
     service: ((services, "apply"), {"host": EMPTY}),
-    tuning_module: ((tuning_module.tuning, "apply"), {"parameters": {}}),
+    tuning_module: ((tuning_module.kernel_parameters, "apply"), {"parameters": {}}),
     verify: ((verify.verification, "collect"), {"plan": {}}),
 }
 """Module → what does its work, and arguments."""
@@ -422,7 +421,7 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
     """Two files, of which one was fetched in part before."""
     data = DATA[:10_000]
     server.files.update({"/m.gguf": data, "/n.gguf": data})
-    record = fetched.model_files.RECORD
+    record = downloaded.download_record.RECORD
 
     def make(number):
         part = tmp_path / str(number) / "source" / "m.gguf.part"
@@ -433,13 +432,13 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
     def run(folder):
         files = [planned(server, folder, name, data=data) for name in ("m.gguf", "n.gguf")]
         records = [{"path": str(folder / "source" / record), "source": "there"}]
-        wanted = fetched.of_plan(files, records)
-        differs = fetched.differences(wanted, records)
-        fetching.fetch(wanted, folder, records, None)
+        wanted = downloaded.of_plan(files, records)
+        differs = downloaded.differences(wanted, records)
+        download.fetch(wanted, folder, records, None)
         return any(differs)
 
     def state(folder):
-        found = faults.tree(folder, fetched.LOCK)
+        found = faults.tree(folder, downloaded.LOCK)
         mode, text = found[f"source/{record}"]
         said = json.loads(text.decode().replace(str(folder), ""))
         for entry in said["checked"].values():
@@ -457,7 +456,7 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
 @pytest.mark.faults
 @KINDS
 def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(seeding.transfer, "THRESHOLD", 10)
+    monkeypatch.setattr(cache_prefill.rpc_upload, "THRESHOLD", 10)
     names = [f"{number:016x}" for number in range(3)]
 
     def make(number):
@@ -468,9 +467,12 @@ def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
         return tmp_path / str(number)
 
     def run(host):
-        worker = seeding.Worker("two", host / "two" / "rpc", [], "", {}, "")
-        wanted = [seeding.Tensor(path.name, 320, mark) for mark, path in seeding.cached_tensors(host / "one").items()]
-        return bool(seeding.link(worker, seeding.missing(worker, wanted), [host / "one"]))
+        worker = cache_prefill.Worker("two", host / "two" / "rpc", [], "", {}, "")
+        wanted = [
+            cache_prefill.Tensor(path.name, 320, mark)
+            for mark, path in cache_prefill.cached_tensors(host / "one").items()
+        ]
+        return bool(cache_prefill.link(worker, cache_prefill.missing(worker, wanted), [host / "one"]))
 
     whole = make("whole")
     assert run(whole)
@@ -523,24 +525,24 @@ def run_logged(builder, step, _argv):
 
 def compiled(root, archive):
     build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-    source = {"archive": str(archive), "sha256": stored.sha256(archive), "member": "", "commit": "a1", "number": 7}
+    source = {"archive": str(archive), "sha256": sha256(archive), "member": "", "commit": "a1", "number": 7}
     return building.Builder(str(root / "prefix"), str(root / "cache"), build, {**source, "patches": []}, None).install()
 
 
 def unpacked(root, archive):
     build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-    source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
-    if not stored.installed(root / "prefix/releases/new"):
+    source = {"archive": str(archive), "sha256": sha256(archive), "commit": "a1", "number": 7}
+    if not store.installed(root / "prefix/releases/new"):
         building.Installer(str(root / "prefix"), build, None).unpack(source)
 
 
 def packed(root, _archive):
     build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-    if not stored.installed(root / "prefix/releases/new"):
+    if not store.installed(root / "prefix/releases/new"):
         builder = root.parent / "builder/prefix"
         path = building.pack(str(builder), str(root / "cache"), build)
-        recorded = stored.installed(builder / "releases/new")["files"]
-        building.Installer(str(root / "prefix"), build, None).receive(path, stored.sha256(Path(path)), recorded)
+        recorded = store.installed(builder / "releases/new")["files"]
+        building.Installer(str(root / "prefix"), build, None).receive(path, sha256(Path(path)), recorded)
 
 
 @pytest.mark.faults
@@ -584,7 +586,7 @@ def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_p
     release = tmp_path / "prefix/releases/new/bin"
     release.mkdir(parents=True)
     (release / "llama-server").write_text(PROGRAM)
-    (release.parent / stored.MANIFEST).write_text("{}")
+    (release.parent / store.MANIFEST).write_text("{}")
     broken = faults.Faults(monkeypatch, "full disk", tmp_path / "cache")
     broken.at = 5
     with pytest.raises(OSError, match="No space left"):
@@ -671,15 +673,15 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
 
     def upgrade(identity, launcher):
         build = {"id": identity, "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-        source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
+        source = {"archive": str(archive), "sha256": sha256(archive), "commit": "a1", "number": 7}
         building.Installer(str(prefix), build, None).unpack(source)
         (prefix / "runtime" / launcher).mkdir(parents=True)
         (prefix / "runtime" / launcher / "new").write_text(launcher)  # as Ansible's module copy does
         os.replace(prefix / "runtime" / launcher / "new", prefix / "runtime" / launcher / "runtime.py")
         kept = test_rollback.with_id(record, len(launcher))
-        plans.begin(str(prefix), kept)
+        plan_history.begin(str(prefix), kept)
         machine.apply(test_services.defined(HEAD, f"runtime/{launcher}/runtime.py releases/{identity}/ -- "))
-        plans.confirm(str(prefix), kept["id"])
+        plan_history.confirm(str(prefix), kept["id"])
         planned = {**machine.host, "cache": str(root / "cache"), "keep_releases": 1, "builds": [{"id": identity}]}
         planned.update(names={"cluster": "llama_cluster"}, account=None)
         with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
@@ -708,7 +710,7 @@ def test_a_file_on_a_disk_that_is_really_full(small_disk):
         ballast.write(bytes(1 << 20))
     with pytest.raises(OSError, match="No space left") as raised:
         files.replace_file(target, "new" * 4096, 0o644)
-    assert failures.sentence(raised.value).startswith(
+    assert errors.sentence(raised.value).startswith(
         f"{target}: No space left on device. Free some space on {small_disk} (0 MiB and room for "
     )
     assert faults.tree(small_disk, "ballast") == {"unit": (0o644, b"old")}

@@ -13,9 +13,8 @@ import time
 import types
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, downloaded, web
 from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import fill_disk
 from model_server import DATA, SHA, SIZE, Server, answer
@@ -43,7 +42,7 @@ def planned(server, models, name="m.gguf", data=DATA, **more):
 
 
 def records(models, **content):
-    return [{"path": str(models / "source" / model_files.RECORD), "asked": {"url": ["it"]}, **content}]
+    return [{"path": str(models / "source" / download_record.RECORD), "asked": {"url": ["it"]}, **content}]
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def fetch(server, models):
     def run(*files, token=None, **content):
         given = files or (planned(server, models),)
         listed = records(models, **content)
-        return fetching.fetch(fetched.of_plan(given, listed), models, listed, token)
+        return download.fetch(downloaded.of_plan(given, listed), models, listed, token)
 
     return run
 
@@ -77,7 +76,7 @@ def test_a_file_is_whole_and_recorded_last(server, models, fetch):
 def test_what_is_recorded_is_neither_read_nor_asked_for_again(server, models, fetch, monkeypatch):
     fetch()
     asked = len(server.asked)
-    monkeypatch.setattr(fetching._Fetcher, "_read", None)
+    monkeypatch.setattr(download._Fetcher, "_read", None)
     assert fetch() == {str(models / "source" / "m.gguf"): SHA}
     assert len(server.asked) == asked
 
@@ -101,7 +100,7 @@ def test_a_server_that_sends_nothing_is_given_up(server, models, fetch):
     server.faults["/m.gguf"] = reset
     with pytest.raises(Refusal, match=r"127\.0\.0\.1:\d+/m\.gguf cannot be read .*Nothing of it was fetched$"):
         fetch()
-    assert len(server.asked) == len(fetching.PAUSES)
+    assert len(server.asked) == len(download.PAUSES)
     assert below(models) == [".fetching"]
 
 
@@ -128,14 +127,16 @@ def test_a_server_that_drips_is_given_up_and_a_slow_reader_is_not(server, tmp_pa
     def take(_piece):
         now[0] += 0 if drips else 300
 
-    monkeypatch.setattr(remote, "time", types.SimpleNamespace(monotonic=lambda: now[0]), raising=False)
+    monkeypatch.setattr(web, "time", types.SimpleNamespace(monotonic=lambda: now[0]), raising=False)
     monkeypatch.setattr(http.client.HTTPResponse, "read1", read_slowly)
-    file = fetched.File("m.gguf", tmp_path / "m.gguf", f"{server.url}/m.gguf", SIZE, SHA, "model", tmp_path / "record")
+    file = downloaded.File(
+        "m.gguf", tmp_path / "m.gguf", f"{server.url}/m.gguf", SIZE, SHA, "model", tmp_path / "record"
+    )
     with pytest.raises(Refusal, match=r"/m\.gguf has a server that sends less than 4 KiB per second: try again"):
-        fetching.receive(file, None, 0, take, pauses.append)
-    assert len(pauses) == len(fetching.PAUSES) - 1
+        download.receive(file, None, 0, take, pauses.append)
+    assert len(pauses) == len(download.PAUSES) - 1
     drips, now[0] = False, 0.0
-    fetching.receive(file, None, 0, take, pauses.append)
+    download.receive(file, None, 0, take, pauses.append)
 
 
 def test_a_server_that_falls_silent_after_each_byte_is_given_up(server, tmp_path, monkeypatch):
@@ -143,17 +144,19 @@ def test_a_server_that_falls_silent_after_each_byte_is_given_up(server, tmp_path
 
     def read_once(reply, _size):
         if getattr(reply, "seen", False):
-            now[0] += remote.SECONDS_OF_SILENCE
+            now[0] += web.SECONDS_OF_SILENCE
             raise TimeoutError("timed out")
         reply.seen = True
         return read(reply, 1)
 
-    monkeypatch.setattr(remote, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(web, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(http.client.HTTPResponse, "read1", read_once)
-    file = fetched.File("m.gguf", tmp_path / "m.gguf", f"{server.url}/m.gguf", SIZE, SHA, "model", tmp_path / "record")
+    file = downloaded.File(
+        "m.gguf", tmp_path / "m.gguf", f"{server.url}/m.gguf", SIZE, SHA, "model", tmp_path / "record"
+    )
     with pytest.raises(Refusal):
-        fetching.receive(file, None, 0, lambda _piece: len(pauses) < 99 or pytest.fail("it goes on"), pauses.append)
-    assert len(pauses) == len(fetching.PAUSES) - 1
+        download.receive(file, None, 0, lambda _piece: len(pauses) < 99 or pytest.fail("it goes on"), pauses.append)
+    assert len(pauses) == len(download.PAUSES) - 1
 
 
 @pytest.mark.parametrize(
@@ -242,7 +245,7 @@ def test_without_a_checksum_nothing_that_came_is_kept(server, models, fetch):
 
 def test_a_whole_file_without_a_record_is_read_and_not_fetched(server, models, fetch):
     fetch()
-    (models / "source" / model_files.RECORD).unlink()
+    (models / "source" / download_record.RECORD).unlink()
     asked = len(server.asked)
     fetch()
     assert below(models) == WHOLE
@@ -277,9 +280,9 @@ def test_a_registry_of_ollama_gets_no_token(server, models, fetch):
         second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
         listed = [
             *records(models, asked={"ollama": "registry/library/m:latest"}),
-            {"path": str(models / "second" / model_files.RECORD), "asked": {"huggingface": {}, "role": "mmproj"}},
+            {"path": str(models / "second" / download_record.RECORD), "asked": {"huggingface": {}, "role": "mmproj"}},
         ]
-        fetching.fetch(fetched.of_plan([planned(server, models), second], listed), models, listed, "secret")
+        download.fetch(downloaded.of_plan([planned(server, models), second], listed), models, listed, "secret")
         assert [headers.get("Authorization") for _path, headers in server.asked] == [None]
         assert [headers.get("Authorization") for _path, headers in other.asked] == ["Bearer secret"]
     finally:
@@ -353,7 +356,7 @@ def test_a_part_that_is_no_file_is_refused(server, models, fetch, make):
 )
 def test_a_record_of_another_form_is_none(server, models, fetch, checked):
     fetch()
-    place = models / "source" / model_files.RECORD
+    place = models / "source" / download_record.RECORD
     whole = place.read_text()
     entry = {str(models / "source" / "m.gguf"): checked["FILE"]} if isinstance(checked, dict) else checked
     place.write_text(json.dumps({**json.loads(whole), "checked": entry}))
@@ -363,9 +366,9 @@ def test_a_record_of_another_form_is_none(server, models, fetch, checked):
 
 def test_a_record_that_is_a_pipe_is_replaced(server, models, fetch):
     (models / "source").mkdir(parents=True)
-    os.mkfifo(models / "source" / model_files.RECORD)
+    os.mkfifo(models / "source" / download_record.RECORD)
     fetch()
-    assert json.loads((models / "source" / model_files.RECORD).read_text())["checked"]
+    assert json.loads((models / "source" / download_record.RECORD).read_text())["checked"]
 
 
 def test_the_folder_itself_may_be_a_symbolic_link(server, models, fetch, tmp_path):
@@ -387,9 +390,9 @@ def test_two_runs_at_once_do_not_mix(server, models, fetch):
 
 
 def test_a_process_that_holds_the_lock_and_gets_nowhere_is_named(server, models, fetch, monkeypatch):
-    monkeypatch.setattr(fetching, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(download, "WAIT_SECONDS", 0.1)
     models.mkdir()
-    with (models / fetched.LOCK).open("w") as held:
+    with (models / downloaded.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(
             Refusal, match=rf"process {os.getpid()} on this host fetches models .* got nowhere .*: end it"
@@ -402,12 +405,12 @@ def test_a_process_that_holds_the_lock_and_gets_nowhere_is_named(server, models,
 
 def test_what_does_not_fit_is_refused_before_a_byte_is_fetched(server, small_disk):
     models = small_disk / "models"
-    files = fetched.of_plan([planned(server, models)])
+    files = downloaded.of_plan([planned(server, models)])
     with pytest.raises(
         Refusal,
         match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was written",
     ):
-        fetching.fetch(files, models, [], None)
+        download.fetch(files, models, [], None)
     assert not server.asked
 
 
@@ -441,12 +444,12 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
     }
     filler = small_disk / "filler"
     fill_disk(filler, left)
-    fetching_check = fetching.check_room
-    fetching.check_room = lambda *_arguments: None
+    fetching_check = download.check_room
+    download.check_room = lambda *_arguments: None
     try:
         result = call(state="fetched", **arguments)
     finally:
-        fetching.check_room = fetching_check
+        download.check_room = fetching_check
     if left < 8:
         assert result["failed"]
         assert re.search(
@@ -454,7 +457,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
             result["msg"],
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
-        assert not (models / "source" / model_files.RECORD).exists()
+        assert not (models / "source" / download_record.RECORD).exists()
     filler.unlink()
     again = call(state="fetched", **arguments)
     assert again.get("failed") is None

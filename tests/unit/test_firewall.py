@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.firewall import FirewallError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import FirewallError
 
 RECORDED = Path(__file__).parent / "data" / "firewall"
 ADDED, ZONES, POLICIES, RULESET = (

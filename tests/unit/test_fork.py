@@ -2,7 +2,7 @@
 integration tests."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from conftest import Cluster, known_answer_of
 
 COMMIT = "8337e4cd3861406fc04e0854b1409cd1b027fbc9"

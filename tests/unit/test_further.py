@@ -2,12 +2,14 @@
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, projector
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, further, model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Model
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Model
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from test_plan_memory import ARCHIVE, GIB, found, head_with_cards
 from test_plan_memory import cluster_of as cards_of
 
@@ -273,7 +275,7 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
     """convert_hf_to_gguf.py --mtp of build 11063 writes the layers that predict further tokens alone, and counts those of the whole model."""
     tensors = [(f"blk.60.{name}", (1024, 1024), 1) for name in ("attn_q.weight", "nextn.eh_proj.weight")]
     (tmp_path / "mtp.gguf").write_bytes(gguf_files.model(MTP, [("token_embd.weight", (1024, 32), 1), *tensors]))
-    read = models.had([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")]["summary"]
+    read = local.had([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")]["summary"]
     assert gguf.problem(read) is None
     plan = with_both(head_with_cards(2, 20, **build(11063)), draft=read).plan()
     assert not plan["refused"], plan["reasons"]
@@ -323,11 +325,11 @@ def test_the_fastest_of_devices_that_hold_the_same_comes_first():
     server = entry.read("llama_cluster", entry.settle("llama_cluster", cards_of(1).hosts)).server
     model = Model("/m.gguf", None, draft(), further={"mmproj": PROJECTOR, "draft": draft()})
     own = [Device("head", "cuda", f"CUDA{i}", f"CUDA{i}", mib, {}) for i, mib in enumerate((24000, 48000, 24000))]
-    names = [place and place.name for place in further._places("draft", model, server, own)]
+    names = [place and place.name for place in auxiliary_models._places("draft", model, server, own)]
     assert names == ["CUDA0", "CUDA1", None]
-    assert len(further._places("mmproj", model, server, own)) == 2
+    assert len(auxiliary_models._places("mmproj", model, server, own)) == 2
     split = server._replace(tensor_split=(1.0, 1.0, 1.0))
-    assert len(further._places("draft", model, split, own)) == 4
+    assert len(auxiliary_models._places("draft", model, split, own)) == 4
 
 
 def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
@@ -486,7 +488,7 @@ def test_a_header_of_a_projector(tmp_path):
     ]
     assert read["tensor_bytes"] == 64 * 32 * 4 + 2 * 64 * 64 * 2 + 64 * 4
     assert projector.problem(read) is None
-    assert models.had([], [str(path)], [], "nobody")["paths"][str(path)]["summary"] == read
+    assert local.had([], [str(path)], [], "nobody")["paths"][str(path)]["summary"] == read
 
 
 @pytest.mark.parametrize(

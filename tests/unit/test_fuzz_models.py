@@ -10,15 +10,21 @@ import gguf_files
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import compare, kept, seed, status, verify
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured, records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, model_files, ollama
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, finding, hub
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.fetching import sentence
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records, results
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
+    download,
+    download_record,
+    downloaded,
+    local,
+    ollama,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.push import sentence
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables
 from hypothesis import example, given
 from hypothesis import strategies as st
 from test_advisories import strix_halos
@@ -92,7 +98,7 @@ def offline(monkeypatch):
     def nobody(asked, seconds):
         raise Refusal("nobody is asked")
 
-    monkeypatch.setattr(finding, "_look_up", nobody)
+    monkeypatch.setattr(resolver, "_look_up", nobody)
 
 
 @pytest.mark.fuzz
@@ -105,7 +111,7 @@ def test_any_answer_of_a_host(offline, answered):
     started = time.process_time()
     found, _action = run(lambda **_arguments: said if isinstance(said, dict) else {}, wanted, prefix="/p")
     assert time.process_time() - started < SECONDS
-    assert untrusted.is_plain(found.get("refused", ""))
+    assert validation.is_plain(found.get("refused", ""))
 
 
 RECORD = record(request_of(llama_model_url=ASKED["llama_model_url"]).sources()[0])
@@ -115,16 +121,16 @@ RECORD = record(request_of(llama_model_url=ASKED["llama_model_url"]).sources()[0
 @OFTEN
 @given(news(RECORD), st.none() | st.text(st.characters(codec="utf-8")))
 def test_any_record_beside_a_model(tmp_path, new, text):
-    place = tmp_path / model_files.RECORD
+    place = tmp_path / download_record.RECORD
     place.write_text(json.dumps(changed(RECORD, new)) if text is None else text)
     (tmp_path / "m.gguf").write_bytes(b"12345")
     given = [{**FILE, "path": str(tmp_path / "m.gguf"), "url": "https://models.example/m.gguf", "role": "model"}]
-    files = fetched.of_plan(given, [{"path": str(place)}])
-    for entry in fetched.read_record(place).values():
-        assert untrusted.mismatch("it", entry, fetched.ENTRY) is None
-    fetched.differences(files, [{"path": str(place)}])
-    kept = models.fetched(str(tmp_path), "nobody")
-    assert kept is None or not kept["whole"] or untrusted.is_plain(kept["error"])
+    files = downloaded.of_plan(given, [{"path": str(place)}])
+    for entry in downloaded.read_record(place).values():
+        assert validation.mismatch("it", entry, downloaded.ENTRY) is None
+    downloaded.differences(files, [{"path": str(place)}])
+    kept = local.fetched(str(tmp_path), "nobody")
+    assert kept is None or not kept["whole"] or validation.is_plain(kept["error"])
 
 
 SIBLING = {"rfilename": "m-Q4_K_M.gguf", "size": 5000, "blobId": "0" * 40, "lfs": {"sha256": SHA, "size": 5000}}
@@ -144,10 +150,10 @@ def test_any_listing_of_a_repository(server, new, text, quantisation):
         listed = hub.listing(source, None)
         hub.quantisations(listed, source.role)
         for file in hub.chosen(listed, source):
-            assert model_files.problem_of_name(file.name) is None
+            assert download_record.problem_of_name(file.name) is None
     except Refusal as refusal:
         said = str(refusal)
-    assert untrusted.is_plain(str(said))
+    assert validation.is_plain(str(said))
 
 
 MANIFEST = {
@@ -164,8 +170,8 @@ def test_any_manifest_of_a_registry(server, new, text, code):
     said = json.dumps(changed(MANIFEST, new)).encode() if text is None else text
     server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, said, {})
     with pytest.raises(Refusal) as refused:
-        finding._ollama(finding.Asked(of_ollama(server).sources()[0], None, ""))
-    assert untrusted.is_plain(str(refused.value))
+        resolver._ollama(resolver.Asked(of_ollama(server).sources()[0], None, ""))
+    assert validation.is_plain(str(refused.value))
 
 
 PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9, "rate": 2}
@@ -176,8 +182,10 @@ PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9
 @given(JUNK.map(json.dumps) | st.text() | news(PROGRESS).map(lambda new: json.dumps(changed(PROGRESS, new))))
 @example(json.dumps({**PROGRESS, "total": "9" * 900}))
 def test_any_progress_of_a_download(text):
-    said = fetching.parse_progress(text)
-    assert said is None or untrusted.is_plain(sentence(said["file"], *map(said.get, ("step", "done", "total", "rate"))))
+    said = download.parse_progress(text)
+    assert said is None or validation.is_plain(
+        sentence(said["file"], *map(said.get, ("step", "done", "total", "rate")))
+    )
 
 
 ROW = {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 10.0, "stddev_ts": 0.1, "samples_ts": [10.0, 10.1]}
@@ -202,14 +210,14 @@ EXAMPLE["cells"] = EXAMPLE["cells"][:4]
 def test_any_log_of_a_program_that_measures(tmp_path, lines):
     path = tmp_path / "x.log"
     path.write_text("\n".join(lines), errors="replace")
-    log = measured.read(records.lines_of(str(path)))
-    assert untrusted.is_plain(measured.failure_of(log, "llama-bench"))
+    log = results.read(records.lines_of(str(path)))
+    assert validation.is_plain(results.failure_of(log, "llama-bench"))
     cells = []
     for result in log.results:
         cell = {**EXAMPLE["cells"][0], "test": result.test, "depth": result.depth}
-        cells.append(measured.fill(cell, log, ["x"], "/x.log"))
-        assert measured.are_speeds(cells[-1]["measured"])
-    benchmark_tables.as_markdown({**EXAMPLE, "cells": cells, "fits": measured.fits(cells)})
+        cells.append(results.fill(cell, log, ["x"], "/x.log"))
+        assert results.are_speeds(cells[-1]["measured"])
+    benchmark_tables.as_markdown({**EXAMPLE, "cells": cells, "fits": results.fits(cells)})
     json.dumps([log, cells], allow_nan=False)
 
 
@@ -219,12 +227,10 @@ def test_any_log_of_a_program_that_measures(tmp_path, lines):
 def test_any_cell_of_an_earlier_record(new):
     """As the next run takes it over."""
     kept = changed(EXAMPLE["cells"], new)
-    kept = [cell for cell in (kept if isinstance(kept, list) else [kept]) if measured.can_be_kept(cell)]
+    kept = [cell for cell in (kept if isinstance(kept, list) else [kept]) if results.can_be_kept(cell)]
     before = {cell["key"]: cell for cell in kept}
-    cells = [
-        {**cell, **{key: before.get(cell["key"], cell)[key] for key in measured.KEPT}} for cell in EXAMPLE["cells"]
-    ]
-    record = {**EXAMPLE, "cells": cells, "fits": measured.fits(cells), "visits": measured.visits(cells)}
+    cells = [{**cell, **{key: before.get(cell["key"], cell)[key] for key in results.KEPT}} for cell in EXAMPLE["cells"]]
+    record = {**EXAMPLE, "cells": cells, "fits": results.fits(cells), "visits": results.visits(cells)}
     assert benchmark_tables.as_markdown(record)
     assert benchmark_tables.as_csv(record)
     json.dumps(record, allow_nan=False)
@@ -273,7 +279,7 @@ def judge(call):
             shown.append(call().get("msg", ""))
         except (Refusal, AnsibleActionFail) as refused:
             shown.append(str(refused))
-    assert all(untrusted.is_plain(line) for text in shown for line in text.split("\n"))
+    assert all(validation.is_plain(line) for text in shown for line in text.split("\n"))
 
 
 def act(module, answer=None, **arguments):

@@ -11,10 +11,13 @@ from unittest import mock
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, inventory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import FACTS, SCHEMA
 from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
@@ -201,7 +204,7 @@ MODEL = {"summary": SUMMARY, "closed": None}
 @pytest.fixture
 def plan(monkeypatch):
     """Plans as the playbooks do; fails for what is neither a plan nor a refusal, and for what takes too long."""
-    monkeypatch.setattr(action.sources, "resolve", lambda value, _find: action.releases.request_of(value))
+    monkeypatch.setattr(action.sources, "resolve", lambda value, _find: release_request.request_of(value))
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda *_arguments, **_named: None)
 
     def run(variables, answers, model=None, **arguments):
@@ -218,7 +221,7 @@ def plan(monkeypatch):
         if currently_in_test_context():
             event("refused" if result.get("failed") else "planned")
         if result.get("failed"):
-            assert untrusted.is_plain(result["msg"])
+            assert validation.is_plain(result["msg"])
         else:
             SCHEMA.validate(result["plan"])
             assert html_page.page(result["plan"], [])
@@ -247,7 +250,7 @@ USUAL = st.fixed_dictionaries(
         "llama_server_extra_args": st.lists(
             st.sampled_from(["--metrics", "-ub", "64", "--swa-full", "--kv-unified", "--lora"]), max_size=4
         ),
-        "llama_accept_advisories": st.just([advisory.id for advisory in advisories.ADVISORIES]),
+        "llama_accept_advisories": st.just([advisory.id for advisory in table.ADVISORIES]),
         "llama_worker_endpoints": st.lists(
             st.fixed_dictionaries(
                 {},
@@ -285,7 +288,7 @@ def hostvars(head, one, two):
 )
 def test_the_json_of_a_refused_plan_is_written(plan, tmp_path, variables, said):
     facts = {name: {"facts": {**FACTS, "service_manager": "supervisor"}} for name in ADDRESSES}
-    variables = {**variables, "llama_accept_advisories": [advisory.id for advisory in advisories.ADVISORIES]}
+    variables = {**variables, "llama_accept_advisories": [advisory.id for advisory in table.ADVISORIES]}
     result = plan(hostvars(variables, {}, {}), facts, path=str(tmp_path / "plan.json"))
     told = json.loads((tmp_path / "plan.json").read_text())
     SCHEMA.validate(told)

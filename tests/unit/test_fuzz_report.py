@@ -8,7 +8,7 @@ import benchmarks
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from hypothesis import given
 from hypothesis import strategies as st
 from test_advisories import strix_halos
@@ -71,7 +71,7 @@ def write(tmp_path, monkeypatch):
         except AnsibleActionFail as refusal:
             refused = str(refusal)
         assert time.process_time() - started < SECONDS
-        assert untrusted.is_plain(refused)
+        assert validation.is_plain(refused)
         return refused
 
     return run

@@ -11,9 +11,9 @@ import time
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git, programs, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, git, sources
 
 pytestmark = pytest.mark.programs
 
@@ -208,7 +208,7 @@ def test_a_repository_without_an_end(repository, monkeypatch):
     (repository.path / "large").write_bytes(os.urandom(1 << 20))
     repository.commit(5)
     repository.git("tag", "b4325")
-    monkeypatch.setattr(programs, "FILE_BYTES", 1 << 19)
+    monkeypatch.setattr(bounded_process, "FILE_BYTES", 1 << 19)
     with pytest.raises(
         AnsibleError, match=r"llama_release has the repository .* could not be read .*: it has more than"
     ):

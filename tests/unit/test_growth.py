@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action.plan import complete
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from conftest import known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}

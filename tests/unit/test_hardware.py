@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, tiles
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx, hardware
 from machines import NAMES, Machine
 
 
@@ -180,10 +180,10 @@ AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
 def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unusable):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(f"model name\t: One\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(tiles, "work", lambda: True)
+    monkeypatch.setattr(amx, "work", lambda: True)
     whole = hardware.cpu(tmp_path)
     assert "unusable" not in whole
-    monkeypatch.setattr(tiles, "work", lambda: work)
+    monkeypatch.setattr(amx, "work", lambda: work)
     found = hardware.cpu(tmp_path)
     assert found.get("unusable") == (["amx"] if unusable else None)
     assert found.get("amx") == (True if flags == AMX and work else None)
@@ -193,7 +193,7 @@ def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unus
 @pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
 def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     machine = Machine(name, tmp_path).settle(monkeypatch)
-    monkeypatch.setattr(tiles, "work", lambda: pytest.fail("tried"))
+    monkeypatch.setattr(amx, "work", lambda: pytest.fail("tried"))
     assert "unusable" not in hardware.cpu(tmp_path, machine.ask)
 
 
@@ -210,25 +210,23 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     ids=["all well", "permission refused", "SIGILL", "hangs", "cannot be tried"],
 )
 def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
-    monkeypatch.setattr(tiles, "SECONDS", 1)
-    assert tiles.work(program) is works
+    monkeypatch.setattr(amx, "SECONDS", 1)
+    assert amx.work(program) is works
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")
 def test_tiles_are_tried_without_harm():
     """Wherever the tests run: this process goes on, and where none are announced, none work."""
     flags = set(re.findall(r"amx_\w+", Path("/proc/cpuinfo").read_text()))
-    assert tiles.work() in ([True, False] if flags >= tiles.ANNOUNCED else [False])
+    assert amx.work() in ([True, False] if flags >= amx.ANNOUNCED else [False])
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")
 def test_a_tile_instruction_that_the_processor_refuses_ends_the_trial():
     """The permission is left out: what the machine code then says is the processor's own word."""
     asking, doing = "if ctypes.CDLL", "if False and ctypes.CDLL"
-    assert tiles.PROGRAM.count(asking) == 1
-    done = subprocess.run(
-        [sys.executable, "-c", tiles.PROGRAM.replace(asking, doing)], capture_output=True, check=False
-    )
+    assert amx.PROGRAM.count(asking) == 1
+    done = subprocess.run([sys.executable, "-c", amx.PROGRAM.replace(asking, doing)], capture_output=True, check=False)
     assert done.returncode == -signal.SIGILL
 
 

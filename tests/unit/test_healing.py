@@ -13,9 +13,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, serving, tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import server as llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, serving, tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from test_rpc import Server, worker
 from test_runtime import MODULES, children, free_port, lines_until, until
 

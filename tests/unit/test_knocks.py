@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import knocks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 
 ARP_HEADER = "IP address       HW type     Flags       HW address            Mask     Device\n"
 
@@ -40,7 +40,7 @@ DEFAULT, NARROW = "eth0 00000000 010200C0 0003 0 0 0 00000000", "wg0 0100007F 00
 def tried(endpoint, arp, own=("192.0.2.1",), routes=(DEFAULT, DIRECT)):
     table = arp.with_name("route")
     table.write_text("Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n" + "\n".join(routes))
-    return knocks.results(knocks.begin([endpoint], own), arp, table)
+    return port_probes.results(port_probes.begin([endpoint], own), arp, table)
 
 
 def test_a_port_that_is_open(arp):
@@ -85,8 +85,8 @@ def test_who_refuses_is_the_host_only_without_a_router_in_between(tmp_path, rout
 def test_where_the_kernel_shows_no_routes_a_port_that_refuses_says_nothing(tmp_path):
     with listener() as endpoint:
         pass
-    begun = knocks.begin([endpoint], ["192.0.2.1"])
-    assert knocks.results(begun, tmp_path / "none", tmp_path / "missing") == []
+    begun = port_probes.begin([endpoint], ["192.0.2.1"])
+    assert port_probes.results(begun, tmp_path / "none", tmp_path / "missing") == []
 
 
 def test_the_own_port_is_tried_from_another_address(tmp_path):

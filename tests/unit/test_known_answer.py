@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
 from conftest import SCHEMA, known_answer_of
 
 

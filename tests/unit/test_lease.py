@@ -17,10 +17,10 @@ import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import lease as lease_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import controller
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 from test_tasks import tasks
 
 pytestmark = pytest.mark.timeout(300)
@@ -191,37 +191,37 @@ def sleeper():
 
 
 def test_a_run_of_this_controller_has_ended_when_its_process_has(sleeper):
-    mine = controller.run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
+    mine = run_identity.run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
     assert mine["playbook"] == "site.yml, llamacpp.cluster.verify"
-    assert not controller.has_ended(mine)
-    assert controller.has_ended({**mine, "started": "1"})
+    assert not run_identity.has_ended(mine)
+    assert run_identity.has_ended({**mine, "started": "1"})
     sleeper.send_signal(signal.SIGSTOP)
-    assert not controller.has_ended(mine)
+    assert not run_identity.has_ended(mine)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not asked yet
-    assert controller.has_ended(mine)
+    assert run_identity.has_ended(mine)
     sleeper.wait()
-    assert controller.has_ended(mine)
+    assert run_identity.has_ended(mine)
 
 
 def test_a_run_of_another_controller_may_go_on(sleeper):
-    mine = controller.run(sleeper.pid, [])
+    mine = run_identity.run(sleeper.pid, [])
     sleeper.kill()
     sleeper.wait()
-    assert not controller.has_ended({**mine, "controller": "other"})
-    assert not controller.has_ended({**mine, "machine": "other"})
+    assert not run_identity.has_ended({**mine, "controller": "other"})
+    assert not run_identity.has_ended({**mine, "machine": "other"})
 
 
 def test_no_run_outlives_the_start_of_its_controller(sleeper):
-    assert controller.has_ended({**controller.run(sleeper.pid, []), "boot": "an earlier one"})
+    assert run_identity.has_ended({**run_identity.run(sleeper.pid, []), "boot": "an earlier one"})
 
 
 def test_a_process_that_proc_hides_goes_on(sleeper, tmp_path, monkeypatch):
-    mine = controller.run(sleeper.pid, [])
-    monkeypatch.setattr(controller, "PROCESSES", tmp_path)
-    assert controller.start_of(sleeper.pid) == ""
-    monkeypatch.setattr(controller, "_machine", lambda: mine["machine"])
-    assert not controller.has_ended(mine)
+    mine = run_identity.run(sleeper.pid, [])
+    monkeypatch.setattr(run_identity, "PROCESSES", tmp_path)
+    assert run_identity.start_of(sleeper.pid) == ""
+    monkeypatch.setattr(run_identity, "_machine", lambda: mine["machine"])
+    assert not run_identity.has_ended(mine)
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -350,7 +350,7 @@ def test_giving_back_what_a_teardown_has_removed_leaves_nothing_behind(tmp_path)
 def test_the_process_that_renews_it_does_so_until_the_run_has_ended(sleeper, tmp_path, monkeypatch):
     for name, value in (("RENEWAL_SECONDS", 0.2), ("POLL_SECONDS", 0.05)):
         monkeypatch.setattr(lease_action, name, value)
-    mine = controller.run(sleeper.pid, [])
+    mine = run_identity.run(sleeper.pid, [])
     lease.hold(tmp_path, mine)
     action = lease_action.ActionModule(mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
     renewed = []
@@ -381,7 +381,7 @@ def test_a_task_of_another_plugin_asks_the_module_of_the_lease(monkeypatch):
 
 
 def test_what_renews_it_leaves_the_lease_of_another_run_alone(sleeper, tmp_path, monkeypatch):
-    mine = controller.run(sleeper.pid, [])
+    mine = run_identity.run(sleeper.pid, [])
     sleeper.kill()
     sleeper.wait()
     lease.hold(tmp_path, run(2))

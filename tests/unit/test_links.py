@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import links
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
 from conftest import Cluster, known_answer_of
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 
 ONE, TWO = "192.0.2.11:50052", "192.0.2.12:50052"
 GB = 10**9

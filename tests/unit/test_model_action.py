@@ -19,13 +19,16 @@ from unittest import mock
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, services, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching as on_host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download as on_host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import downloaded
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info, seed
 from ansible_collections.llamacpp.cluster.plugins.modules import model as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, fetching, finding
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import push, resolver
 from model_server import DATA, SHA, SIZE, answer
 from test_fetching import below, planned
 from test_model_sources import request_of
@@ -143,7 +146,7 @@ def test_a_token_that_does_not_come_is_waited_for_with_an_end(tmp_path, monkeypa
     with pytest.raises(Refusal, match="did not come: run the playbook again"):
         on_host.take_token(str(tmp_path / "pipe"))
     assert not list(tmp_path.iterdir())
-    early = [sys.executable, "-c", fetching.HAND_OVER.replace("range(100)", "range(1)"), str(tmp_path / "pipe")]
+    early = [sys.executable, "-c", push.HAND_OVER.replace("range(100)", "range(1)"), str(tmp_path / "pipe")]
     assert subprocess.run(early, input=b"secret\n", check=False).returncode == 1, "it is handed over again"
 
 
@@ -186,8 +189,8 @@ READERS = {
     "seed": lambda path, call: call(state="described", path=path),
     "fetched": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
     "running": lambda path, call: services.versions([path]),
-    "copy": lambda path, call: finding._all(None, {}, request_of(llama_model_copy=path), AT),
-    "sent": lambda path, call: fetching._Sender._send(None, fetched.File("", None, f"file:{path}", 9, None, "", None)),
+    "copy": lambda path, call: resolver._all(None, {}, request_of(llama_model_copy=path), AT),
+    "sent": lambda path, call: push._Sender._send(None, downloaded.File("", None, f"file:{path}", 9, None, "", None)),
 }
 
 
@@ -201,7 +204,7 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     for name in ("stat", "open"):
         monkeypatch.setattr(os, name, hanging(getattr(os, name)))
     monkeypatch.setattr(reading, "within", lambda _seconds, work: within(0.05, work))
-    monkeypatch.setattr(finding, "_known", lambda *_arguments: "known")
+    monkeypatch.setattr(resolver, "_known", lambda *_arguments: "known")
     monkeypatch.setattr(sys.modules[__name__], "MODULE", {"header": gguf_info, "seed": seed}.get(reader, module))
     try:
         said = str(READERS[reader](path, call))
@@ -257,15 +260,15 @@ class Action:
         return default
 
     def run(self):
-        return fetching.run(self, {"inventory_hostname": "head"})
+        return push.run(self, {"inventory_hostname": "head"})
 
 
 @pytest.fixture
 def copied(tmp_path, models, monkeypatch):
     """A model of the controller, and how it is planned."""
-    monkeypatch.setattr(fetching, "PIECE", 1_000_000)
-    monkeypatch.setattr(fetching, "PAUSES", ())
-    monkeypatch.setattr(fetching.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    monkeypatch.setattr(push, "PIECE", 1_000_000)
+    monkeypatch.setattr(push, "PAUSES", ())
+    monkeypatch.setattr(push.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
     monkeypatch.setattr(background.time, "sleep", lambda seconds: None)
     source = tmp_path / "with space.gguf"
     source.write_bytes(DATA)
@@ -399,14 +402,14 @@ def test_a_host_that_reports_nonsense_is_named(copied, tmp_path, models):
     ],
 )
 def test_how_far_a_download_is(progress, said):
-    assert fetching.sentence(*progress) == said
+    assert push.sentence(*progress) == said
 
 
 def test_a_line_every_ten_seconds(monkeypatch):
     shown, clock = [], [0.0]
-    monkeypatch.setattr(fetching.display, "display", shown.append)
-    monkeypatch.setattr(fetching.time, "monotonic", lambda: clock[0])
-    line = fetching.Line("head")
+    monkeypatch.setattr(push.display, "display", shown.append)
+    monkeypatch.setattr(push.time, "monotonic", lambda: clock[0])
+    line = push.Line("head")
     for clock[0] in (1, 5, 9.6, 12, 19.4, 21):
         line.show("m.gguf", "fetch", 1e9, 2e9, 1e8)
     assert shown == ["  [head] m.gguf: 1.0 GB of 2.0 GB, 100 MB/s, 10 s left"] * 2

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, model_files, ollama
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local as models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
 from test_rollback import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -61,7 +64,7 @@ def variables(**given):
 
 
 def request_of(**given):
-    return model_entry.request_of(variables(**given))
+    return model_inputs.request_of(variables(**given))
 
 
 def on_huggingface(**keys):
@@ -69,7 +72,7 @@ def on_huggingface(**keys):
 
 
 def looked_up(request, token=None, base="", seconds=20):
-    return finding._look_up(finding.Asked(request.sources()[0], token, base), seconds)
+    return resolver._look_up(resolver.Asked(request.sources()[0], token, base), seconds)
 
 
 def names(found):
@@ -228,7 +231,7 @@ def test_a_repository_with_one_model_needs_no_quantisation(server):
 
 def test_a_projector_is_looked_for_among_projectors(repo):
     request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"huggingface": {"repo": REPO}})
-    found = finding._look_up(finding.Asked(request.mmproj, None, ""), 20)
+    found = resolver._look_up(resolver.Asked(request.mmproj, None, ""), 20)
     assert names(found) == ["mmproj-F16.gguf"]
     assert found.summary is None
 
@@ -597,9 +600,9 @@ def test_a_projector_of_ollama(server, library):
     (library / "4b.mmproj").write_bytes(gguf_files.model())
     name = f"{server.url}/library/gemma3:4b"
     request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"ollama": name})
-    assert names(finding._look_up(finding.Asked(request.mmproj, None, ""), 20)) == ["gemma3-4b-mmproj.gguf"]
+    assert names(resolver._look_up(resolver.Asked(request.mmproj, None, ""), 20)) == ["gemma3-4b-mmproj.gguf"]
     (library / "4b.mmproj").unlink()
-    assert "has no files with a projector" in refusal(finding._look_up, finding.Asked(request.mmproj, None, ""), 20)
+    assert "has no files with a projector" in refusal(resolver._look_up, resolver.Asked(request.mmproj, None, ""), 20)
 
 
 def test_a_name_that_ollama_does_not_have(server, library):
@@ -708,7 +711,7 @@ class Action:
 def run(call, given, **arguments):
     action = Action(call, **arguments)
     task_vars = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
-    return finding.run(action, task_vars), action
+    return resolver.run(action, task_vars), action
 
 
 def fetched(tmp_path, request, found):
@@ -717,11 +720,11 @@ def fetched(tmp_path, request, found):
     folder = Path(model_source.folder(str(tmp_path / "prefix"), source))
     folder.mkdir(parents=True)
     for file in found.files:
-        (folder / model_files.base_name(file["name"])).write_bytes(
+        (folder / download_record.base_name(file["name"])).write_bytes(
             (tmp_path / "hub" / REPO / file["name"]).read_bytes()
         )
     said = {"source": found.source, "revision": found.revision}
-    (folder / model_files.RECORD).write_text(json.dumps(model_source.record(source, said, found.files)))
+    (folder / download_record.RECORD).write_text(json.dumps(model_source.record(source, said, found.files)))
     return folder
 
 
@@ -738,7 +741,7 @@ def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_pat
     assert len(server.asked) == asked
     assert {**second, "offered": first["offered"]} == first
     (folder / "some-model-UD-Q2_K_XL-00003-of-00003.gguf").write_bytes(b"short")
-    assert list(model_files.read_record(str(folder)).missing) == [second["files"][2]["name"]]
+    assert list(download_record.read_record(str(folder)).missing) == [second["files"][2]["name"]]
     third, _action = run(call, given, prefix=prefix)
     assert re.search("check the .*network", third["refused"])
 
@@ -748,7 +751,7 @@ def test_a_file_that_is_lost_is_that_of_the_recorded_commit(server, repo, tmp_pa
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
     request = on_huggingface(quantisation="Q4_K_M")
     folder = fetched(tmp_path, request, looked_up(request))
-    path = folder / model_files.RECORD
+    path = folder / download_record.RECORD
     path.write_text(path.read_text().replace(play.commit_of(REPO), "d" * 40))
     (folder / "some-model-Q4_K_M.gguf").unlink()
     found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
@@ -776,7 +779,7 @@ def test_a_file_that_is_lost_is_that_of_the_recorded_commit(server, repo, tmp_pa
 def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
     request = on_huggingface(quantisation="Q4_K_M")
     folder = fetched(tmp_path, request, looked_up(request))
-    path = folder / model_files.RECORD
+    path = folder / download_record.RECORD
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     before = len(server.asked)
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
@@ -788,7 +791,7 @@ def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, c
 @pytest.mark.parametrize("name", ["../../other/m.gguf", "a/../m.gguf", "/m.gguf", "a/.m.gguf", ""])
 def test_names_that_lead_elsewhere_are_no_names(name):
     record = {"schema": 1, "asked": {}, "source": "it", "resolved": [{"name": name}]}
-    assert "is no name for a file of a model" in str(model_files.problem_of_record(record))
+    assert "is no name for a file of a model" in str(download_record.problem_of_record(record))
 
 
 LIES = ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf")
@@ -973,7 +976,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
         return call(**arguments)
 
     found, action = run(both, given, prefix=PREFIX)
-    assert action.ran == [finding.MODULE, finding.READER]
+    assert action.ran == [resolver.MODULE, resolver.READER]
     assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
         ("model", str(path), path.stat().st_size),
         ("mmproj", str(projector), projector.stat().st_size),
@@ -1050,7 +1053,7 @@ def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_pat
         "source": "url:https://h/mtp.gguf",
         "resolved": [{"name": "mtp.gguf", "bytes": len(content), "sha256": None}],
     }
-    (tmp_path / model_files.RECORD).write_text(json.dumps(record))
+    (tmp_path / download_record.RECORD).write_text(json.dumps(record))
     fetched = models.fetched(str(tmp_path), "nobody")
     assert (fetched["summary"] or {}).get("layers") == layers
     given = {"copy": str(tmp_path / "mtp.gguf")}
@@ -1060,7 +1063,7 @@ def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_pat
     source = request.draft if layers else request.source
 
     def read():
-        return finding._headers(source, lambda: gguf.read_path(given["copy"]), "it")[1]["layers"]
+        return resolver._headers(source, lambda: gguf.read_path(given["copy"]), "it")[1]["layers"]
 
     if layers:
         assert read() == layers
@@ -1080,10 +1083,10 @@ def test_headers_of_fetched_files_are_read_on_the_head(tmp_path, monkeypatch):
         "revision": None,
         "resolved": [{"name": "p.gguf", "bytes": len(content), "sha256": None}],
     }
-    (tmp_path / model_files.RECORD).write_text(json.dumps(record))
+    (tmp_path / download_record.RECORD).write_text(json.dumps(record))
     request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"url": ["https://h/p.gguf"]})
     there = {"folders": {model_source.folder(PREFIX, request.mmproj): models.fetched(str(tmp_path), "nobody")}}
-    known = finding._known(request.mmproj, there, PREFIX, "")
+    known = resolver._known(request.mmproj, there, PREFIX, "")
     assert known.summary["architecture"] == "clip"
 
 
@@ -1209,7 +1212,7 @@ def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_mode
     assert (model["revision"], model["fetched_by"]) == ("a" * 40, "head")
     (record,) = model["records"]
     assert record["path"] == f"{folder}/.source.json"
-    assert model_files.problem_of_record(record) is None
+    assert download_record.problem_of_record(record) is None
     assert record["asked"] == model_source.asked(source)
     assert [entry["name"] for entry in record["resolved"]] == ["m.gguf"]
 

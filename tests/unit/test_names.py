@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 CLUSTERS = ("llama_cluster", "a", "ab", "a_server", "workers", "worker_a", "staging_a", "llamacpp", "x" * 23)
 WORKERS = ("cpu", "a", "server", "worker-a", "a-server", "staging-worker-a", "hip.0")

@@ -10,11 +10,13 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action.plan import complete
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, kernel_parameters, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make
 from conftest import CATALOGUE, FACTS
 
 SHARED = {"/var/cache/llamacpp", "/var/cache/llamacpp/sources", "/etc/systemd/system"}
@@ -167,10 +169,10 @@ def test_a_teardown_leaves_the_building_account_to_another_cluster():
         "made_accounts": ["llamacpp", "llamacpp-build", "llamacpp-night"],
         "neighbours": [{"cluster": "night", "ports": [], "memory_mib": {}}],
     }
-    part = empty.plan({"here": {"facts": facts}})["hosts"]["here"]
+    part = teardown.plan({"here": {"facts": facts}})["hosts"]["here"]
     assert (part["accounts"], part["build_account"]) == (["llamacpp"], None)
     alone = {**facts, "neighbours": [], "prefix": "/opt/llamacpp-night"}
-    part = empty.plan({"here": {"facts": alone}}, "night")["hosts"]["here"]
+    part = teardown.plan({"here": {"facts": alone}}, "night")["hosts"]["here"]
     assert part["accounts"] == ["llamacpp-build", "llamacpp-night"]
     assert (part["account"], part["build_account"]) == ("llamacpp-night", "llamacpp-build")
 
@@ -200,7 +202,7 @@ def test_links_of_another_cluster_are_left_alone_and_refused(tmp_path):
 
 
 def test_kernel_parameters_of_clusters_are_noted_apart(tmp_path):
-    one, other = tuning.System(tmp_path), tuning.System(tmp_path, names.of("night"))
+    one, other = kernel_parameters.System(tmp_path), kernel_parameters.System(tmp_path, names.of("night"))
     assert not {one.record, one.drop_in, one.taken_back} & {other.record, other.drop_in, other.taken_back}
 
 

@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import server_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 HELP = Path(__file__).parent / "fixtures" / "help"
@@ -199,7 +199,9 @@ def server(**variables):
     ],
 )
 def test_settings_of_the_cache_that_count(arguments, expected):
-    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096})
+    settings = server_settings.settings_of(
+        server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096}
+    )
     assert (settings.unified, settings.full_window, settings.micro_batch) == expected
 
 
@@ -215,7 +217,9 @@ def test_settings_of_the_cache_that_count(arguments, expected):
 )
 def test_tokens_that_are_computed_at_once(arguments, tokens):
     """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""
-    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4000})
+    settings = server_settings.settings_of(
+        server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4000}
+    )
     assert settings.tokens == tokens
 
 
@@ -230,7 +234,9 @@ def test_tokens_that_are_computed_at_once(arguments, tokens):
 )
 def test_settings_that_are_no_numbers_are_refused(arguments, said):
     with pytest.raises(Refusal, match=re.escape(f"llama_server_extra_args has {said}")):
-        heads.settings_of(server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096})
+        server_settings.settings_of(
+            server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096}
+        )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +251,7 @@ def test_settings_that_are_no_numbers_are_refused(arguments, said):
     ],
 )
 def test_what_changes_the_memory_of_devices_without_being_planned(more, planned):
-    assert heads.as_planned(server(**more)) is planned
+    assert server_settings.as_planned(server(**more)) is planned
 
 
 @pytest.mark.parametrize(

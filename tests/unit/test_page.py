@@ -15,13 +15,13 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
+    benchmark_page,
     curves,
     html_page,
-    measured_page,
     measurements,
-    output,
     plots,
 )
 from test_advisories import strix_halos
@@ -383,9 +383,9 @@ def test_what_was_measured_of_the_planned_memory_stands_beside_it(example):
     cell = next(cell for cell in example.cells if len(cell.memory) == 3 and cell.measured)
     path = example.about["models"][cell.dimensions["model"]]["path"]
     plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"path": path}}
-    assert measured_page.memory_of_plan(example, plan).mib == tuple(row.measured for row in cell.memory)
-    assert measured_page.memory_of_plan(example, {**plan, "model": {"path": "/another.gguf"}}) is None
-    assert measured_page.memory_of_plan(example, {**plan, "placement": []}) is None
+    assert benchmark_page.memory_of_plan(example, plan).mib == tuple(row.measured for row in cell.memory)
+    assert benchmark_page.memory_of_plan(example, {**plan, "model": {"path": "/another.gguf"}}) is None
+    assert benchmark_page.memory_of_plan(example, {**plan, "placement": []}) is None
 
 
 def test_the_page_of_a_verified_plan_has_each_check(plan):

@@ -3,16 +3,20 @@ import itertools
 import random
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute, known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    compute_buffers,
+    known_answer,
+    kv_cache,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
 GIB = 1 << 30
 
 
 @pytest.fixture
 def load(big_model):
-    return placement.Load(big_model, caches.Settings(4096), caches.NEW)
+    return device_load.Load(big_model, kv_cache.Settings(4096), kv_cache.NEW)
 
 
 def test_units_are_the_layers_and_the_output(load):
@@ -23,10 +27,10 @@ def test_units_are_the_layers_and_the_output(load):
 
 
 def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
-    assert placement.proportional(81, [30 * GIB, 30 * GIB]) == [40, 41]
-    assert placement.proportional(81, [0, 0, 30 * GIB]) == [1, 1, 79]
-    assert placement.proportional(2, [GIB, GIB, GIB]) == [0, 1, 1]
-    assert placement.proportional(81, [0, 0]) == [1, 80]
+    assert device_load.proportional(81, [30 * GIB, 30 * GIB]) == [40, 41]
+    assert device_load.proportional(81, [0, 0, 30 * GIB]) == [1, 1, 79]
+    assert device_load.proportional(2, [GIB, GIB, GIB]) == [0, 1, 1]
+    assert device_load.proportional(81, [0, 0]) == [1, 80]
 
 
 @pytest.mark.parametrize(
@@ -46,13 +50,13 @@ def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
     ],
 )
 def test_units_go_where_llama_cpp_puts_them(gpu_layers, split, expected):
-    found = placement.assign(8, gpu_layers, split)
+    found = device_load.assign(8, gpu_layers, split)
     assert "".join("." if device is None else str(device) for device in found) == expected
 
 
 def test_shares_are_compared_as_32_bit_floats():
     """In 64 bits 0.1 + 0.2 is more than 3/10, and unit 3 of 10 would still be on the second device. In 32 bits they are the same."""
-    assert placement.assign(9, 10, [0.1, 0.2, 0.7]) == [0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert device_load.assign(9, 10, [0.1, 0.2, 0.7]) == [0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("layers, gpu_layers", [(1, 2), (3, 4), (61, 62), (130, 131), (130, 100), (512, 513)])
@@ -62,20 +66,20 @@ def test_whole_numbers_as_shares_give_each_device_so_many_units(load, layers, gp
     for devices in range(1, 17):
         cuts = sorted(chosen.choices(range(gpu_layers + 1), k=devices - 1))
         units = [end - start for start, end in itertools.pairwise([0, *cuts, gpu_layers])]
-        placement.check(load, gpu_layers, units)
+        device_load.check(load, gpu_layers, units)
 
 
 def test_shares_that_llama_cpp_divides_otherwise_are_noticed(load):
     with pytest.raises(ValueError, match="divides 81 units by 40,40 in another way"):
-        placement.check(load, 81, [40, 40])
+        device_load.check(load, 81, [40, 40])
 
 
 def row(name, layers=None, kind="F32", shape=(256,), size=1024):
     return {"name": name, "type": kind, "shape": list(shape), "bytes": size, "layers": layers}
 
 
-def loaded(summary, generation=caches.NEW, **settings):
-    return placement.Load(summary, caches.Settings(**{"context": 256, **settings}), generation)
+def loaded(summary, generation=kv_cache.NEW, **settings):
+    return device_load.Load(summary, kv_cache.Settings(**{"context": 256, **settings}), generation)
 
 
 @pytest.fixture
@@ -127,14 +131,14 @@ def test_layers_that_predict_further_tokens_are_not_loaded(small):
 @pytest.mark.parametrize(
     "name, generation, where",
     [
-        ("token_embd_norm.weight", caches.OLD, None),
-        ("token_embd_norm.weight", caches.NEW, 0),
-        ("per_layer_token_embd.weight", caches.NEW, None),
-        ("per_layer_token_embd.weight", caches.MIDDLE, 3),
-        ("per_layer_model_proj.weight", caches.NEW, 0),
-        ("per_layer_model_proj.weight", caches.OLD, 3),
-        ("position_embd.weight", caches.OLD, None),
-        ("cls.output.weight", caches.NEW, 3),
+        ("token_embd_norm.weight", kv_cache.OLD, None),
+        ("token_embd_norm.weight", kv_cache.NEW, 0),
+        ("per_layer_token_embd.weight", kv_cache.NEW, None),
+        ("per_layer_token_embd.weight", kv_cache.MIDDLE, 3),
+        ("per_layer_model_proj.weight", kv_cache.NEW, 0),
+        ("per_layer_model_proj.weight", kv_cache.OLD, 3),
+        ("position_embd.weight", kv_cache.OLD, None),
+        ("cls.output.weight", kv_cache.NEW, 3),
     ],
 )
 def test_where_other_tensors_go(small, name, generation, where):
@@ -172,21 +176,21 @@ def test_tensors_are_laid_out_as_the_device_needs_it(small):
 
 def test_devices_and_the_processor_share_the_model(small):
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
-    placed = placement.Placed(devices, [1, 1], loaded(small), 2)
+    placed = device_load.Placed(devices, [1, 1], loaded(small), 2)
     assert [(share.layers, share.output) for share in placed.shares()] == [(1, False), (0, True)]
-    assert placed.on_head() == placement.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
-    alone = placement.Placed((), (), loaded(small), 0)
+    assert placed.on_head() == device_load.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
+    alone = device_load.Placed((), (), loaded(small), 0)
     assert alone.on_head().output
     assert alone.shares() == []
 
 
 def test_overrides_move_tensors_whatever_their_layer(small):
     small["tensors"] += [row("blk.*.b.weight", [0, 1, 2], size=2048)]
-    settings = caches.Settings(256)
+    settings = kv_cache.Settings(256)
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
-    load = placement.Load(small, settings, caches.NEW, overrides)
+    load = device_load.Load(small, settings, kv_cache.NEW, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
-    placed = placement.Placed(devices, [3, 1], load, 4)
+    placed = device_load.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
     assert load.fixed("two", "cpu") == 2 * 2048
@@ -194,10 +198,10 @@ def test_overrides_move_tensors_whatever_their_layer(small):
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
-    load = placement.Load(small, caches.Settings(256), caches.NEW, [("token_embd", device)])
+    load = device_load.Load(small, kv_cache.Settings(256), kv_cache.NEW, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
-    alone = placement.Placed((), (), loaded(small), 0)
+    alone = device_load.Placed((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192
 
 
@@ -383,7 +387,7 @@ def test_overrides_count_when_cards_are_filled(pair):
 @pytest.mark.parametrize("known, expected", [(True, 1000), (False, 2500)])
 def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, monkeypatch, known, expected):
     """What is kept free where it can be, and less where the model would not fit."""
-    monkeypatch.setattr(compute, "bound", lambda *_arguments: (1000 if known else 9000) * placement.MIB)
+    monkeypatch.setattr(compute_buffers, "bound", lambda *_arguments: (1000 if known else 9000) * device_load.MIB)
     plan = serve(with_cards(pair, head=[GPU], worker1=[SLOW], worker2=[SLOW]), 60)
     assert not plan["refused"]
     for entry in plan["placement"]:

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import memory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, inventory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory_predicates
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import Cluster
 
 GIB = 1 << 30
@@ -114,7 +115,7 @@ def test_a_model_that_does_not_fit_is_refused_without_this_advisory():
 
 
 def test_the_default_context_is_that_of_the_variable():
-    assert inventory.specification()["llama_server_context"]["default"] == memory.DEFAULT_CONTEXT
+    assert inventory.specification()["llama_server_context"]["default"] == memory_predicates.DEFAULT_CONTEXT
     cluster = cluster_of(1, summary={"context": 4096})
     assert not found(cluster, "context-cut")
     assert cluster.plan()["head"]["context"] == 4096

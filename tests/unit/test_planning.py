@@ -7,15 +7,18 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, known_answer, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, missing_tools
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.workers import SHARING
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide, missing_tools
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import obstacles
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -236,7 +239,7 @@ def test_tensors_go_where_the_operator_wants_them(pair):
     overrides = ["blk.0.ffn_[gud]=CPU", f"ffn_down={device}"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = overrides
     plan = pair.plan()
-    matrix = 128 * 128 * 4 / placement.MIB
+    matrix = 128 * 128 * 4 / device_load.MIB
     for placed, old, more in zip(plan["placement"], before["placement"], (-11, 8)):
         assert placed["weights_mib"] == pytest.approx(old["weights_mib"] + more * matrix, abs=0.011)
         assert placed["kv_mib"] == old["kv_mib"]

@@ -5,8 +5,8 @@ import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import reached
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection as reached
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS, known_answer_of
 
@@ -80,7 +80,7 @@ def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):
     before = pair.plan()
     pair.hosts["worker1"]["facts"]["reached_at"] = "192.0.2.99"
     assert pair.plan() == before
-    read = entry.read("test", entry.settle("test", pair.hosts)).hosts["worker1"]
+    read = cluster_inputs.read("test", cluster_inputs.settle("test", pair.hosts)).hosts["worker1"]
     assert "reached_at" not in read.kept_facts
 
 
@@ -88,7 +88,9 @@ def test_an_address_is_kept_for_a_run_in_which_the_host_does_not_answer(pair):
     pair.hosts["worker1"].update(
         ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": "192.0.2.11"}
     )
-    assert entry.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].kept_facts["reached_at"] == "192.0.2.11"
+    assert (
+        cluster_inputs.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].kept_facts["reached_at"] == "192.0.2.11"
+    )
 
 
 @pytest.mark.parametrize("connection, address", [("ssh", "192.0.2.11"), ("local", None)])

@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rpc import Server
@@ -66,10 +66,10 @@ def test_an_object_is_read_up_to_its_limit(tmp_path):
 
 
 def test_what_is_shown_is_one_line_of_text():
-    assert untrusted.printable("a\r\n\x1b[31mb\u2028\x00\ud800ä", 99) == r"a\r\n\x1b[31mb\u2028\x00\ud800ä"
-    assert untrusted.printable("x" * 9999) == "x" * untrusted.MOST_SHOWN
-    assert untrusted.printable("\x00" * 9999) == (r"\x00" * 9999)[: untrusted.MOST_SHOWN]
-    assert untrusted.printable("\x00" * 9999, None) == r"\x00" * 9999
+    assert validation.printable("a\r\n\x1b[31mb\u2028\x00\ud800ä", 99) == r"a\r\n\x1b[31mb\u2028\x00\ud800ä"
+    assert validation.printable("x" * 9999) == "x" * validation.MOST_SHOWN
+    assert validation.printable("\x00" * 9999) == (r"\x00" * 9999)[: validation.MOST_SHOWN]
+    assert validation.printable("\x00" * 9999, None) == r"\x00" * 9999
 
 
 def ask(script, **options):
@@ -284,7 +284,7 @@ def test_whatever_replies_is_a_reply_or_a_reason(server, start, headers, body):
     server.text = start + b"\r\n" + headers + b"\r\n\r\n" + body
     found = reading.ask(f"127.0.0.1:{server.port}", "/", 5)
     assert isinstance(found.text, str)
-    assert found.status or (found.text == untrusted.printable(found.text))
+    assert found.status or (found.text == validation.printable(found.text))
 
 
 @pytest.mark.fuzz

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import reboot
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"one": ["cpu"], "two": ["cpu", "hip"], "spare": []}

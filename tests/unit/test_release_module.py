@@ -17,9 +17,10 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 MODULE = release
@@ -46,7 +47,7 @@ def programs(tmp_path):
         "build": {"id": "new", "cmake_options": {}, "environment": {}, "targets": targets, "packaged": {}},
         "prefix": str(tmp_path / "prefix"),
         "cache": str(tmp_path / "cache"),
-        "brought": {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "unknown", "patches": []},
+        "brought": {"archive": str(archive), "sha256": sha256(archive), "commit": "unknown", "patches": []},
     }
 
 
@@ -78,9 +79,9 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
         tried.append(
             (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
         )
-        raise building.trial.TrialError("llama-server was tried on this host's processor and ended with SIGILL.")
+        raise building.smoke_test.TrialError("llama-server was tried on this host's processor and ended with SIGILL.")
 
-    monkeypatch.setattr(building.trial, "check", check)
+    monkeypatch.setattr(building.smoke_test, "check", check)
     assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False
     assert not tried
     failed = call(**programs)
@@ -301,7 +302,7 @@ def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path
     archive = tmp_path / "tree.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tree, tree.name)
-    programs["brought"].update(archive=str(archive), sha256=stored.sha256(archive))
+    programs["brought"].update(archive=str(archive), sha256=sha256(archive))
     told = call(**{**programs, "release": {"source": "git", "build": 1, "member": ""}, "cache": str(small_disk)})
     assert told["failed"]
     assert f"unpack failed: the disk of {small_disk} is full" in told["msg"]
@@ -332,7 +333,7 @@ def printing(programs, tmp_path):
         archive = tmp_path / "programs.tar.gz"
         with tarfile.open(archive, "w:gz") as packed:
             packed.add(tmp_path / "llama-b9900", "llama-b9900")
-        programs["brought"]["sha256"] = stored.sha256(archive)
+        programs["brought"]["sha256"] = sha256(archive)
         return {
             **programs,
             "release": {**programs["release"], "generation": 9900, **release},

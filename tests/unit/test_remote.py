@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import gguf_files as files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -86,7 +87,7 @@ def test_only_the_header_is_read(server, tmp_path):
     data = files.model(tensors=[("blk.0.a", (1 << 20,), 0), ("blk.1.a", (1 << 20,), 0)])
     server.files["/m.gguf"] = data
     (tmp_path / "m.gguf").write_bytes(data)
-    found = remote.read(server.url + "/m.gguf")
+    found = web.read(server.url + "/m.gguf")
     assert found == gguf.read_path(str(tmp_path / "m.gguf"))
     assert found.files == [{"name": "m.gguf", "bytes": len(data)}]
     assert server.sent == gguf.FIRST_CHUNK
@@ -95,7 +96,7 @@ def test_only_the_header_is_read(server, tmp_path):
 def test_a_long_header_is_read_in_growing_parts(server, monkeypatch):
     monkeypatch.setattr(gguf, "FIRST_CHUNK", 1024)
     server.files["/m.gguf"] = files.vocabulary(20000)
-    assert gguf.summarize(remote.read(server.url + "/m.gguf"))["vocabulary"] == 20000
+    assert gguf.summarize(web.read(server.url + "/m.gguf"))["vocabulary"] == 20000
     asked = [headers["Range"] for _path, headers in server.asked]
     lengths = [last - first + 1 for first, last in (map(int, word[6:].split("-")) for word in asked)]
     assert lengths[0] == 1024
@@ -106,13 +107,13 @@ def test_a_long_header_is_read_in_growing_parts(server, monkeypatch):
 
 def test_a_file_that_is_smaller_than_the_first_part(server):
     server.files["/m.gguf"] = files.model()
-    assert gguf.summarize(remote.read(server.url + "/m.gguf"))["layers"] == 2
+    assert gguf.summarize(web.read(server.url + "/m.gguf"))["layers"] == 2
 
 
 def test_a_split_model(server, tmp_path):
     for path in files.write_parts(tmp_path, 3):
         server.files[f"/a%20b/{path.name}"] = path.read_bytes()
-    found = remote.read(f"{server.url}/a%20b/big-00001-of-00003.gguf?download=true")
+    found = web.read(f"{server.url}/a%20b/big-00001-of-00003.gguf?download=true")
     assert [file["name"] for file in found.files] == [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert len(found.tensors) == 3
     assert [path for path, _headers in server.asked] == [
@@ -123,9 +124,9 @@ def test_a_split_model(server, tmp_path):
 def test_a_split_model_that_lacks_a_part(server, tmp_path):
     server.files["/big-00001-of-00002.gguf"] = files.write_parts(tmp_path)[0].read_bytes()
     with pytest.raises(
-        remote.RemoteError, match=r"has the part big-00002-of-00002.gguf, which does not exist \(HTTP 404\)"
+        web.RemoteError, match=r"has the part big-00002-of-00002.gguf, which does not exist \(HTTP 404\)"
     ):
-        remote.read(server.url + "/big-00001-of-00002.gguf")
+        web.read(server.url + "/big-00001-of-00002.gguf")
 
 
 @pytest.mark.parametrize("token, sent", [("secret", "Bearer secret"), (None, "Basic bWU6c2VjcmV0")])
@@ -137,7 +138,7 @@ def test_redirects_are_followed_and_what_permits_stays_with_its_server(server, t
         other.files["/m.gguf"] = files.model()
         server.faults["/a"] = lambda handler: send(handler, 302, b"", {"Location": "/b"})
         server.faults["/b"] = lambda handler: send(handler, 307, b"", {"Location": other.url + "/m.gguf?signature=1"})
-        found = remote.read(server.url + "/a", token)
+        found = web.read(server.url + "/a", token)
         assert found.files[0]["name"] == "a"
         assert [headers.get("Authorization") for _path, headers in server.asked] == [sent] * 2
         assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
@@ -153,10 +154,8 @@ def test_a_netrc_that_cannot_be_read_is_a_sentence(server, tmp_path, monkeypatch
     (tmp_path / ".netrc").chmod(mode)
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(
-        remote.RemoteError, match=r"\.netrc, which cannot be read \(.*\): correct or remove it"
-    ) as refused:
-        remote.read(server.url + "/m.gguf")
+    with pytest.raises(web.RemoteError, match=r"\.netrc, which cannot be read \(.*\): correct or remove it") as refused:
+        web.read(server.url + "/m.gguf")
     assert "\n" not in str(refused.value)
     assert not server.asked
 
@@ -166,7 +165,7 @@ def test_a_redirect_to_a_name_with_spaces_and_letters_beyond_ascii_is_followed(s
     server.files["/gro%C3%9Fe%20Datei.gguf"] = content
     raw = "/große%20Datei.gguf".encode().decode("latin-1").replace("%20", " ")
     server.faults["/m.gguf"] = redirect(raw)
-    assert remote.read(server.url + "/m.gguf").files[0]["bytes"] == len(content)
+    assert web.read(server.url + "/m.gguf").files[0]["bytes"] == len(content)
 
 
 def redirect(location):
@@ -320,7 +319,7 @@ def test_a_header_without_end_is_given_up_after_bounded_bytes(server, call, monk
 
 
 def test_a_server_that_says_nothing(server, call, monkeypatch):
-    monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.2)
+    monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
     assert "has a server that did not answer in time: try again" in call(url=server.url + "/m.gguf")["msg"]
@@ -328,11 +327,11 @@ def test_a_server_that_says_nothing(server, call, monkeypatch):
 
 
 def test_a_server_may_be_silent_for_longer_where_it_makes_what_it_sends(server, monkeypatch):
-    monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.05)
     server.faults["/m.gguf"] = lambda handler: time.sleep(0.3) or send(handler, 200, b"made", {})
-    with pytest.raises(remote.RemoteError, match="did not answer in time"):
-        remote.answer(server.url + "/m.gguf", {})
-    with remote.answer(server.url + "/m.gguf", {}, silence=20) as reply:
+    with pytest.raises(web.RemoteError, match="did not answer in time"):
+        web.answer(server.url + "/m.gguf", {})
+    with web.answer(server.url + "/m.gguf", {}, silence=20) as reply:
         assert reply.read() == b"made"
 
 
@@ -403,7 +402,7 @@ def test_a_token_that_cannot_be(server, call, token):
 
 def test_an_empty_token_is_none(server):
     server.files["/m.gguf"] = files.model()
-    remote.read(server.url + "/m.gguf", "")
+    web.read(server.url + "/m.gguf", "")
     assert [headers.get("Authorization") for _path, headers in server.asked] == [None]
 
 
@@ -441,8 +440,8 @@ def test_a_certificate_that_nobody_trusts(call, tmp_path):
 
 
 def test_no_way_from_https_to_http():
-    with pytest.raises(remote.RemoteError, match=r"redirected to http://other/m\.gguf, but only https is followed"):
-        remote._redirect_target("https://here/m.gguf", "http://other/m.gguf")
+    with pytest.raises(web.RemoteError, match=r"redirected to http://other/m\.gguf, but only https is followed"):
+        web._redirect_target("https://here/m.gguf", "http://other/m.gguf")
 
 
 def test_what_the_module_returns(server, call):
@@ -500,4 +499,4 @@ PIECES = st.one_of(
 def test_whatever_a_server_answers_is_a_model_or_an_error(server, data):
     server.faults["/"] = lambda handler: handler.wfile.write(data)
     server.faults["//["] = server.faults["/"]
-    assert error_of(lambda: reading.within(20, lambda: remote.read(server.url + "/"))).isprintable()
+    assert error_of(lambda: reading.within(20, lambda: web.read(server.url + "/"))).isprintable()

@@ -5,9 +5,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import Cluster, known_answer_of
 from test_advisories import strix_halos
 from test_planning import drifts

@@ -15,11 +15,14 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import kept as action
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import plans, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history as plans
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as module
 from test_docs import ROOT
 from test_lease import Operator
@@ -99,7 +102,7 @@ def test_what_served_is_never_removed_for_what_did_not(prefix, record):
         plans.begin(str(prefix), with_id(record, number))
     left = plans.summaries(str(prefix))
     assert [int(plan["id"], 16) for plan in left] == [11, 10, 9, 2, 1]
-    assert len(left) == kept.MOST
+    assert len(left) == history.MOST
 
 
 def test_the_last_plan_is_the_newest_even_where_the_clock_was_set_back(prefix, record, monkeypatch):
@@ -161,7 +164,7 @@ HOSTILE = {
     "empty": (lambda path, record: path.write_text(""), "cannot be used"),
     "a list": (lambda path, record: path.write_text("[]"), "not a JSON object"),
     "nested": (lambda path, record: path.write_text('{"a":' * 999 + "1" + "}" * 999), "nested too deep"),
-    "huge": (lambda path, record: os.truncate(path, kept.RECORD_BYTES + 1), "has more than"),
+    "huge": (lambda path, record: os.truncate(path, history.RECORD_BYTES + 1), "has more than"),
     "a link": (link, "symbolic link|Too many levels"),
     "a pipe": (lambda path, record: (path.unlink(), os.mkfifo(path)), "not a regular file"),
     "another id": (spoiled(lambda r: r.update(id="f" * 16)), "it.id|id is"),
@@ -650,7 +653,7 @@ def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
     files = given["record"]["host"]["files"]
     assert not any("source" in file for file in files)
     assert any("def main" in file.get("content", "") for file in files)
-    assert kept.problem(given["record"]) is None
+    assert history.problem(given["record"]) is None
 
 
 def test_decisions_are_made_on_the_controller(way):
@@ -744,10 +747,10 @@ def test_a_head_keeps_which_hosts_may_be_away(pair):
     plan["head"]["fallback_after"], plan["fallbacks"] = 60, [{"without": "worker1:cpu"}]
     own = record_of(plan, "head")
     assert plans.summary({**own, "time": 1})["spared"] == {"worker1": True, "worker2": False}
-    assert kept.problem(own) is None
+    assert history.problem(own) is None
     plan["head"]["fallback_after"] = None
     assert record_of(plan, "head")["spared"] == {"worker2": False}
-    assert kept.problem({**own, "spared": {"worker1": "yes"}}).where == "it.spared.worker1"
+    assert history.problem({**own, "spared": {"worker1": "yes"}}).where == "it.spared.worker1"
 
 
 RELEASES = {
@@ -766,7 +769,7 @@ RELEASES = {
 @pytest.mark.parametrize("asked", RELEASES.values(), ids=RELEASES)
 def test_what_llama_release_has_to_be_plans_the_same_release(asked):
     release = releases.release_of(asked, {})
-    shown = yaml.safe_load(releases.declaration(release.as_json()))
+    shown = yaml.safe_load(release_request.declaration(release.as_json()))
     shown.update({"patches": asked["patches"]} if "patches" in shown else {})
     assert releases.release_of(shown, {}).id == release.id
 

@@ -17,9 +17,15 @@ from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress, runtime, serving, tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import server as llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    journal,
+    progress,
+    runtime,
+    serving,
+    tokens,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from test_rpc import Server, worker
 

@@ -12,12 +12,13 @@ from unittest import mock
 import gguf_files
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, transfer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as launcher
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.modules import seed
 from cache_worker import CacheWorker
 from conftest import known_answer_of
@@ -124,7 +125,7 @@ def test_a_cache_is_filled_in_generations_that_were_read(large, ref, seeded):
 def test_each_worker_gets_exactly_its_share(large):
     plan = large.plan()
     seeds = {name: worker["seed"] for name, worker in workers(plan).items()}
-    names = {name: list(seeding.names_of(seed["tensors"])) for name, seed in seeds.items()}
+    names = {name: list(cache_prefill.names_of(seed["tensors"])) for name, seed in seeds.items()}
     both = names["worker1"] + names["worker2"]
     assert len(both) == len(set(both)) == 4 * 7
     for index, entry in enumerate(plan["placement"]):
@@ -142,7 +143,7 @@ def test_overrides_decide_whose_tensors_are_whose(large):
     ends = [entry["device"] for entry in large.plan()["placement"]]
     variables["llama_server_override_tensor"] = [r"ffn_up\.weight=" + ends[0], r"blk\.\d\.attn_q\.weight=CPU"]
     plan = large.plan()
-    seeds = {worker["endpoint"]: seeding.names_of(worker["seed"]["tensors"]) for worker in workers(plan).values()}
+    seeds = {worker["endpoint"]: cache_prefill.names_of(worker["seed"]["tensors"]) for worker in workers(plan).values()}
     first = next(entry["endpoint"] for entry in plan["placement"] if entry["device"] == ends[0])
     assert [name for name in seeds[first] if "ffn_up" in name] == [f"blk.{layer}.ffn_up.weight" for layer in range(4)]
     assert not [name for names in seeds.values() for name in names if "attn_q" in name]
@@ -193,7 +194,7 @@ def model(folder, seeds, name="model.gguf", side=SIDE):
 
 def wanted(path, count):
     rows = [{"name": "blk.*.ffn_up.weight", "bytes": BYTES, "layers": list(range(count))}]
-    return seeding.describe(str(path), seeding.names_of(rows))
+    return cache_prefill.describe(str(path), cache_prefill.names_of(rows))
 
 
 def free_port():
@@ -214,7 +215,7 @@ def worker(folder, name="cpu", **environment):
         "-c",
     ]
     environment = {"LLAMA_CACHE": str(folder / name), **environment}
-    return seeding.Worker(name, folder / name / "rpc", argv, endpoint, environment, "llama.cpp")
+    return cache_prefill.Worker(name, folder / name / "rpc", argv, endpoint, environment, "llama.cpp")
 
 
 def until(seconds=60):
@@ -232,54 +233,54 @@ def test_places_are_where_the_bytes_are(tmp_path):
 def test_a_cache_is_filled_from_a_copy_and_a_second_time_nothing_is_done(tmp_path):
     path, filled = model(tmp_path, [1, 2, 1]), worker(tmp_path)
     tensors = wanted(path, 3)
-    lacking = seeding.missing(filled, tensors)
+    lacking = cache_prefill.missing(filled, tensors)
     assert len(lacking) == 2  # the third is like the first
-    own = seeding.copies(str(path), lacking)
+    own = cache_prefill.copies(str(path), lacking)
     assert own == lacking
-    assert seeding.give_here(filled, str(path), own, until()) == lacking
-    assert seeding.missing(filled, tensors) == []
+    assert cache_prefill.give_here(filled, str(path), own, until()) == lacking
+    assert cache_prefill.missing(filled, tensors) == []
 
 
 def test_it_stops_when_its_time_is_over_and_goes_on_there(tmp_path):
     path, filled = model(tmp_path, [1, 2, 3]), worker(tmp_path)
     tensors = wanted(path, 3)
-    assert len(seeding.give_here(filled, str(path), tensors, until(0))) == 1
-    left = seeding.missing(filled, tensors)
+    assert len(cache_prefill.give_here(filled, str(path), tensors, until(0))) == 1
+    left = cache_prefill.missing(filled, tensors)
     assert left == tensors[1:]
-    seeding.give_here(filled, str(path), left, until())
-    assert seeding.missing(filled, tensors) == []
+    cache_prefill.give_here(filled, str(path), left, until())
+    assert cache_prefill.missing(filled, tensors) == []
 
 
 def test_a_file_that_was_cut_off_is_written_again(tmp_path):
     path, filled = model(tmp_path, [1]), worker(tmp_path)
     tensors = wanted(path, 1)
-    seeding.give_here(filled, str(path), tensors, until())
+    cache_prefill.give_here(filled, str(path), tensors, until())
     (file,) = filled.folder.iterdir()
     os.truncate(file, BYTES - 4096)
-    assert seeding.missing(filled, tensors) == tensors
-    seeding.give_here(filled, str(path), tensors, until())
+    assert cache_prefill.missing(filled, tensors) == tensors
+    cache_prefill.give_here(filled, str(path), tensors, until())
     assert file.stat().st_size == BYTES
-    assert seeding.missing(filled, tensors) == []
+    assert cache_prefill.missing(filled, tensors) == []
 
 
 def test_what_a_cache_beside_it_has_is_linked(tmp_path):
     path, first, second = model(tmp_path, [1, 2]), worker(tmp_path, "one"), worker(tmp_path, "two")
     tensors = wanted(path, 2)
-    seeding.give_here(first, str(path), tensors[:1], until())
-    assert seeding.link(second, seeding.missing(second, tensors), [first.folder]) == tensors[:1]
-    assert seeding.missing(second, tensors) == tensors[1:]
+    cache_prefill.give_here(first, str(path), tensors[:1], until())
+    assert cache_prefill.link(second, cache_prefill.missing(second, tensors), [first.folder]) == tensors[:1]
+    assert cache_prefill.missing(second, tensors) == tensors[1:]
     assert os.path.samefile(*(next(folder.iterdir()) for folder in (first.folder, second.folder)))
 
 
 def test_a_link_replaces_a_file_that_was_cut_off(tmp_path):
     path, first, second = model(tmp_path, [1]), worker(tmp_path, "one"), worker(tmp_path, "two")
     tensors = wanted(path, 1)
-    seeding.give_here(first, str(path), tensors, until())
+    cache_prefill.give_here(first, str(path), tensors, until())
     (file,) = first.folder.iterdir()
     second.folder.mkdir(parents=True)
     (second.folder / file.name).write_bytes(bytes(20 * 1024 * 1024))
-    seeding.link(second, tensors, [first.folder])
-    assert seeding.missing(second, tensors) == []
+    cache_prefill.link(second, tensors, [first.folder])
+    assert cache_prefill.missing(second, tensors) == []
 
 
 def test_another_model_at_the_same_path_is_no_copy(tmp_path):
@@ -287,8 +288,8 @@ def test_another_model_at_the_same_path_is_no_copy(tmp_path):
     (tmp_path / "other").mkdir()
     other = model(tmp_path / "other", [1, 9])
     tensors = wanted(path, 2)
-    assert seeding.copies(str(other), tensors) == tensors[:1]
-    assert seeding.copies(str(tmp_path / "missing.gguf"), tensors) == []
+    assert cache_prefill.copies(str(other), tensors) == tensors[:1]
+    assert cache_prefill.copies(str(tmp_path / "missing.gguf"), tensors) == []
 
 
 @pytest.mark.parametrize(
@@ -302,64 +303,67 @@ def test_another_model_at_the_same_path_is_no_copy(tmp_path):
 def test_a_model_that_cannot_be_read(tmp_path, prepare, said):
     path = model(tmp_path, [1])
     prepare(path)
-    with pytest.raises(seeding.SeedError, match=said):
+    with pytest.raises(cache_prefill.SeedError, match=said):
         wanted(path, 1)
 
 
 def test_a_model_that_changed_meanwhile(tmp_path):
     path, filled = model(tmp_path, [1]), worker(tmp_path)
     tensors = [wanted(path, 1)[0]._replace(name="blk.7.ffn_up.weight")]
-    with pytest.raises(seeding.SeedError, match=r"has no tensor blk\.7\.ffn_up\.weight"):
-        seeding.give_here(filled, str(path), tensors, until())
+    with pytest.raises(cache_prefill.SeedError, match=r"has no tensor blk\.7\.ffn_up\.weight"):
+        cache_prefill.give_here(filled, str(path), tensors, until())
 
 
 def test_a_program_that_ends_or_is_missing(tmp_path):
     path = model(tmp_path, [1])
-    with pytest.raises(seeding.SeedError, match="ended as it started"):
-        seeding.give_here(worker(tmp_path, FAILS="1"), str(path), wanted(path, 1), until())
-    with pytest.raises(seeding.SeedError, match="does not run: No such file"):
-        seeding.give_here(worker(tmp_path)._replace(argv=["/nowhere"]), str(path), wanted(path, 1), until())
+    with pytest.raises(cache_prefill.SeedError, match="ended as it started"):
+        cache_prefill.give_here(worker(tmp_path, FAILS="1"), str(path), wanted(path, 1), until())
+    with pytest.raises(cache_prefill.SeedError, match="does not run: No such file"):
+        cache_prefill.give_here(worker(tmp_path)._replace(argv=["/nowhere"]), str(path), wanted(path, 1), until())
 
 
 def test_a_worker_that_does_not_start(monkeypatch):
-    monkeypatch.setattr(seeding, "SECONDS_TO_START", 0)
-    with pytest.raises(seeding.SeedError, match="did not start: nothing listens there"):
-        seeding.wait(f"127.0.0.1:{free_port()}", "llama.cpp")
+    monkeypatch.setattr(cache_prefill, "SECONDS_TO_START", 0)
+    with pytest.raises(cache_prefill.SeedError, match="did not start: nothing listens there"):
+        cache_prefill.wait(f"127.0.0.1:{free_port()}", "llama.cpp")
 
 
 def test_a_disk_without_room(tmp_path, monkeypatch):
     tensors = wanted(model(tmp_path, [1]), 1)
-    seeding.check_room(tmp_path / "a" / "b", tensors) if shutil.disk_usage(tmp_path).free > 2 << 30 else None
+    cache_prefill.check_room(tmp_path / "a" / "b", tensors) if shutil.disk_usage(tmp_path).free > 2 << 30 else None
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=5 << 20))
     with pytest.raises(
-        seeding.SeedError, match=r"10 MiB of tensors do not fit into .*, where 5 MiB are free and 1024 MiB stay free"
+        cache_prefill.SeedError,
+        match=r"10 MiB of tensors do not fit into .*, where 5 MiB are free and 1024 MiB stay free",
     ):
-        seeding.check_room(tmp_path / "a" / "b", tensors)
+        cache_prefill.check_room(tmp_path / "a" / "b", tensors)
 
 
 def test_the_head_sends_to_all_workers_at_once_and_one_that_fails_keeps_nobody_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(seeding, "SECONDS_TO_START", 1)
+    monkeypatch.setattr(cache_prefill, "SECONDS_TO_START", 1)
     path = model(tmp_path, [1, 2])
     tensors = wanted(path, 2)
     one, two = (Server(CacheWorker((7, 0, 0), folder=tmp_path / name).script) for name in ("one", "two"))
     fork = "llama.cpp"
     nobody = f"127.0.0.1:{free_port()}"
     ends = [f"127.0.0.1:{server.port}" for server in (one, two)]
-    answer = seeding.send(
+    answer = cache_prefill.send(
         str(path), [(ends[0], fork, tensors), (ends[1], fork, tensors[1:]), (nobody, fork, tensors)], until()
     )
     assert answer[ends[0]] == tensors
     assert answer[ends[1]] == tensors[1:]
     assert "did not start" in str(answer[nobody])
-    assert len(seeding.cached_tensors(tmp_path / "one" / "rpc")) == 2
+    assert len(cache_prefill.cached_tensors(tmp_path / "one" / "rpc")) == 2
 
 
 @pytest.mark.parametrize("fork, version", [("llama.cpp", (9, 0, 0)), ("ik_llama.cpp", (7, 0, 0))])
 def test_a_worker_of_a_generation_that_nobody_read(fork, version):
     server = Server(CacheWorker(version).script)
     said = ".".join(map(str, version))
-    with pytest.raises(seeding.SeedError, match=f"speaks protocol {said} of {fork}, whose messages are not known"):
-        seeding.wait(f"127.0.0.1:{server.port}", fork)
+    with pytest.raises(
+        cache_prefill.SeedError, match=f"speaks protocol {said} of {fork}, whose messages are not known"
+    ):
+        cache_prefill.wait(f"127.0.0.1:{server.port}", fork)
 
 
 def test_where_the_plan_does_not_know_the_protocol_the_worker_says_it(large):
@@ -377,18 +381,18 @@ def test_where_the_plan_does_not_know_the_protocol_the_worker_says_it(large):
 
 
 def test_a_folder_with_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(seeding, "MOST_FILES", 1)
+    monkeypatch.setattr(cache_prefill, "MOST_FILES", 1)
     for name in "ab":
         (tmp_path / (name * 16)).touch()
-    with pytest.raises(seeding.SeedError, match="has more than 1 files"):
-        seeding.cached_tensors(tmp_path)
+    with pytest.raises(cache_prefill.SeedError, match="has more than 1 files"):
+        cache_prefill.cached_tensors(tmp_path)
 
 
 def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
     (tmp_path / "0123456789abcdef").write_bytes(bytes(100))
-    (tmp_path / "model.gguf").write_bytes(bytes(transfer.THRESHOLD + 1))
+    (tmp_path / "model.gguf").write_bytes(bytes(rpc_upload.THRESHOLD + 1))
     (tmp_path / ("a" * 16)).symlink_to(tmp_path / "model.gguf")
-    assert seeding.cached_tensors(tmp_path) == {}
+    assert cache_prefill.cached_tensors(tmp_path) == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
@@ -477,7 +481,7 @@ def test_the_launcher_of_another_model_leaves_what_was_filled(tmp_path, call):
 
 
 def test_the_module_sends_and_says_what_failed(tmp_path, call, monkeypatch):
-    monkeypatch.setattr(seeding, "SECONDS_TO_START", 0.5)
+    monkeypatch.setattr(cache_prefill, "SECONDS_TO_START", 0.5)
     path = model(tmp_path, [1])
     tensors = [tensor._asdict() for tensor in wanted(path, 1)]
     server = Server(CacheWorker((7, 0, 0), folder=tmp_path).script)
@@ -501,7 +505,7 @@ def test_the_module_says_why_a_cache_is_not_filled(tmp_path, call, monkeypatch):
     answer = call(workers=[failing], **params)
     assert answer["missing"] == {"cpu": [tensors[0]["name"]]}
     assert "The cache of the worker cpu is not filled from this host: " in answer["why"][0]
-    monkeypatch.setattr(seeding, "link", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(cache_prefill, "link", mock.Mock(side_effect=OSError(28, "No space left on device")))
     assert "No space left on device" in call(workers=[failing], **params)["why"][0]
     monkeypatch.setattr(commands, "work_as", mock.Mock(side_effect=RuntimeError("KeyError: 'x'")))
     assert call(workers=[failing], **params)["msg"] == "the caches of workers are not filled: KeyError: 'x'"

@@ -9,9 +9,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from conftest import PLAN
 
@@ -91,7 +91,7 @@ def machine(request, tmp_path, monkeypatch):
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
-    monkeypatch.setattr(services.running, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(services.service_manager, "supervisor_runs", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -105,7 +105,7 @@ def machine_with(name, tmp_path, monkeypatch):
 def test_what_a_new_service_manager_needs():
     """The files of the exercise in CONTRIBUTING.md."""
     known = list(service_managers.MANAGERS)
-    assert list(services.CLASSES) == known, "apply/services.py lacks a class"
+    assert list(services.CLASSES) == known, "host/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
     host = PLAN["properties"]["hosts"]["additionalProperties"]["properties"]
@@ -273,9 +273,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(services.running, "lingers", lambda user: False)
+    monkeypatch.setattr(services.service_manager, "lingers", lambda user: False)
     assert [line.split(" of ")[0] for line in machine.manager.problems()] == ["services"]
-    monkeypatch.setattr(services.running, "lingers", lambda user: True)
+    monkeypatch.setattr(services.service_manager, "lingers", lambda user: True)
     assert machine.manager.problems() == []
 
 
@@ -313,7 +313,7 @@ def test_domains_of_launchd():
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(services.running, "supervisor_runs", lambda prefix: False)
+    monkeypatch.setattr(services.service_manager, "supervisor_runs", lambda prefix: False)
     assert machine.manager.problems() == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(services.ServiceError, match=r"supervisor.* does not run: run site.yml"):

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import solver
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

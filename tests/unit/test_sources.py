@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs, sources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, sources
 
 CONTENT = bytes(tarfile.BLOCKSIZE)
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -238,7 +238,7 @@ def test_pip_that_fetches_without_an_end(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\nexec dd if=/dev/zero of={tmp_path}/large bs=4096 count=1024\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))
-    monkeypatch.setattr(programs, "FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(bounded_process, "FILE_BYTES", 1 << 20)
     with pytest.raises(AnsibleError, match="pip could not fetch the source archive of llama_release: it has more than"):
         sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
 
@@ -261,7 +261,7 @@ def test_pip_that_fetches_without_an_end(tmp_path, monkeypatch):
 def test_pip_that_fails(monkeypatch, stderr, said):
     """What pip says was recorded from pip 23.2."""
     failed = type("Completed", (), {"returncode": 1, "stderr": stderr})()
-    monkeypatch.setattr(sources.programs, "run", lambda *_arguments, **_options: failed)
+    monkeypatch.setattr(sources.bounded_process, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
         sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
 
@@ -285,6 +285,6 @@ def test_what_a_server_says_does_not_control_the_screen(cache):
 @pytest.mark.parametrize("to", [1, 2])
 def test_a_program_that_prints_without_end(to, monkeypatch):
     """A git server says what it likes, for an hour: all of it was kept in memory."""
-    monkeypatch.setattr(programs, "PRINTED_BYTES", 1 << 20)
-    with pytest.raises(programs.TooLarge, match="it printed more than 1 MiB"):
-        programs.run(["/bin/sh", "-c", f"exec yes >&{to}"], 20)
+    monkeypatch.setattr(bounded_process, "PRINTED_BYTES", 1 << 20)
+    with pytest.raises(bounded_process.TooLarge, match="it printed more than 1 MiB"):
+        bounded_process.run(["/bin/sh", "-c", f"exec yes >&{to}"], 20)

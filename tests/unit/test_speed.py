@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, speeds
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer, rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, speed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, memory_bandwidth
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates as rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import predicted_speed
@@ -22,18 +24,21 @@ def rate(pair, device, accelerators=(), model="test"):
     pair.hosts["worker1"]["facts"].update(
         accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
-    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
-    return speed.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
+    facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
+    return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
 
 
 def test_a_rate_comes_from_the_table_by_architecture(pair):
     given = rate(pair, "Vulkan0", [STRIX])
-    assert (given.source, given.gb_per_s) == (speed.TABLE, pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1))
+    assert (given.source, given.gb_per_s) == (
+        cost_model.TABLE,
+        pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1),
+    )
 
 
 def test_a_processor_has_a_rate_of_its_own(pair):
-    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == speed.TABLE
-    assert rate(pair, "CPU", [STRIX]).source == speed.ASSUMED
+    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == cost_model.TABLE
+    assert rate(pair, "CPU", [STRIX]).source == cost_model.ASSUMED
 
 
 @pytest.mark.parametrize("unified, kind", [(True, "unified"), (False, "discrete")])
@@ -41,7 +46,7 @@ def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     given = rate(pair, "Vulkan0", [{**STRIX, "name": "Other", "architecture": "gfx9999", "unified": unified}])
     row = rates.ASSUMED[kind]
     assert (given.source, given.gb_per_s) == (
-        speed.ASSUMED,
+        cost_model.ASSUMED,
         pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].share),
     )
 
@@ -134,9 +139,9 @@ def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
         **known_answer.summary(2, 64, "f16"),
         "keys": {"expert_count": 8, "expert_used_count": 2},
     }
-    dense = speed.units_read(placement.Load(summary, caches.Settings(256), caches.NEW), summary)
+    dense = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW), summary)
     summary["tensors"] = [*summary["tensors"], named]
-    mixed = speed.units_read(placement.Load(summary, caches.Settings(256), caches.NEW), summary)
+    mixed = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW), summary)
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
 
 
@@ -146,17 +151,17 @@ def test_without_names_the_summary_tells_what_experts_take():
         "keys": {"expert_count": 8, "expert_used_count": 2},
         "expert_bytes": [0, 20000],
     }
-    load = placement.Load(summary, caches.Settings(256), caches.NEW)
-    assert speed.units_read(load, summary) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
+    load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+    assert cost_model.units_read(load, summary) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
 def test_nodes_follow_the_architecture():
     plain = known_answer.summary(4, 64, "f16")
     experts = {"expert_count": 8, "expert_used_count": 2}
-    assert speed.nodes_per_layer(plain) == 31
-    assert speed.nodes_per_layer({**plain, "architecture": "qwen3moe", "keys": experts}) == 62
-    latent = speed.nodes_per_layer({**plain, "architecture": "deepseek2", "keys": experts})
-    recurrent = speed.nodes_per_layer({**plain, "architecture": "qwen3next", "keys": experts})
+    assert cost_model.nodes_per_layer(plain) == 31
+    assert cost_model.nodes_per_layer({**plain, "architecture": "qwen3moe", "keys": experts}) == 62
+    latent = cost_model.nodes_per_layer({**plain, "architecture": "deepseek2", "keys": experts})
+    recurrent = cost_model.nodes_per_layer({**plain, "architecture": "qwen3next", "keys": experts})
     assert 62 < latent < recurrent
 
 
@@ -165,42 +170,48 @@ def release(build, protocol=None):
     return made._replace(protocol=protocol or made.protocol)
 
 
-ETHERNET = speed.LINKS["ethernet"]
+ETHERNET = cost_model.LINKS["ethernet"]
 
 
 def test_a_worker_that_keeps_the_graph_costs_less():
-    new, old = (speed.worker_ms(release(build), 1000, ETHERNET) for build in (11063, 6097))
+    new, old = (cost_model.worker_ms(release(build), 1000, ETHERNET) for build in (11063, 6097))
     assert new < old - 4
     slow = ETHERNET._replace(round_trip_ms=ETHERNET.round_trip_ms + 1)
-    further = [speed.worker_ms(release(build), 1000, slow) for build in (11063, 6097)]
+    further = [cost_model.worker_ms(release(build), 1000, slow) for build in (11063, 6097)]
     assert further == pytest.approx([new + 1, old + 2])
     fork = release(8000)._replace(fork="ik_llama.cpp", protocol="3.5.1")
-    assert speed.keeps_graph(fork._replace(generation=4033))
-    assert not speed.keeps_graph(fork._replace(generation=4032))
+    assert cost_model.keeps_graph(fork._replace(generation=4033))
+    assert not cost_model.keeps_graph(fork._replace(generation=4032))
     unknown = release(11063)._replace(protocol=None)
-    assert speed.keeps_graph(unknown)
-    assert not speed.keeps_graph(unknown._replace(generation=7000))
+    assert cost_model.keeps_graph(unknown)
+    assert not cost_model.keeps_graph(unknown._replace(generation=7000))
 
 
 def test_a_worker_to_which_a_token_comes_twice_gets_its_graphs_again_before_protocol_8():
     """It keeps the last one alone."""
     keeps, sends = (
-        speed.worker_ms(release(11063, protocol), 1000, ETHERNET, visits=2) for protocol in ("8.0.0", "7.0.0")
+        cost_model.worker_ms(release(11063, protocol), 1000, ETHERNET, visits=2) for protocol in ("8.0.0", "7.0.0")
     )
-    more = (speed.NODE_US[False] - speed.NODE_US[True]) + 8 * speed.NODE_BYTES[False] / ETHERNET.gbit / 1e3
+    more = (cost_model.NODE_US[False] - cost_model.NODE_US[True]) + 8 * cost_model.NODE_BYTES[
+        False
+    ] / ETHERNET.gbit / 1e3
     assert sends == pytest.approx(keeps + more)
-    once = [speed.worker_ms(release(11063, protocol), 1000, ETHERNET) for protocol in ("8.0.0", "7.0.0")]
+    once = [cost_model.worker_ms(release(11063, protocol), 1000, ETHERNET) for protocol in ("8.0.0", "7.0.0")]
     assert once[0] == once[1] < keeps
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
-    here, there = (speed.worker_ms(release(11063), 500, speed.LINKS[kind]) for kind in ("loopback", "ethernet"))
+    here, there = (
+        cost_model.worker_ms(release(11063), 500, cost_model.LINKS[kind]) for kind in ("loopback", "ethernet")
+    )
     assert here < 1 < 2 < there < 8
-    assert speed.worker_ms(release(11063), 500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
-    slower = speed.worker_ms(release(11063), 500, ETHERNET._replace(gbit=0.1)) - there
-    assert slower == pytest.approx(8 * speed.TOKEN_BYTES * (10 - 0.4) / 1e6)
-    assert 8 < speed.worker_ms(release(6319), 90, ETHERNET._replace(board=True)) < 20
-    assert speed.worker_ms(release(7315), 500, ETHERNET._replace(mac=True)) == pytest.approx(there + speed.MAC_MS)
+    assert cost_model.worker_ms(release(11063), 500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
+    slower = cost_model.worker_ms(release(11063), 500, ETHERNET._replace(gbit=0.1)) - there
+    assert slower == pytest.approx(8 * cost_model.TOKEN_BYTES * (10 - 0.4) / 1e6)
+    assert 8 < cost_model.worker_ms(release(6319), 90, ETHERNET._replace(board=True)) < 20
+    assert cost_model.worker_ms(release(7315), 500, ETHERNET._replace(mac=True)) == pytest.approx(
+        there + cost_model.MAC_MS
+    )
 
 
 def test_the_page_has_the_table_of_the_script():
@@ -213,22 +224,22 @@ def test_the_page_has_what_is_assumed_of_links():
     page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
     rows = page.split("| kind | round trip, ms | Gbit/s |\n")[1].split("\n\n")[0].splitlines()[1:]
     shown = [[float(figure) for figure in row.strip("|").split("|")[1:]] for row in rows]
-    assumed = [[link.round_trip_ms, link.gbit] for kind, link in speed.LINKS.items() if kind != "tunnel"]
+    assumed = [[link.round_trip_ms, link.gbit] for kind, link in cost_model.LINKS.items() if kind != "tunnel"]
     assert shown == assumed
-    assert speed.LINKS["tunnel"][1:] == speed.LINKS["ethernet"][1:]
+    assert cost_model.LINKS["tunnel"][1:] == cost_model.LINKS["ethernet"][1:]
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     summary = known_answer.summary(2, 64, "f16")
-    load = placement.Load(summary, caches.Settings(256), caches.NEW)
-    named = {part.name: speed.Bits(load, summary).of(part) for part in load.parts}
+    load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+    named = {part.name: cost_model.Bits(load, summary).of(part) for part in load.parts}
     assert named["blk.1.ffn_up.weight"] == 16
     assert named["blk.1.attn_norm.weight"] == 32
     nameless = {key: value for key, value in summary.items() if key != "tensors"}
-    load = placement.Load(nameless, caches.Settings(256), caches.NEW)
-    assert speed.Bits(load, nameless).of(load.parts[1]) == pytest.approx(16, rel=0.01)
+    load = device_load.Load(nameless, kv_cache.Settings(256), kv_cache.NEW)
+    assert cost_model.Bits(load, nameless).of(load.parts[1]) == pytest.approx(16, rel=0.01)
     unknown = {key: value for key, value in nameless.items() if key != "parameters"}
-    assert speed.Bits(load, unknown).of(load.parts[1]) == speed.ASSUMED_BITS
+    assert cost_model.Bits(load, unknown).of(load.parts[1]) == cost_model.ASSUMED_BITS
 
 
 @pytest.mark.parametrize(
@@ -238,24 +249,26 @@ def test_prompts_on_two_gpus_are_predicted_as_they_were_measured(devices, measur
     summary = known_answer.summary(32, 4096, "f16")
     works = predicted_speed.works_of({"devices": devices, "build": 11063}, summary)
     works = [work._replace(multiplied=work.weights / 2) for work in works]
-    assert 1000 * speed.PROMPT / speed.prompt_ms(release(11063), works, 4096) == pytest.approx(measured, rel=0.1)
+    assert 1000 * cost_model.PROMPT / cost_model.prompt_ms(release(11063), works, 4096) == pytest.approx(
+        measured, rel=0.1
+    )
 
 
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
-    rate = speed.Rate(100, 1000, speed.TABLE)
-    work = speed.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)
-    costs = speed.prompt_costs(release(11063), work, 4096)
+    rate = cost_model.Rate(100, 1000, cost_model.TABLE)
+    work = cost_model.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)
+    costs = cost_model.prompt_costs(release(11063), work, 4096)
     assert costs == {"memory of": 80, "computing on": pytest.approx(2 * 512 * 2)}
-    link = speed.Link("ethernet", 0.3, 1.0, False)
-    costs = speed.prompt_costs(release(11063), work._replace(link=link), 4096)
+    link = cost_model.Link("ethernet", 0.3, 1.0, False)
+    costs = cost_model.prompt_costs(release(11063), work._replace(link=link), 4096)
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     works = [work, work._replace(link=link)]
-    assert speed.load_s(release(6170), works) == pytest.approx(8 / speed.DISK_GB_PER_S + 8 / 0.125)
+    assert cost_model.load_s(release(6170), works) == pytest.approx(8 / cost_model.DISK_GB_PER_S + 8 / 0.125)
 
 
 def rates_of(pair, **rates):
     pair.hosts["worker1"]["facts"]["rates"] = rates
-    return entry.read("test", pair.hosts).hosts["worker1"]
+    return cluster_inputs.read("test", pair.hosts).hosts["worker1"]
 
 
 def test_a_measured_rate_comes_first_while_the_device_is_the_same(pair):
@@ -264,9 +277,12 @@ def test_a_measured_rate_comes_first_while_the_device_is_the_same(pair):
         "Vulkan0": {"name": "8060S", "gb_per_s": 200},
     }
     graphics, processor = rate(pair, "Vulkan0", [STRIX]), rate(pair, "CPU")
-    assert (processor.source, processor.gb_per_s) == (speed.MEASURED, pytest.approx(41 * speed.MEMORY_SHARE, abs=0.1))
-    assert (graphics.source, graphics.gb_per_s) == (speed.MEASURED, 200 * speed.MEMORY_SHARE)
-    assert rate(pair, "CPU", model="another").source == speed.ASSUMED
+    assert (processor.source, processor.gb_per_s) == (
+        cost_model.MEASURED,
+        pytest.approx(41 * cost_model.MEMORY_SHARE, abs=0.1),
+    )
+    assert (graphics.source, graphics.gb_per_s) == (cost_model.MEASURED, 200 * cost_model.MEMORY_SHARE)
+    assert rate(pair, "CPU", model="another").source == cost_model.ASSUMED
 
 
 def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same(pair):
@@ -292,43 +308,45 @@ def test_memory_of_a_slow_host_is_planned_with(pair):
 
 def test_what_was_measured_before_is_kept_until_it_is_measured_again():
     before, after = ({"rates": {"CPU": {"name": "x", "gb_per_s": number}}} for number in (10, 20))
-    assert entry.with_kept_rates({"rates": None, "cpu": 1}, before) == {**before, "cpu": 1}
-    assert entry.with_kept_rates(after, before) == after
-    assert entry.with_kept_rates(None, before) == before
-    assert entry.with_kept_rates({"cpu": 1}, None) == {"cpu": 1}
-    assert entry.with_kept_rates({"cpu": 1}, {"rates": None}) == {"cpu": 1}
-    assert entry.with_kept_rates({"cpu": 1}, "nothing") == {"cpu": 1}
+    assert cluster_inputs.with_kept_rates({"rates": None, "cpu": 1}, before) == {**before, "cpu": 1}
+    assert cluster_inputs.with_kept_rates(after, before) == after
+    assert cluster_inputs.with_kept_rates(None, before) == before
+    assert cluster_inputs.with_kept_rates({"cpu": 1}, None) == {"cpu": 1}
+    assert cluster_inputs.with_kept_rates({"cpu": 1}, {"rates": None}) == {"cpu": 1}
+    assert cluster_inputs.with_kept_rates({"cpu": 1}, "nothing") == {"cpu": 1}
 
 
 def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
-    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
-    few = speed.processor_rate(facts)
-    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, speed.ASSUMED)
-    assert speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == speed.TABLE
+    facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
+    few = cost_model.processor_rate(facts)
+    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED)
+    assert cost_model.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == cost_model.TABLE
 
 
 def test_prompts_depend_on_the_vectors_of_few_cores(pair):
     """2 cores of EPYCs with and without AVX-512, known answer 16 x 2048: figures of docs/performance.md that the constants follow from."""
     summary = known_answer.summary(16, 2048, "f16")
-    load = placement.Load(summary, caches.Settings(256), caches.NEW)
+    load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
     weights = sum(part.bytes for part in load.parts) / 2
     for avx512, measured in ((True, 350), (False, 136.6)):
         cpu = {"model": "AMD EPYC", "cores": 2, "features_id": "f", "avx512": avx512}
         pair.hosts["worker1"]["facts"]["cpu"] = cpu
-        made = speed.processor_rate(entry.read("test", pair.hosts).hosts["worker1"].facts)._replace(gb_per_s=24)
-        work = speed.Work("a", "", made, 16, 0, 2 * weights, weights, 0)
-        predicted = 1000 * speed.PROMPT / speed.prompt_ms(release(11063), [work], 2048)
+        made = cost_model.processor_rate(cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts)._replace(
+            gb_per_s=24
+        )
+        work = cost_model.Work("a", "", made, 16, 0, 2 * weights, weights, 0)
+        predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms(release(11063), [work], 2048)
         assert predicted == pytest.approx(measured, rel=0.15)
-        slower = speed.prompt_ms(release(11063), [work._replace(quantised=weights)], 2048)
-        assert slower == pytest.approx(1000 * speed.PROMPT / predicted * made.quantised, rel=0.05)
+        slower = cost_model.prompt_ms(release(11063), [work._replace(quantised=weights)], 2048)
+        assert slower == pytest.approx(1000 * cost_model.PROMPT / predicted * made.quantised, rel=0.05)
 
 
 def test_a_processor_beside_known_graphics_shares_their_memory(pair):
     given = rate(pair, "CPU", [STRIX])
-    assert given.source == speed.ASSUMED
-    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
-    many = speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 32}))
+    assert given.source == cost_model.ASSUMED
+    facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
+    many = cost_model.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 32}))
     assert many.gb_per_s == pytest.approx(256 * rates.PROCESSORS_PART * rates.FAMILIES["processor"].share)
 
 
@@ -341,21 +359,21 @@ def test_the_best_part_of_the_time_counts_since_other_programs_had_the_rest(monk
             read.set()
 
     clock = SimpleNamespace(monotonic=lambda: next(moments), sleep=lambda _seconds: read.wait())
-    monkeypatch.setattr(speeds, "time", clock)
-    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
-    monkeypatch.setattr(speeds, "_read", read_at_first)
-    assert speeds.memory_gb_per_s(2, 5) == 6
+    monkeypatch.setattr(memory_bandwidth, "time", clock)
+    monkeypatch.setattr(memory_bandwidth, "PIECE", 1 << 20)
+    monkeypatch.setattr(memory_bandwidth, "_read", read_at_first)
+    assert memory_bandwidth.memory_gb_per_s(2, 5) == 6
 
 
 @pytest.mark.programs
 def test_memory_is_measured_with_all_processors(monkeypatch):
-    monkeypatch.setattr(speeds, "SECONDS", 0.05)
-    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
+    monkeypatch.setattr(memory_bandwidth, "SECONDS", 0.05)
+    monkeypatch.setattr(memory_bandwidth, "PIECE", 1 << 20)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert 0.05 < speeds.memory_gb_per_s(1, 0.05) < 10000
-    found = speeds.measured()
+    assert 0.05 < memory_bandwidth.memory_gb_per_s(1, 0.05) < 10000
+    found = memory_bandwidth.measured()
     assert found["CPU"]["name"] == hardware.cpu()["model"]
-    monkeypatch.setattr(speeds, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
+    monkeypatch.setattr(memory_bandwidth, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
     assert host.facts("user")["rates"] is None
     assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0
 
@@ -364,14 +382,16 @@ def test_memory_is_not_measured_where_there_is_too_little_of_it(monkeypatch):
     def refuse(error):
         raise error
 
-    monkeypatch.setattr(speeds.ctypes, "create_string_buffer", lambda _size: refuse(MemoryError()))
-    assert speeds.measured() is None
+    monkeypatch.setattr(memory_bandwidth.ctypes, "create_string_buffer", lambda _size: refuse(MemoryError()))
+    assert memory_bandwidth.measured() is None
     monkeypatch.undo()
-    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
-    monkeypatch.setattr(speeds.threading.Thread, "start", lambda _thread: refuse(RuntimeError("no more threads")))
-    assert speeds.measured() is None
-    monkeypatch.setattr(speeds, "memory_gb_per_s", lambda *_: 0.0)
-    assert speeds.measured() is None, "other programs had all the time"
+    monkeypatch.setattr(memory_bandwidth, "PIECE", 1 << 20)
+    monkeypatch.setattr(
+        memory_bandwidth.threading.Thread, "start", lambda _thread: refuse(RuntimeError("no more threads"))
+    )
+    assert memory_bandwidth.measured() is None
+    monkeypatch.setattr(memory_bandwidth, "memory_gb_per_s", lambda *_: 0.0)
+    assert memory_bandwidth.measured() is None, "other programs had all the time"
 
 
 @pytest.mark.parametrize("kind, measured", [("f16", 27680), ("q8_0", 17140)])

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import CATALOGUE, FACTS, SCHEMA, known_answer_of
 
@@ -34,7 +34,7 @@ def run(facts):
     answers = {name: {"facts": copy.deepcopy(found)} for name, found in facts.items()}
     name, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars}, answers)
     try:
-        cluster = entry.read(name, hosts)
+        cluster = cluster_inputs.read(name, hosts)
         plan = make(cluster, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         plan = refused(name, refusal)
@@ -109,7 +109,7 @@ def test_no_fact_of_a_host_is_about_its_load():
         "uid",
         "user",
     }
-    assert set(host.facts("user")) == (entry.PLANNED_FROM | known)
+    assert set(host.facts("user")) == (cluster_inputs.PLANNED_FROM | known)
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

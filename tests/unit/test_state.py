@@ -15,9 +15,10 @@ from unittest import mock
 
 import faults
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 
 MODULE = host_info
@@ -381,7 +382,9 @@ def under_systemd(monkeypatch, host, firewall=False, links=False, tuned=""):
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: firewall)
     monkeypatch.setattr(state.links, "problems", lambda wanted, known, owner: [])
     monkeypatch.setattr(state.links, "differs", lambda wanted, known, owner: links)
-    monkeypatch.setattr(state.tuning, "apply", lambda wanted, profile, check, system: {"before": "", "after": tuned})
+    monkeypatch.setattr(
+        state.kernel_parameters, "apply", lambda wanted, profile, check, system: {"before": "", "after": tuned}
+    )
 
 
 def without_lingering(monkeypatch, host):

@@ -12,8 +12,9 @@ import jsonschema_rs
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, report, status
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
 from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,7 +330,7 @@ def test_differences_from_the_plan(plan, answers, tmp_path):
 def test_another_build_than_the_recorded_one(plan, answers, tmp_path, monkeypatch):
     (build,) = plan["hosts"]["worker1"]["builds"]
     recorded = {(build["builder"], build["id"]): action.changes.Recorded({"bin/llama-server": "1" * 64}, True)}
-    monkeypatch.setattr(action.built, "recorded", lambda _plan: recorded)
+    monkeypatch.setattr(action.build_registry, "recorded", lambda _plan: recorded)
     told = written(plan, answers, tmp_path)[0]
     assert "is not the one that the controller recorded" in told["hosts"][1]["differences"][0]["text"]
 
@@ -338,10 +339,10 @@ def test_another_plan_than_that_of_the_inventory(plan, answers):
     """As after a rollback."""
     drifts_of = {name: answer["drift"] for name, answer in answers.items()}
     other = "The inventory plans release b2, but plan 1 with release b1 serves."
-    found = status.of_cluster("llama_cluster", ["head"], plan, "", answers, drifts_of, other)
-    SCHEMA.validate(status.as_json(found))
+    found = cluster_status.of_cluster("llama_cluster", ["head"], plan, "", answers, drifts_of, other)
+    SCHEMA.validate(cluster_status.as_json(found))
     assert found.problems == [other.rstrip(".")]
-    assert f"problem   {other.rstrip('.')}" in status.page(found)
+    assert f"problem   {other.rstrip('.')}" in cluster_status.page(found)
 
 
 def test_the_last_verification_failed(plan, answers, tmp_path):
@@ -466,7 +467,7 @@ def test_durations(seconds, text):
 
 def test_the_form_of_a_condition_is_that_of_a_host_that_is_well(answers):
     for answer in answers.values():
-        assert untrusted.mismatch("", answer["condition"], condition.CONDITION) is None
+        assert validation.mismatch("", answer["condition"], host_status.CONDITION) is None
 
 
 def playbook(tmp_path, *options):
@@ -524,25 +525,25 @@ def test_the_page_in_the_documentation_is_what_is_shown():
     devices = [{"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 307, "celsius": 47, "watts": 38}]
     devices[0].update(shared_total_mib=112_640, shared_free_mib=31_027)
     known = sensors(devices=devices, memory_total_mib=128_000, memory_free_mib=36_044)
-    own = status.Worker(
+    own = cluster_status.Worker(
         *("llamacpp-worker-vulkan", "192.168.128.13:50052", "vulkan Vulkan0", "7.0.0", True, "running", 259_200, 0),
         ["192.168.128.11"],
     )
     why = "Failed to connect to the host via ssh: ssh: connect to host 192.168.128.12 port 22: No route to host"
     hosts = [
-        status.Host("strix0", True, "", True, True, [], known, [], []),
-        status.Host("strix1", False, why, False, False, [], None, None),
-        status.Host("strix2", False, "", True, True, [own], known, [], []),
+        cluster_status.Host("strix0", True, "", True, True, [], known, [], []),
+        cluster_status.Host("strix1", False, why, False, False, [], None, None),
+        cluster_status.Host("strix2", False, "", True, True, [own], known, [], []),
     ]
-    lost = status.Restart(600, "lost worker 192.168.128.12:50052: llama-server is started again")
-    cluster = status.Cluster(
+    lost = cluster_status.Restart(600, "lost worker 192.168.128.12:50052: llama-server is started again")
+    cluster = cluster_status.Cluster(
         name="llama_cluster",
         state="fallback",
         detail="",
         head="strix0",
         url="http://192.168.128.11:8080",
         model="gpt-oss 120B",
-        planned=status.Release("b11063", 11063, "7.0.0"),
+        planned=cluster_status.Release("b11063", 11063, "7.0.0"),
         running_builds=["b11063-vulkan-a154adb8"],
         as_planned=None,
         uptime_s=480,
@@ -551,10 +552,12 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         without=["strix1:cpu"],
         waiting_for=[],
         load=None,
-        verified=status.Verification(3600, True, [], "b11063"),
+        verified=cluster_status.Verification(3600, True, [], "b11063"),
         benchmark=None,
-        speed=status.Speed(20.0, 400.0, 900, 4000, 3600),
+        speed=cluster_status.Speed(20.0, 400.0, 900, 4000, 3600),
         speed_reason="",
     )
-    shown = status.page(status.Status(1, 0, cluster, hosts, "", "", status._problems(cluster, hosts, "")))
+    shown = cluster_status.page(
+        cluster_status.Status(1, 0, cluster, hosts, "", "", cluster_status._problems(cluster, hosts, ""))
+    )
     assert shown.strip("\n") in (ROOT / "docs" / "operating.md").read_text()

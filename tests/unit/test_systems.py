@@ -14,10 +14,11 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import tensor_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import conditions, entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tensor_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import CATALOGUE
 
@@ -401,7 +402,7 @@ def test_the_traps_of_the_notes(model, backend, told):
 
 def test_wide_models_are_served_with_the_patch_or_a_newer_build(monkeypatch):
     monkeypatch.setattr(
-        action.sources, "_read", lambda patch, _find: {"path": patch, "sha256": "0" * 64, "files": [conditions.SENDING]}
+        action.sources, "_read", lambda patch, _find: {"path": patch, "sha256": "0" * 64, "files": [predicates.SENDING]}
     )
     wide = of_file("models/qwen3_coder_480b.yml")
     git = {"source": "git", "ref": "b6110"}

@@ -14,11 +14,13 @@ import test_firewall
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, ownership, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +38,7 @@ FACTS = {
 
 
 def test_the_empty_plan_has_nothing_and_names_what_goes():
-    hosts = empty.plan({"here": {"facts": FACTS}, "lost": {}})["hosts"]
+    hosts = teardown.plan({"here": {"facts": FACTS}, "lost": {}})["hosts"]
     assert list(hosts) == ["here"]
     planned = hosts["here"]
     assert [planned[key] for key in ("services", "builds", "links", "firewall")] == [[], [], [], []]
@@ -48,10 +50,10 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
 
 
 def test_accounts_of_others_stay_where_the_installation_is_a_users():
-    hosts = empty.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
+    hosts = teardown.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
     assert (hosts["here"]["accounts"], hosts["here"]["build_account"]) == ([], None)
     accounts = {**FACTS, "accounts": {"llamacpp": "/opt/llamacpp"}}
-    assert empty.plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
+    assert teardown.plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
 
 
 @pytest.mark.parametrize("scope, account", [("system", "llamacpp"), ("user", None)])
@@ -60,7 +62,7 @@ def test_check_mode_finds_the_releases_that_go(tmp_path, scope, account):
     places = {"prefix": str(tmp_path), "cache": f"{tmp_path}/cache", "units": f"{tmp_path}/units"}
     facts = {**FACTS, **places, "scope": scope, "service_manager": "systemd"}
     (tmp_path / "releases" / "b8600-cpu-0123abcd").mkdir(parents=True)
-    planned = empty.plan({"here": {"facts": facts}})["hosts"]["here"]
+    planned = teardown.plan({"here": {"facts": facts}})["hosts"]["here"]
     assert planned["account"] == account
     assert state.unneeded_releases(planned, applied=True) == ["b8600-cpu-0123abcd"]
 
@@ -232,7 +234,7 @@ def test_what_others_have_under_our_names_stays_and_is_named(tmp_path, monkeypat
     before = faults.tree(tmp_path)
     places = {name: str(tmp_path / name) for name in ("prefix", "cache", "units")}
     told = remove(**places, service_manager="systemd")
-    with alone.alone(places["prefix"], changes=True):
+    with host_lock.alone(places["prefix"], changes=True):
         assert (told["changed"], faults.tree(tmp_path)) == (False, before)
     named = [places["prefix"], str(unit), "/etc/firewall-llamacpp.nft", "the table inet llamacpp of nftables"]
     assert [line.partition(" on here stays")[0] for line in told["left"]] == named

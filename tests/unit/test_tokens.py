@@ -1,7 +1,7 @@
 """What the launcher notes of /metrics, and what that says of the last hour."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tokens
 
 NOW = 1_800_000_000
 

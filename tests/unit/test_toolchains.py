@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.toolchains import missing_libraries
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds.toolchains import missing_libraries
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 from conftest import Cluster, known_answer_of
 from machines import Machine
 

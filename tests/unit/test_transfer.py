@@ -10,8 +10,9 @@ from unittest import mock
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, rpc, transfer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from cache_worker import CacheWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ GENERATIONS = [
     ("llama.cpp", (8, 0, 0), 10),
     ("ik_llama.cpp", (3, 5, 2), 16),
 ]
-LARGE = transfer.THRESHOLD + 4096
+LARGE = rpc_upload.THRESHOLD + 4096
 SIZES_OF_RPC_TENSOR = {"llama.cpp": 296, "ik_llama.cpp": 344}
 """sizeof(rpc_tensor) in the trees of 0.3.16 to 0.3.36, b10809 and b11549, and of ik_llama.cpp 8337e4cd."""
 
@@ -37,7 +38,7 @@ def content(size, seed=0):
 
 
 def form(fork, version):
-    return transfer.form_of(fork, ".".join(map(str, version)))
+    return rpc_upload.form_of(fork, ".".join(map(str, version)))
 
 
 NEWEST = form("llama.cpp", (8, 0, 0))
@@ -46,7 +47,7 @@ NEWEST = form("llama.cpp", (8, 0, 0))
 def give(script, data, of=NEWEST, seconds=20):
     server = Server(script)
     try:
-        with transfer.Worker("127.0.0.1", server.port, of, len(data), seconds) as worker:
+        with rpc_upload.Worker("127.0.0.1", server.port, of, len(data), seconds) as worker:
             worker.give(io.BytesIO(b"before" + data), 6, len(data))
         assert server.all_closed_by_client()
     finally:
@@ -64,9 +65,9 @@ def test_every_generation_gets_a_tensor_and_keeps_it(tmp_path, fork, version, so
 @pytest.mark.parametrize("fork, version, sources", GENERATIONS)
 def test_a_tensor_has_the_size_of_the_trees(fork, version, sources):
     of = form(fork, version)
-    head = transfer.set_tensor_head(of, 1, 2, 100)
+    head = rpc_upload.set_tensor_head(of, 1, 2, 100)
     assert len(head) == 9 + SIZES_OF_RPC_TENSOR[fork] + of.flag + 8
-    assert struct.unpack("<BQ", head[:9]) == (transfer.SET_TENSOR, len(head) - 9 + 100)
+    assert struct.unpack("<BQ", head[:9]) == (rpc_upload.SET_TENSOR, len(head) - 9 + 100)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +83,15 @@ def test_a_tensor_has_the_size_of_the_trees(fork, version, sources):
     ],
 )
 def test_a_generation_that_nobody_read_has_no_form(fork, protocol):
-    assert transfer.form_of(fork, protocol) is None
+    assert rpc_upload.form_of(fork, protocol) is None
 
 
-@given(st.integers(1, transfer.MOST_BYTES))
+@given(st.integers(1, rpc_upload.MOST_BYTES))
 def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size):
-    head = transfer.set_tensor_head(form("llama.cpp", (7, 0, 0)), 1, 2, size)
+    head = rpc_upload.set_tensor_head(form("llama.cpp", (7, 0, 0)), 1, 2, size)
     row, rows, third, fourth, first_step, row_step, *_more = struct.unpack_from("<8I", head, 9 + 20)
     assert (third, fourth, first_step, row_step) == (1, 1, 1, row)
-    assert size <= row * rows <= size + transfer.rows(size)
+    assert size <= row * rows <= size + rpc_upload.rows(size)
 
 
 @pytest.mark.programs
@@ -105,7 +106,7 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
     ],
 )
 def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
-    with pytest.raises(transfer.TransferError, match=said):
+    with pytest.raises(rpc_upload.TransferError, match=said):
         give(script, content(2000), seconds=1)
 
 
@@ -119,9 +120,9 @@ def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
 def test_nobody_there(error, said):
     with (
         mock.patch.object(rpc.socket, "create_connection", side_effect=error),
-        pytest.raises(transfer.TransferError, match=said),
+        pytest.raises(rpc_upload.TransferError, match=said),
     ):
-        transfer.Worker("127.0.0.1", 1, NEWEST, 1, 1)
+        rpc_upload.Worker("127.0.0.1", 1, NEWEST, 1, 1)
 
 
 class Losing(socket.socket):
@@ -142,7 +143,7 @@ def test_a_network_that_loses_the_worker_meanwhile(tmp_path):
     path.write_bytes(gguf_files.model())
     name, place = next(iter(gguf.places(str(path)).items()))
     server = Server(CacheWorker((8, 0, 0)).script)
-    tensors, sends = [seeding.Tensor(name, place.bytes, "")], iter(range(4))
+    tensors, sends = [cache_prefill.Tensor(name, place.bytes, "")], iter(range(4))
     send = socket.socket.sendall
 
     def lose(connection, data):
@@ -152,16 +153,16 @@ def test_a_network_that_loses_the_worker_meanwhile(tmp_path):
 
     with (
         mock.patch.object(rpc.socket, "create_connection", return_value=Losing(server.port, lose)),
-        pytest.raises(seeding.SeedError, match=r"^the worker at .* cannot be reached: No route to host$"),
+        pytest.raises(cache_prefill.SeedError, match=r"^the worker at .* cannot be reached: No route to host$"),
     ):
-        seeding.give(str(path), f"127.0.0.1:{server.port}", NEWEST, tensors, time.monotonic() + 5)
+        cache_prefill.give(str(path), f"127.0.0.1:{server.port}", NEWEST, tensors, time.monotonic() + 5)
 
 
 def test_a_model_that_becomes_shorter_meanwhile():
     server = Server(CacheWorker((8, 0, 0)).script)
     with (
-        pytest.raises(transfer.TransferError, match="the model became shorter"),
-        transfer.Worker("127.0.0.1", server.port, NEWEST, 100, 5) as worker,
+        pytest.raises(rpc_upload.TransferError, match="the model became shorter"),
+        rpc_upload.Worker("127.0.0.1", server.port, NEWEST, 100, 5) as worker,
     ):
         worker.give(io.BytesIO(bytes(50)), 0, 100)
 
@@ -173,12 +174,12 @@ def test_whatever_answers_nothing_but_a_transfer_error_comes_of_it(data):
         client.sendall(data)
         client.close()
 
-    with pytest.raises(transfer.TransferError):
+    with pytest.raises(rpc_upload.TransferError):
         give(script, content(100), seconds=2)
 
 
 def fingerprint(data, before=b""):
-    return transfer.fingerprint(io.BytesIO(before + data), len(before), len(data))
+    return rpc_upload.fingerprint(io.BytesIO(before + data), len(before), len(data))
 
 
 def test_a_tensor_is_known_again_wherever_it_lies():
@@ -186,7 +187,7 @@ def test_a_tensor_is_known_again_wherever_it_lies():
     assert fingerprint(data) == fingerprint(data, b"header")
 
 
-@pytest.mark.parametrize("place", [0, transfer.FIRST_SAMPLE - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1])
+@pytest.mark.parametrize("place", [0, rpc_upload.FIRST_SAMPLE - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1])
 def test_tensors_that_differ_in_a_sample_are_others(place):
     data = content(LARGE)
     other = bytearray(data)
@@ -198,7 +199,7 @@ def test_a_tensor_that_a_full_disk_cut_off_is_another():
     data = bytes(LARGE)
     assert fingerprint(data) != fingerprint(data[:-4096])
     with pytest.raises(EOFError):
-        transfer.fingerprint(io.BytesIO(data[:-1]), 0, LARGE)
+        rpc_upload.fingerprint(io.BytesIO(data[:-1]), 0, LARGE)
 
 
 @given(st.binary(min_size=1, max_size=3000))

@@ -7,9 +7,10 @@ import tarfile
 import archives
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git, sources, trees
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, source_metadata, sources
 from test_git import Repository, nowhere
 
 COMMIT = "210a6570ceda20c5d6439172c09ada08c3754cc9"
@@ -73,7 +74,7 @@ def downloads(monkeypatch):
 
 def test_a_release_of_llama_cpp_python_tells_commit_day_and_protocol(tmp_path, downloads):
     archive = pack(tmp_path / "a.tar.gz", SDIST)
-    assert trees.read(archive) == (COMMIT, "2026-06-02", "4.0.0")
+    assert source_metadata.read(archive) == (COMMIT, "2026-06-02", "4.0.0")
     asked = downloads(tmp_path / "a.tar.gz")
     request = request_of(archive)
     release = releases.release_of(sources.resolve(request, nowhere), {})
@@ -119,7 +120,7 @@ def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkey
     def damaged(_archive):
         raise tarfile.ReadError("unexpected end of data")
 
-    monkeypatch.setattr(sources.trees, "recorded", damaged)
+    monkeypatch.setattr(sources.source_metadata, "recorded", damaged)
     with pytest.raises(
         Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"
     ):
@@ -143,8 +144,8 @@ def test_an_archive_that_python_cannot_read_refuses_the_plan(tmp_path, downloads
 def test_a_record_of_another_form_is_written_again(tmp_path, record):
     archive = pack(tmp_path / "0123.tar.gz", SDIST)
     (tmp_path / "0123.tree").write_text(record)
-    assert trees.recorded(archive).protocol == "4.0.0"
-    assert trees.recorded(archive, read=None).commit == COMMIT
+    assert source_metadata.recorded(archive).protocol == "4.0.0"
+    assert source_metadata.recorded(archive, read=None).commit == COMMIT
 
 
 @pytest.mark.parametrize(
@@ -154,11 +155,11 @@ def test_a_record_of_another_form_is_written_again(tmp_path, record):
         ({"llama.cpp/ggml/include/ggml-rpc.h": "#define RPC_PROTO_MAJOR_VERSION 8\n"}, (None, None, None)),
         ({"a/b/c/d/e/f/g/ggml/include/ggml-rpc.h": header()}, (None, None, None)),
         ({CLONE + "HEAD": "ref: refs/heads/master\n"}, (None, None, None)),
-        ({"llama.cpp/ggml/include/ggml-rpc.h": header() + " " * trees.MEMBER_BYTES}, (None, None, None)),
+        ({"llama.cpp/ggml/include/ggml-rpc.h": header() + " " * source_metadata.MEMBER_BYTES}, (None, None, None)),
     ],
 )
 def test_what_an_archive_tells(tmp_path, files, told):
-    assert trees.read(pack(tmp_path / "a.tar.gz", files)) == told
+    assert source_metadata.read(pack(tmp_path / "a.tar.gz", files)) == told
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_nothing_is_asked_of_a_repository_for_a_build_that_is_known(repository, 
 
 def test_the_protocol_does_not_make_another_release(repository):
     known = repository.resolved("b12000")
-    unknown = {key: value for key, value in known.items() if key != releases.TREE}
+    unknown = {key: value for key, value in known.items() if key != release_request.TREE}
     assert releases.release_of(known, {}).id == releases.release_of(unknown, {}).id
 
 

@@ -5,9 +5,9 @@ import os
 import sys
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import trial
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, small_model
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, tiny_model
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("gguf")
@@ -34,7 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-RIGHT = f"self.reply(' {small_model.answer()}' if len(asked['prompt']) == {1 + small_model.ASKED} else 'what?')"
+RIGHT = f"self.reply(' {tiny_model.answer()}' if len(asked['prompt']) == {1 + tiny_model.ASKED} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -57,15 +57,17 @@ def programs(tmp_path, monkeypatch):
 
     def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=(), tls=False):
         hangs = "sleep" in f"{server}{worker}"
-        monkeypatch.setattr(trial, "SECONDS", 1 if hangs else 30)
-        monkeypatch.setattr(trial, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
+        monkeypatch.setattr(smoke_test, "SECONDS", 1 if hangs else 30)
+        monkeypatch.setattr(smoke_test, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
         for name, text in (("llama-server", server), ("rpc-server", worker)):
             if text is not None:
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
                 (tmp_path / "bin" / name).chmod(0o755)
-        place = trial.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, {})
+        place = smoke_test.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, {})
         listed = {"llama-server": server_words} if server is not None else {}
-        trial.check(tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place, tls)
+        smoke_test.check(
+            tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place, tls
+        )
 
     return check
 
@@ -96,13 +98,13 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
         (SERVER.replace("ANSWER", "self.reply('', 500)"), ["gave no answer"]),
         (
             SERVER.replace("ANSWER", "self.reply('every every')"),
-            ["computed a wrong answer", f"'every every', expected '{small_model.answer()}'"],
+            ["computed a wrong answer", f"'every every', expected '{tiny_model.answer()}'"],
         ),
     ],
     ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "an error", "wrong"],
 )
 def test_a_server_that_does_not_work(programs, server, said):
-    with pytest.raises(trial.TrialError) as failed:
+    with pytest.raises(smoke_test.TrialError) as failed:
         programs(server)
     for part in ["llama-server was tried on this host's processor and", "no running service was touched", *said]:
         assert part in str(failed.value)
@@ -120,7 +122,7 @@ def test_a_server_that_does_not_work(programs, server, said):
     ids=["SIGILL", "ends with its usage", "silent", "something else"],
 )
 def test_a_worker_that_does_not_work(programs, worker, said):
-    with pytest.raises(trial.TrialError) as failed:
+    with pytest.raises(smoke_test.TrialError) as failed:
         programs(worker=worker)
     for part in ["rpc-server was tried", *said]:
         assert part in str(failed.value)
@@ -135,16 +137,16 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 
 
 def test_a_program_that_only_measures_is_not_tried(tmp_path):
-    place = trial.Place(tmp_path, {}, {})
-    trial.check(tmp_path, {"llama-bench": ("-d", "-p"), "llama-sweep-bench": ("-d", "-p")}, place, False)
+    place = smoke_test.Place(tmp_path, {}, {})
+    smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p"), "llama-sweep-bench": ("-d", "-p")}, place, False)
 
 
 def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = trial.Place(tmp_path / "trial", {}, {})
-    with pytest.raises(trial.TrialError, match="llama-server does not run on this host: Exec format error"):
-        trial.check(tmp_path / "bin", {"llama-server": ()}, place, False)
+    place = smoke_test.Place(tmp_path / "trial", {}, {})
+    with pytest.raises(smoke_test.TrialError, match="llama-server does not run on this host: Exec format error"):
+        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
@@ -158,17 +160,17 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
         "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n"
     )
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = trial.Place(tmp_path / "trial", {}, {"user": 65534, "group": 65534, "extra_groups": []})
-    with pytest.raises(trial.TrialError, match=r"65534\nkept\n.*\nrefused"):
-        trial.check(tmp_path / "bin", {"llama-server": ()}, place, False)
+    place = smoke_test.Place(tmp_path / "trial", {}, {"user": 65534, "group": 65534, "extra_groups": []})
+    with pytest.raises(smoke_test.TrialError, match=r"65534\nkept\n.*\nrefused"):
+        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 
 
 def test_the_small_model_is_a_known_answer_model(tmp_path):
     """Written by the library, it differs in its attention alone."""
-    layers, width, kind = small_model.LAYERS, small_model.WIDTH, small_model.KIND
+    layers, width, kind = tiny_model.LAYERS, tiny_model.WIDTH, tiny_model.KIND
     ours, theirs = tmp_path / "model.gguf", tmp_path / "theirs" / "model.gguf"
     theirs.parent.mkdir()
-    small_model.write(ours)
+    tiny_model.write(ours)
     known_answer_file.write(theirs, layers, width, kind)
     assert gguf.summarize(gguf.read_path(str(ours))) == gguf.summarize(gguf.read_path(str(theirs)))
     read = [library.GGUFReader(path) for path in (ours, theirs)]
@@ -186,10 +188,10 @@ def test_the_small_model_is_a_known_answer_model(tmp_path):
 
 def test_the_question_goes_on_with_the_answer():
     pieces = known_answer.pieces()
-    words = "".join(pieces[: small_model.ASKED]).replace("\u2581", " ") + " " + small_model.answer()
+    words = "".join(pieces[: tiny_model.ASKED]).replace("\u2581", " ") + " " + tiny_model.answer()
     assert known_answer.SENTENCE.startswith(words)
-    assert len(small_model.answer().split()) >= small_model.ANSWERED
-    assert max(small_model.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
+    assert len(tiny_model.answer().split()) >= tiny_model.ANSWERED
+    assert max(tiny_model.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
 
 
 def test_programs_are_started_with_the_words_that_their_help_lists(programs):
@@ -239,14 +241,14 @@ while True:
     ids=["answers what is no request", "ik_llama.cpp", "llama.cpp"],
 )
 def test_a_server_that_was_built_without_tls(programs, monkeypatch, server, how):
-    monkeypatch.setattr(trial, "HEALTH_SECONDS", 1)
-    with pytest.raises(trial.TrialError) as failed:
+    monkeypatch.setattr(smoke_test, "HEALTH_SECONDS", 1)
+    with pytest.raises(smoke_test.TrialError) as failed:
         programs(server, tls=True)
     for part in (f"and {how}. It cannot serve with TLS", "llama_server_tls_certificate_file", "OPENSSL_ROOT_DIR"):
         assert part in str(failed.value)
 
 
 def test_a_server_with_another_fault_is_not_said_to_lack_tls(programs):
-    with pytest.raises(trial.TrialError) as failed:
+    with pytest.raises(smoke_test.TrialError) as failed:
         programs("sys.exit('unknown argument')", tls=True)
     assert "TLS" not in str(failed.value)

@@ -3,8 +3,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import tuning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.tuning import parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.kernel_parameters import parameters
 
 DATA = Path(__file__).parent / "data" / "tuning"
 WANTED = {"amdgpu.gttsize": "126976", "ttm.pages_limit": "32505856"}
@@ -13,7 +13,7 @@ TEXT = "amdgpu.gttsize=126976 ttm.pages_limit=32505856"
 VERSION = "6.18.5-amd64"
 
 
-class Machine(tuning.System):
+class Machine(kernel_parameters.System):
     """A host as a tree of files, with the programs that it has; commands are noted, and answered as the real ones would be."""
 
     def __init__(self, root, *programs):
@@ -43,13 +43,13 @@ class Machine(tuning.System):
             )
         if argv == ["bootctl", "is-installed"]:
             if not self.systemd_boot:
-                raise tuning.TuningError("bootctl failed: status 1")
+                raise kernel_parameters.TuningError("bootctl failed: status 1")
             return "yes\n"
         if argv == ["tuned-adm", "active"]:
             if self.profile is None:
                 return "It seems that tuned daemon is not running, preset profile is not activated.\nPreset profile: balanced\n"
             if not self.profile:
-                raise tuning.TuningError(
+                raise kernel_parameters.TuningError(
                     "«tuned-adm active» failed: No current active profile.. Mend that on the host."
                 )
             return f"Current active profile: {self.profile}\n"
@@ -57,7 +57,7 @@ class Machine(tuning.System):
         if argv[:2] == ["tuned-adm", "profile"]:
             self.profile = argv[2]
         if argv[0] in self.broken:
-            raise tuning.TuningError(f"«{' '.join(argv)}» failed: disk full.")
+            raise kernel_parameters.TuningError(f"«{' '.join(argv)}» failed: disk full.")
         if argv[0] == "update-grub":
             set_here = re.findall(r"\$GRUB_CMDLINE_LINUX (.*)\"$", self.read(self.drop_in), re.MULTILINE)
             self.put("boot/grub/grub.cfg", f"\tlinux /vmlinuz root=/dev/sda1 ro {' '.join(set_here)} quiet\n")
@@ -71,7 +71,7 @@ class Machine(tuning.System):
 
     def apply(self, wanted=None, check=False, profile=""):
         self.commands.clear()
-        done = tuning.apply(WANTED if wanted is None else wanted, profile, check, self)
+        done = kernel_parameters.apply(WANTED if wanted is None else wanted, profile, check, self)
         return {**done, "changed": done["before"] != done["after"], "reboot_needed": bool(done["waiting"])}
 
     def restart(self, extra=""):
@@ -201,7 +201,7 @@ def test_another_value_replaces_ours(machine):
 def test_a_change_that_failed_is_done_again(machine):
     machine.broken = {"update-grub", "grubby", "kernel-install"}
     before = machine.files()
-    with pytest.raises(tuning.TuningError, match="disk full"):
+    with pytest.raises(kernel_parameters.TuningError, match="disk full"):
         machine.apply()
     machine.broken = set()
     again = machine.apply()
@@ -210,7 +210,7 @@ def test_a_change_that_failed_is_done_again(machine):
     assert machine.commands
     assert not machine.apply()["changed"]
     machine.broken = {"update-grub", "grubby", "kernel-install"}
-    with pytest.raises(tuning.TuningError, match="disk full"):
+    with pytest.raises(kernel_parameters.TuningError, match="disk full"):
         machine.apply({})
     machine.broken = set()
     assert machine.apply({})["changed"]
@@ -235,7 +235,7 @@ def test_a_change_that_failed_is_done_again(machine):
 def test_another_value_of_the_operator_is_refused_with_its_file(machine, file, text):
     machine.put(file, text)
     before = machine.files()
-    with pytest.raises(tuning.TuningError, match=re.escape(f"amdgpu.gttsize=98304 in /{file}")):
+    with pytest.raises(kernel_parameters.TuningError, match=re.escape(f"amdgpu.gttsize=98304 in /{file}")):
         machine.apply()
     assert machine.files() == before
     assert machine.commands == []
@@ -261,7 +261,7 @@ def test_what_only_looks_like_another_value_is_not_refused(machine, file, text):
 
 def test_dashes_and_underscores_are_the_same_to_the_kernel(machine):
     machine.put("etc/modprobe.d/gpu.conf", "options ttm pages-limit=5\n")
-    with pytest.raises(tuning.TuningError, match=r"ttm\.pages_limit=5 in /etc/modprobe\.d/gpu\.conf"):
+    with pytest.raises(kernel_parameters.TuningError, match=r"ttm\.pages_limit=5 in /etc/modprobe\.d/gpu\.conf"):
         machine.apply()
 
 
@@ -280,7 +280,7 @@ def test_dashes_and_underscores_are_the_same_to_the_kernel(machine):
 )
 def test_text_that_is_no_parameter_is_refused(machine, wanted):
     before = machine.files()
-    with pytest.raises(tuning.TuningError, match="not a valid kernel parameter"):
+    with pytest.raises(kernel_parameters.TuningError, match="not a valid kernel parameter"):
         machine.apply(wanted)
     assert machine.files() == before
 
@@ -312,7 +312,9 @@ def test_grubby_refuses_another_value_in_one_entry(tmp_path):
     machine = grubby(tmp_path)
     rescue = list(machine.entries)[1]
     machine.entries[rescue] += " ttm.pages_limit=7"
-    with pytest.raises(tuning.TuningError, match=r"ttm.pages_limit=7 in /boot/vmlinuz-0-rescue-\w+ \(entry 1\)"):
+    with pytest.raises(
+        kernel_parameters.TuningError, match=r"ttm.pages_limit=7 in /boot/vmlinuz-0-rescue-\w+ \(entry 1\)"
+    ):
         machine.apply()
 
 
@@ -320,17 +322,17 @@ def test_grubby_that_sets_nothing_or_knows_no_kernel_is_told(tmp_path, monkeypat
     machine = grubby(tmp_path)
     done = machine.run
     monkeypatch.setattr(machine, "run", lambda argv: done(argv) if argv[1] == "--info=ALL" else "")
-    with pytest.raises(tuning.TuningError, match="did not set «amdgpu"):
+    with pytest.raises(kernel_parameters.TuningError, match="did not set «amdgpu"):
         machine.apply()
     monkeypatch.setattr(machine, "run", lambda argv: "")
-    with pytest.raises(tuning.TuningError, match="reports no kernel"):
+    with pytest.raises(kernel_parameters.TuningError, match="reports no kernel"):
         machine.apply()
 
 
 def test_grub_whose_later_files_throw_ours_away_is_told(tmp_path, monkeypatch):
     machine = grub(tmp_path)
     monkeypatch.setattr(machine, "run", lambda argv: machine.put("boot/grub/grub.cfg", "  linux /vmlinuz quiet\n"))
-    with pytest.raises(tuning.TuningError, match="overwrites GRUB_CMDLINE_LINUX"):
+    with pytest.raises(kernel_parameters.TuningError, match="overwrites GRUB_CMDLINE_LINUX"):
         machine.apply()
 
 
@@ -379,12 +381,12 @@ def test_boot_images_are_made_as_the_distribution_does(tmp_path):
 def test_the_boot_loader_that_is_installed_is_used(tmp_path):
     machine = kernel_install(tmp_path).put("etc/default/grub", (DATA / "grub").read_text())
     machine.programs.add("update-grub")
-    assert tuning.mechanism(machine).name == "kernel-install"
+    assert kernel_parameters.mechanism(machine).name == "kernel-install"
     machine.systemd_boot = False
-    assert tuning.mechanism(machine).name == "grub"
+    assert kernel_parameters.mechanism(machine).name == "grub"
 
 
-@pytest.mark.parametrize("owner", [*tuning.OTHER_TOOLS, "ostree", "nothing"])
+@pytest.mark.parametrize("owner", [*kernel_parameters.OTHER_TOOLS, "ostree", "nothing"])
 def test_an_unknown_mechanism_is_refused_with_what_to_set_by_hand(tmp_path, owner):
     machine = grub(tmp_path)
     machine.programs.add(owner)
@@ -392,7 +394,7 @@ def test_an_unknown_mechanism_is_refused_with_what_to_set_by_hand(tmp_path, owne
         machine.put("run/ostree-booted")
     if owner == "nothing":
         machine.programs.clear()
-    with pytest.raises(tuning.TuningError, match=f"set «{TEXT}» by hand"):
+    with pytest.raises(kernel_parameters.TuningError, match=f"set «{TEXT}» by hand"):
         machine.apply()
     machine.restart(TEXT)
     done = machine.apply()
@@ -401,7 +403,7 @@ def test_an_unknown_mechanism_is_refused_with_what_to_set_by_hand(tmp_path, owne
     assert done["mechanism"] is None
     machine.put(machine.record, "a=1\n")
     with pytest.raises(
-        tuning.TuningError, match="remove the parameters that /var/lib/llamacpp-kernel-parameters names"
+        kernel_parameters.TuningError, match="remove the parameters that /var/lib/llamacpp-kernel-parameters names"
     ):
         machine.apply({})
 
@@ -409,10 +411,10 @@ def test_an_unknown_mechanism_is_refused_with_what_to_set_by_hand(tmp_path, owne
 def test_kernels_of_which_kernel_install_made_no_entry_are_not_its_own(tmp_path):
     machine = kernel_install(tmp_path)
     (tmp_path / f"boot/loader/entries/0123-{VERSION}.conf").rename(tmp_path / "boot/loader/entries/arch.conf")
-    assert tuning.mechanism(machine) is None
+    assert kernel_parameters.mechanism(machine) is None
     machine.programs.discard("kernel-install")
-    assert tuning.mechanism(machine) is None
-    assert tuning.mechanism(kernel_install(tmp_path / "b").put("etc/kernel/cmdline", "\n")) is None
+    assert kernel_parameters.mechanism(machine) is None
+    assert kernel_parameters.mechanism(kernel_install(tmp_path / "b").put("etc/kernel/cmdline", "\n")) is None
 
 
 # --------------------------------------------------------------------------------------------------------- tuned's profile
@@ -439,7 +441,7 @@ def test_without_tuned_or_a_name_the_profile_stays(tmp_path):
     machine.programs.clear()
     assert not machine.apply({}, profile="accelerator-performance")["changed"]
     for name in ("--help", "a b", "../x", "a\n"):
-        with pytest.raises(tuning.TuningError, match="not the name of a tuned profile"):
+        with pytest.raises(kernel_parameters.TuningError, match="not the name of a tuned profile"):
             machine.apply({}, profile=name)
     assert machine.commands == []
 
@@ -461,11 +463,11 @@ def test_without_tuned_or_a_name_the_profile_stays(tmp_path):
     ],
 )
 def test_only_whole_pairs_are_edited(text, gone, new, result):
-    assert tuning.edit(text, gone, new) == result
+    assert kernel_parameters.edit(text, gone, new) == result
 
 
 def test_files_are_replaced_in_one_step_and_keep_mode_and_link(tmp_path):
-    system = tuning.System(tmp_path)
+    system = kernel_parameters.System(tmp_path)
     (tmp_path / "real").write_text("old")
     (tmp_path / "real").chmod(0o600)
     (tmp_path / "link").symlink_to("real")
@@ -485,7 +487,7 @@ def test_files_are_replaced_in_one_step_and_keep_mode_and_link(tmp_path):
 
 
 def test_a_command_that_fails_is_told(monkeypatch):
-    system = tuning.System()
+    system = kernel_parameters.System()
     assert system.has("sh")
     assert not system.has("no-such-program")
     assert system.run(["echo", "a"]) == "a\n"
@@ -494,8 +496,8 @@ def test_a_command_that_fails_is_told(monkeypatch):
         (["false"], "status 1"),
         (["no-such-program"], "No such file"),
     ):
-        with pytest.raises(tuning.TuningError, match=reason):
+        with pytest.raises(kernel_parameters.TuningError, match=reason):
             system.run(argv)
-    monkeypatch.setattr(tuning, "COMMAND_SECONDS", 0.05)
-    with pytest.raises(tuning.TuningError, match="timed out"):
+    monkeypatch.setattr(kernel_parameters, "COMMAND_SECONDS", 0.05)
+    with pytest.raises(kernel_parameters.TuningError, match="timed out"):
         system.run(["sleep", "5"])

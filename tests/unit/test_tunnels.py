@@ -1,7 +1,8 @@
 """Workers that the head reaches through a tunnel."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
 
 @pytest.fixture

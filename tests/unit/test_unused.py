@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching, state, stored, unused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, downloaded
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
 from model_server import SHA, SIZE
 from test_rollback import completed, record_of, serve
@@ -52,23 +54,23 @@ class Installation:
         os.utime(path, (time.time() - age,) * 2)
         return path
 
-    def found(self, kinds=unused.KINDS):
-        return {item.path[len(str(self.prefix)) + 1 :]: item for item in unused.find(self.host, self.model, kinds)}
+    def found(self, kinds=prune.KINDS):
+        return {item.path[len(str(self.prefix)) + 1 :]: item for item in prune.find(self.host, self.model, kinds)}
 
     def remove(self, *kinds, check=False):
-        return [item.path[len(str(self.prefix)) + 1 :] for item in unused.remove(self.host, self.model, kinds, check)]
+        return [item.path[len(str(self.prefix)) + 1 :] for item in prune.remove(self.host, self.model, kinds, check)]
 
     def left(self):
         return {str(path.relative_to(self.prefix)) for path in self.prefix.rglob("*") if path.is_file()}
 
 
-OF_PROCESSES = unused._of_processes
+OF_PROCESSES = prune._of_processes
 
 
 @pytest.fixture
 def here(tmp_path, local, monkeypatch):
     """A host without other processes: reading those of this machine takes longer than a test."""
-    monkeypatch.setattr(unused, "_of_processes", lambda: ())
+    monkeypatch.setattr(prune, "_of_processes", lambda: ())
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = [
         {"name": "one", "port": 50052, "cache": True},
         {"name": "two", "port": 50053},
@@ -110,8 +112,8 @@ def test_what_nothing_uses_is_listed_with_its_size_and_age(here):
         "releases/cpu-old": ("releases", 400),
     }
     assert [item.bytes for item in found.values()] == sorted((item.bytes for item in found.values()), reverse=True)
-    told = unused.as_dicts(list(found.values()))
-    assert untrusted.mismatch("", told, unused.FORM) is None
+    told = prune.as_dicts(list(found.values()))
+    assert validation.mismatch("", told, prune.FORM) is None
     assert 9 * DAY <= told[0]["age_s"] < 9 * DAY + 600
     assert set(here.found(["parts"])) == {"models/owner-repo-0123abcd/Q8_0.gguf.part", "models/broken-89abcdef"}
 
@@ -144,7 +146,7 @@ def test_a_name_that_begins_like_a_used_one_is_not_used(here):
 
 def test_everything_together_leaves_what_the_plan_uses(here):
     kept = old_things(here)
-    assert len(here.remove(*unused.KINDS)) == 6
+    assert len(here.remove(*prune.KINDS)) == 6
     assert here.left() == kept
     assert not (here.prefix / "models" / "broken-89abcdef").exists()
 
@@ -189,7 +191,7 @@ def test_what_somebody_names_stays(here, use):
     old_things(here)
     use(here)
     assert set(here.found()) == {"models/known-answer-9x9-f32.gguf", "models/broken-89abcdef", "state/cache/one-fast"}
-    here.remove(*unused.KINDS)
+    here.remove(*prune.KINDS)
     for path in (
         "models/owner-repo-0123abcd/Q4_K_M.gguf",
         "models/owner-repo-0123abcd/Q8_0.gguf.part",
@@ -213,21 +215,21 @@ def test_files_of_a_download_that_stopped_between_two_of_them_are_listed(here, s
         }
         for name, sha in (("a-00001-of-00002.gguf", SHA), ("a-00002-of-00002.gguf", "0" * 64))
     ]
-    given = (here.prefix / "models", [{"path": str(folder / model_files.RECORD)}], None)
+    given = (here.prefix / "models", [{"path": str(folder / download_record.RECORD)}], None)
     with pytest.raises(Refusal, match="has the sha256"):
-        fetching.fetch(fetched.of_plan(files, given[1]), *given)
+        download.fetch(downloaded.of_plan(files, given[1]), *given)
     found = here.found()["models/owner-two-0123abcd"]
     assert found.kind == "parts"
     files[1]["sha256"] = SHA
-    fetching.fetch(fetched.of_plan(files, given[1]), *given)
+    download.fetch(downloaded.of_plan(files, given[1]), *given)
     assert here.found()["models/owner-two-0123abcd"].kind == "models"
-    assert not list(folder.glob(f"*{fetched.PART}"))
+    assert not list(folder.glob(f"*{downloaded.PART}"))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what processes have open is read from /proc")
 @pytest.mark.parametrize("how", ["open", "mapped", "named"])
 def test_what_a_process_uses_stays(here, monkeypatch, how):
-    monkeypatch.setattr(unused, "_of_processes", OF_PROCESSES)
+    monkeypatch.setattr(prune, "_of_processes", OF_PROCESSES)
     old_things(here)
     path = here.prefix / "models/owner-repo-0123abcd/Q4_K_M.gguf"
     program = {
@@ -279,7 +281,7 @@ def test_what_is_not_ours_is_left_alone(here, tmp_path):
     (here.prefix / "state" / "cache" / "linked").symlink_to(elsewhere)
     (here.prefix / "releases" / "linked").symlink_to(elsewhere)
     assert not [path for path in here.found() if "mine" in path or "linked" in path or "1x1" in path]
-    here.remove(*unused.KINDS)
+    here.remove(*prune.KINDS)
     assert (elsewhere / "x.gguf").read_text() == "x"
     assert {
         "models/mine.gguf",
@@ -307,7 +309,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(here, tmp_path):
     (here.prefix / "state" / "cache").rename(real)
     (here.prefix / "state" / "cache").symlink_to(real)
     with pytest.raises(OSError, match=r"Not a directory|Too many levels") as raised:
-        unused._remove(here.host, item)
+        prune._remove(here.host, item)
     assert raised.value.errno in (errno.ELOOP, errno.ENOTDIR)
     assert (real / "two" / "rpc" / "0123").exists()
 
@@ -317,7 +319,7 @@ def test_where_a_kept_plan_cannot_be_read_nothing_is_removed(here):
     (here.prefix / "plans" / f"{1:016x}.json").write_text("torn")
     before = here.left()
     with pytest.raises(Refusal, match=r"it is not known what a kept plan uses: .*Remove that file"):
-        here.remove(*unused.KINDS)
+        here.remove(*prune.KINDS)
     assert here.left() == before
 
 
@@ -345,7 +347,7 @@ def test_a_model_behind_that_link_which_a_process_has_open_is_used(here, tmp_pat
     """The process names it by the path behind the link."""
     old_things(here)
     disk = on_another_disk(here, tmp_path)
-    monkeypatch.setattr(unused, "_of_processes", lambda: [f"{disk}/owner-repo-0123abcd/Q4_K_M.gguf"])
+    monkeypatch.setattr(prune, "_of_processes", lambda: [f"{disk}/owner-repo-0123abcd/Q4_K_M.gguf"])
     monkeypatch.setattr(state, "processes", lambda *_arguments: {})
     if sys.platform != "darwin":
         assert "models/owner-repo-0123abcd" not in here.found()
@@ -376,7 +378,7 @@ def test_a_model_of_another_cluster_that_shares_the_folder_behind_the_link_is_us
     kept = json.loads(text.replace(str(here.prefix), str(other)))
     kept["model"]["path"] = f"{other}/models/owner-repo-0123abcd/Q4_K_M.gguf"
     (other / "plans" / f"{kept['id']}.json").write_text(json.dumps(kept))
-    assert unused.plans.read_all(str(other)).records
+    assert prune.plan_history.read_all(str(other)).records
     assert "models/owner-repo-0123abcd" not in here.found()
     assert "models/owner-repo-0123abcd" not in here.remove("models", "parts")
 
@@ -410,9 +412,9 @@ def test_a_prefix_that_is_a_link(here, tmp_path):
 def test_a_release_that_is_built_now_stays(here, monkeypatch):
     old_things(here)
     here.write("releases/.cpu-new/bin/x")
-    monkeypatch.setattr(stored, "under_way", lambda _cache, identity: identity == "cpu-new")
+    monkeypatch.setattr(store, "under_way", lambda _cache, identity: identity == "cpu-new")
     assert "releases/.cpu-new" not in here.found()
-    monkeypatch.setattr(stored, "under_way", lambda _cache, _identity: False)
+    monkeypatch.setattr(store, "under_way", lambda _cache, _identity: False)
     assert "releases/.cpu-new" in here.remove("releases")
     assert not (here.prefix / "releases" / ".cpu-new").exists()
 
@@ -433,7 +435,7 @@ def test_tensors_of_a_model_that_is_not_served_any_more(here, monkeypatch, servi
     now = time.time() + 4 * DAY
     monkeypatch.setattr(state, "service_state", lambda *_arguments: service)
     monkeypatch.setattr(state, "started_at", lambda _pid: now - started)
-    monkeypatch.setattr(unused.time, "time", lambda: now)
+    monkeypatch.setattr(prune.time, "time", lambda: now)
     recent = here.prefix / "state/cache/one/rpc/served"
     os.utime(recent, (now - 600, now - 600))
     found = here.found()
@@ -447,9 +449,9 @@ def test_tensors_of_a_model_that_is_not_served_any_more(here, monkeypatch, servi
 
 def test_a_file_system_that_notes_no_reads_says_nothing_of_tensors(here, monkeypatch):
     here.write("state/cache/one/rpc/old", age=3 * DAY)
-    monkeypatch.setattr(unused, "_loaded_since", lambda *_arguments: time.time() + 9 * DAY)
+    monkeypatch.setattr(prune, "_loaded_since", lambda *_arguments: time.time() + 9 * DAY)
     assert "state/cache/one" in here.found()
-    monkeypatch.setattr(unused.os, "statvfs", lambda _path: os.statvfs_result((1,) * 8 + (os.ST_NOATIME, 255)))
+    monkeypatch.setattr(prune.os, "statvfs", lambda _path: os.statvfs_result((1,) * 8 + (os.ST_NOATIME, 255)))
     assert "state/cache/one" not in here.found()
 
 
@@ -511,7 +513,7 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "0123")
 
     with monkeypatch.context() as broken:
-        broken.setattr(unused.os, "unlink", refuse)
+        broken.setattr(prune.os, "unlink", refuse)
         said = call(plan=here.host, model=here.model, kinds=["caches"])
     assert said["failed"]
     assert f"{here.prefix}/state/cache/two: Read-only file system" in said["msg"]
@@ -521,15 +523,15 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
 def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     old_things(here)
     monkeypatch.setattr(state, "drift", lambda _planned: {"services": {}})
-    found = condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"]
-    assert {entry["kind"] for entry in found} == set(unused.KINDS)
-    assert condition.read("llama_cluster", "user", here.host, None)["condition"]["unused"] is None
+    found = host_status.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"]
+    assert {entry["kind"] for entry in found} == set(prune.KINDS)
+    assert host_status.read("llama_cluster", "user", here.host, None)["condition"]["unused"] is None
 
     def refuse(*_arguments):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(unused, "_measure", refuse)
-    assert condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"] is None
+    monkeypatch.setattr(prune, "_measure", refuse)
+    assert host_status.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"] is None
 
 
 def entry(kind, size, age):

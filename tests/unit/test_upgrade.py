@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from test_compare import run
 from test_planning import drifts
@@ -162,7 +162,7 @@ def check(status, evidence="ok", name="health", subject="http://127.0.0.1:8180")
 
 def test_a_release_that_has_proven_itself(pair):
     plan, report = pair.plan(staging=True), {"checks": [check("passed"), check("not tested")]}
-    assert proof.failure(plan, NONE, report) is None
+    assert release_proof.failure(plan, NONE, report) is None
     assert run(plan=plan, errors=NONE, staged=report) == {"changed": False}
 
 
@@ -197,7 +197,7 @@ def test_a_release_that_has_proven_itself(pair):
 )
 def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report, parts, logs):
     plan = pair.plan(staging=True)
-    message = proof.failure(plan, errors, report)
+    message = release_proof.failure(plan, errors, report)
     for part in [
         "Release pypi-0.3.36 did not prove itself",
         "What serves was not touched",
@@ -224,7 +224,7 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
 def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
     plan = pair.plan(staging=True)
     plan["hosts"]["worker1"]["service_manager"] = manager
-    assert place in proof.failure(plan, {**NONE, "worker1": "it ended"}, {})
+    assert place in release_proof.failure(plan, {**NONE, "worker1": "it ended"}, {})
 
 
 # ------------------------------------------------------------------------------------------------------------ the playbook

@@ -12,12 +12,13 @@ from unittest import mock
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -489,7 +490,7 @@ def test_the_controller_does_not_wait_for_another_certificate(local, monkeypatch
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
     monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: next(answers))
     found = action._collect({}, {**local.plan(), "staging": False}, 600, {})["evidence"]
-    assert found == untrusted.complete(evidence, verification.EVIDENCE)
+    assert found == validation.complete(evidence, verification.EVIDENCE)
 
 
 def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
@@ -529,7 +530,7 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     assert answered or "release of here: the host does not answer" in result["msg"]
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     recorded = {("here", identity): changes.Recorded({"bin/llama-server": "1" * 64}, True)}
-    monkeypatch.setattr(verify_action.built, "recorded", lambda _plan: recorded)
+    monkeypatch.setattr(verify_action.build_registry, "recorded", lambda _plan: recorded)
     other = f"release {identity} on here is not the one that the controller recorded of here"
     assert (other in action.run(task_vars={"hostvars": {"here": {}}}).get("msg", "")) == answered
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from conftest import INVENTORY, PLAN, WORK, on
 
 pytestmark = pytest.mark.timeout(1800)
@@ -200,7 +200,7 @@ def test_every_figure_is_found_in_the_logs_of_the_programs():
         assert cell["measured"]["mean"] == pytest.approx(mean, rel=1e-4)
         assert cell["measured"]["deviation"] == pytest.approx(deviation, rel=1e-3, abs=1e-3)
         assert f"{mean:.2f} ± {deviation:.2f}" in markdown
-        own = measured.read(texts[cell["log"]])
+        own = results.read(texts[cell["log"]])
         for device in cell["memory_mib"]:
             assert device["measured_mib"] == own.memory_mib[device["device"]]
             assert device["measured_mib"] <= device["planned_mib"] + 0.1

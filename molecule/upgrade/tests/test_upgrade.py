@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import HOSTS, INVENTORY, PLAN, WORK, on
 

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 
@@ -25,6 +27,19 @@ def text_of(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return sha256_of(stream)
+
+
+def sha256_of(stream: IO[bytes]) -> str:
+    """Of what is left of a stream."""
+    digest = hashlib.sha256()
+    while part := stream.read(1 << 20):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def free_bytes() -> int:

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 DEFAULT_CLUSTER = "llama_cluster"
 """The cluster whose names have no name of a cluster in them."""
@@ -204,7 +204,7 @@ def of(cluster: str) -> Names:
     ):
         return Names(cluster)
     raise Refusal(
-        f"llama_cluster_group is {untrusted.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
+        f"llama_cluster_group is {validation.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
         f"lower-case letters, digits and _ that does not begin with a digit, of at most {LONGEST_CLUSTER} characters, and none of {', '.join(RESERVED)}"
     )
 

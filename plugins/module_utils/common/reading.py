@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 DISK_SECONDS = 60.0
 REPLY_BYTES, STREAM_BYTES = 1 << 20, 64 << 20

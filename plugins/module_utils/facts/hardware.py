@@ -19,7 +19,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import tiles
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx as tiles
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]

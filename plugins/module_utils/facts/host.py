@@ -21,26 +21,26 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
-    failures,
+    errors,
     files,
     names,
     reading,
     service_managers,
-    untrusted,
+    validation,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
+    connection,
     firewall,
     hardware,
     interfaces,
+    memory_bandwidth,
     mesa,
-    reached,
-    speeds,
     toolchains,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.running import lingers, supervisor_runs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.service_manager import lingers, supervisor_runs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -194,7 +194,7 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": validation.printable(found.get("detail", ""))}
     return links
 
 
@@ -287,7 +287,7 @@ def disk_gib(path: str) -> int | None:
     """The largest power of 2 that is not more than the GiB of the file system on which a path is, or would be. Some file systems are
     smaller when they are fuller; so it says the same for long."""
     try:
-        known = os.statvfs(failures.file_system(path))
+        known = os.statvfs(errors.file_system(path))
     except OSError:
         return None
     size = known.f_blocks * known.f_frsize >> 30
@@ -311,7 +311,7 @@ def check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     moved = next((key for key, value in here.items() if planned.get(key) != value), None)
     if moved:
         raise Refusal(
-            f"{moved} is {untrusted.show(planned.get(moved))} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
+            f"{moved} is {validation.show(planned.get(moved))} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
             "anew; where that does not help, the head is not what it seems"
         )
 
@@ -346,7 +346,7 @@ def facts(
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
-        "rates": speeds.measured() if measure else None,
+        "rates": memory_bandwidth.measured() if measure else None,
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
@@ -370,7 +370,7 @@ def facts(
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
-        "reached_at": reached.address(os.environ),
+        "reached_at": connection.address(os.environ),
         **_installation(names.of(cluster), manager, place),
         **place,
     }

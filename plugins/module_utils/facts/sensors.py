@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, memory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import free_memory, hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "fam15h_power")
@@ -129,7 +129,7 @@ def disks(paths: Iterable[str]) -> list[dict]:
 
 
 def _room(path: str) -> tuple[str, os.statvfs_result]:
-    mount = failures.file_system(path)
+    mount = errors.file_system(path)
     return str(mount), os.statvfs(mount)
 
 
@@ -141,7 +141,7 @@ def read(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> dict:
     return {
         "uptime_s": uptime(root),
         "memory_total_mib": hardware.memory_mib(),
-        "memory_free_mib": memory.available(text_of(root / "proc/meminfo")),
+        "memory_free_mib": free_memory.available(text_of(root / "proc/meminfo")),
         **of_host(root),
         "devices": [*nvidia(ask(NVIDIA_QUERY)), *drm(root)],
         "disks": disks(paths),

@@ -1,0 +1,284 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an operator or a host may say: texts that can be shown and written, numbers that can be computed with, and an end to everything."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+
+CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
+LONGEST, DEEPEST, MOST = 65536, 32, 200_000
+"""Characters of a text, levels of a value, and parts of it in all."""
+MOST_TEXT = 8 << 20
+"""Characters of all texts of a value. Facts of a host are 20 kB; its memory is needed several times over."""
+LONGEST_NAME = 255
+"""Characters of a host's name, and of a text where nothing else is said."""
+LARGEST = 1 << 53
+"""Whole numbers up to here are the same in JSON everywhere."""
+SHOWN = 60
+"""Characters of a value in a message."""
+SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
+SECRET_ADDRESS = re.compile(
+    r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)"
+)
+"""``user:password@proxy:3128``, as proxies are given without a scheme. Without a port it may be a name, like ``model:7b@q4``."""
+SECRET_PARAMETER = re.compile(
+    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
+    r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
+    r"|sig|auth|authorization|bearer|code|jwt|pass|pat|pwd)=",
+    re.IGNORECASE,
+)
+
+
+def has_secret(text: str) -> bool:
+    """Whether a URL or an address in a text has a password or a token."""
+    if "://" not in text and "@" not in text:
+        return False
+    words = [word for word in text.split() if "://" in word or "@" in word]
+    return any(
+        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_ADDRESS.search(word)
+        for word in words
+    )
+
+
+def show(value: Any) -> str:
+    """A value for a message: on one line, not long, without control characters."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"a number of {value.bit_length()} bits"
+    if value is not None and not isinstance(value, (str, int, float)):
+        return f"a {type(value).__name__}"
+    text = repr(value[:SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can stand in a definition, a command, a file and on a screen: one line, without control characters."""
+    return text.isprintable() or not any(unicodedata.category(character) in CONTROL for character in text)
+
+
+MOST_SHOWN = 2000
+"""Characters of a text on a screen."""
+
+
+def printable(text: Any, limit: int | None = MOST_SHOWN) -> str:
+    """One line for messages, results and screens: what cannot be shown is escaped, so that different texts stay different.
+
+    :param limit: characters of the result; None for all of them.
+    """
+    whole = str(text)[:limit]
+    if whole.isprintable():
+        return whole
+    escaped = (
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in whole
+    )
+    return "".join(escaped)[:limit]
+
+
+class Problem(NamedTuple):
+    """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
+
+    where: str
+    why: str
+
+
+def problem(where: str, value: Any) -> Problem | None:
+    """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
+
+    :param where: the variable or fact.
+    """
+    if value is None or isinstance(value, bool):
+        return None
+    levels: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
+    way = [""]
+    seen, characters = 1, 0
+    while levels:
+        for step, part in levels[-1]:
+            way[-1] = step
+            if isinstance(part, str):
+                characters += len(part)
+                if characters > MOST_TEXT:
+                    return Problem(where, f"has more than {MOST_TEXT >> 20} million characters: shorten it")
+            nested = not isinstance(part, (str, int, float)) and isinstance(part, (dict, list, tuple, Mapping))
+            seen += len(part) if nested else 0
+            if len(levels) > DEEPEST + 1 or seen > MOST:
+                return Problem(where, f"has more than {DEEPEST} levels or {MOST} parts: shorten it")
+            why = _why(part)
+            if nested and isinstance(part, Mapping):
+                why = next(filter(None, map(_why_name, part)), "")
+            if why:
+                return Problem(where + "".join(way), why)
+            if nested:
+                levels.append(_below("", part))
+                way.append("")
+                break
+        else:
+            levels.pop()
+            way.pop()
+    return None
+
+
+def _below(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping or a list, and where they are."""
+    if isinstance(value, Mapping):
+        yield from ((f"{place}.{name}", entry) for name, entry in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{place}[{index}]", entry) for index, entry in enumerate(value))
+
+
+def _why_name(name: Any) -> str:
+    """What is wrong with a name in a mapping; nothing where it is right."""
+    if isinstance(name, str) and len(name) > LONGEST_NAME:
+        return f"has a name of {len(name)} characters: use {LONGEST_NAME} or fewer"
+    if isinstance(name, str) and not _why(name):
+        return ""
+    shown = show(name) if isinstance(name, str) else repr(show(name))
+    return f"has the name {shown}: use letters, digits and _, and quotes around a number"
+
+
+def _why(value: Any) -> str:
+    """What is wrong with a value, whatever it contains; nothing where it is right."""
+    if isinstance(value, str):
+        if len(value) > LONGEST:
+            return f"has {len(value)} characters: use {LONGEST} or fewer"
+        if not is_plain(value):
+            return f"is {show(value)}, which has a line break or another control character: remove it"
+        if has_secret(value):
+            return (
+                "has a password or a token in its URL or address, which plans and logs would show: remove it. git takes it from its credential store on "
+                "the controller; fetch any other file yourself, and give its path"
+            )
+        return ""
+    if isinstance(value, (int, float)):
+        return "" if -LARGEST <= value <= LARGEST else f"is {show(value)}: use a finite number up to {LARGEST}"
+    if value is None or isinstance(value, (Mapping, list, tuple)):
+        return ""
+    return f"is {show(value)}: write it as a text, in quotes"
+
+
+def limit(value: float | None, least: int, most: int) -> str:
+    """What to use instead of a number that is too small or too large; nothing where it is neither."""
+    if value is None or least <= value <= most:
+        return ""
+    return f"use {least} or more" if value < least else f"use {most} or less"
+
+
+def not_possible(who: str, why: str) -> str:
+    """The end of a sentence about what a host reports, and no module of this collection does.
+
+    :param why: what is wrong with it.
+    """
+    return (
+        f"{who} reports a value that is not possible ({printable(why)}): somebody may have changed that host, see docs/security.md, "
+        "«When a host is taken over»"
+    )
+
+
+class Text(NamedTuple):
+    """A text of which this expression matches all."""
+
+    expression: str = ".*"
+    longest: int = LONGEST_NAME
+
+
+class Number(NamedTuple):
+    """A whole number; with ``real``, any finite one."""
+
+    least: float = 0
+    most: int = LARGEST
+    real: bool = False
+
+
+class Maybe(NamedTuple):
+    """Another shape, or null; in a mapping, its name may be missing."""
+
+    shape: Any
+
+
+class Each(NamedTuple):
+    """A mapping with this shape for all entries."""
+
+    shape: Any
+
+
+ENTRIES = 1024
+"""Of a list or a mapping."""
+
+
+def mismatch(where: str, value: Any, shape: Any) -> Problem | None:
+    """The first part of a value that has another shape; None where there is none.
+
+    :param shape: Text, Number, Maybe, Each, ``bool``, a tuple of the values that may be, a list with the shape of its entries, or a mapping from names
+        to shapes. A value may have further names.
+    """
+    if isinstance(shape, Maybe):
+        return None if value is None else mismatch(where, value, shape.shape)
+    kind: Any = {list: (list, tuple), dict: Mapping, Each: Mapping}.get(type(shape))
+    if kind is None:
+        return None if _fits(value, shape) else Problem(where, f"is {show(value)}")
+    if not isinstance(value, kind):
+        return Problem(where, f"is {show(value)}")
+    if len(value) > ENTRIES:
+        return Problem(where, f"has {len(value)} entries")
+    missing = [name for name in shape if name not in value] if isinstance(shape, dict) else []
+    missing = [name for name in missing if not isinstance(shape[name], Maybe)]
+    if missing:
+        return Problem(f"{where}.{missing[0]}" if where else missing[0], "is missing")
+    return next(filter(None, (mismatch(*part) for part in _parts(where, value, shape))), None)
+
+
+def complete(value: Any, shape: Any) -> Any:
+    """A value of this shape, with null for each name that is missing: all of them can be indexed."""
+    if isinstance(shape, Maybe):
+        return None if value is None else complete(value, shape.shape)
+    if isinstance(shape, dict):
+        return {**value, **{name: complete(value.get(name), inner) for name, inner in shape.items()}}
+    if isinstance(shape, Each):
+        return {name: complete(entry, shape.shape) for name, entry in value.items()}
+    return [complete(entry, shape[0]) for entry in value] if isinstance(shape, list) else value
+
+
+def reported(host: str, of: str, value: Any, shape: Any) -> Any:
+    """What a host reports, complete: every report is taken in here, and can be indexed and shown then.
+
+    :param of: what the report is about, like «the server».
+    :raises Refusal: it has another shape.
+    """
+    found = problem("it", value) or mismatch("it", value, shape)
+    if found:
+        raise another_form(host, of, found)
+    return complete(value, shape)
+
+
+def another_form(host: str, of: str, found: Problem) -> Refusal:
+    """Of what a host reports."""
+    return Refusal(
+        f"What {host} reports of {of} is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run it again; where "
+        "that goes on, this host is not what it seems."
+    )
+
+
+def _parts(where: str, value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
+    """What of a list or a mapping has a shape: where it is, the value and the shape."""
+    if isinstance(shape, dict):
+        yield from ((f"{where}.{name}".lstrip("."), value.get(name), inner) for name, inner in shape.items())
+    else:
+        inner = shape.shape if isinstance(shape, Each) else shape[0]
+        yield from ((place, entry, inner) for place, entry in _below(where, value))
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    if isinstance(shape, Text):
+        return isinstance(value, str) and len(value) <= shape.longest and bool(re.fullmatch(shape.expression, value))
+    if isinstance(shape, Number):
+        kinds = (int, float) if shape.real else (int,)
+        return isinstance(value, kinds) and not isinstance(value, bool) and shape.least <= value <= shape.most
+    if shape is bool:
+        return isinstance(value, bool)
+    return isinstance(value, str) and value in shape

@@ -1,0 +1,221 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tries the programs of a release on this host's processor before they may replace those that serve.
+
+llama-server computes with a small quantised model and must give the right answer. A worker is started and answers a handshake; it computes
+nothing here, since the form of a graph differs from protocol to protocol. Accelerators are not tried: what serves may need all their
+memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tiny_model
+
+SECONDS = 60
+"""How long the trial of a program may take; one or two are usual."""
+HEALTH_SECONDS = 5
+"""For one question: a server that does not speak TLS waits for more of what it takes for a request."""
+PAUSE_SECONDS = 0.05
+DYING_SECONDS = 10
+"""How long a program that no longer answers may take to end: its memory may be written to disk first."""
+LINES_SHOWN, BYTES_SHOWN = 8, 4096
+HIDDEN = {
+    record.visible.variable: record.visible.none
+    for record in backends.RECORDS.values()
+    if record.visible and record.visible.none is not None
+}
+"""Hides all accelerators from programs."""
+ILLEGAL = (
+    "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
+    "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: binary or package), have them compiled here with "
+    "source: git"
+)
+WITHOUT_TLS = (
+    "It cannot serve with TLS, which llama_server_tls_certificate_file needs. Where it was compiled here, OpenSSL 3.0 or newer was not found: install its "
+    "development files, or set OPENSSL_ROOT_DIR in llama_build_cmake_options. Where it was compiled elsewhere (source: binary or package), use source: git, "
+    "or serve without TLS"
+)
+TLS_MISSING = "without SSL support"
+"""What llama-server reports then. ik_llama.cpp reports nothing and serves without."""
+TLS_CERTIFICATE = """\
+MIIBdzCCAR2gAwIBAgIUQ8eqm83UeiFnUiwJUlIm0GeiB4owCgYIKoZIzj0EAwIwEDEOMAwGA1UEAwwFdHJpYWwwIBcNMjYxMTIyMDkxNDQwWhgPMjEyNjEwMjkwOTE0
+NDBaMBAxDjAMBgNVBAMMBXRyaWFsMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEv0HXboz4JAxALClCn+tBNADJhmmGqm4Zxs2qwrncLnAujNLZKJMmxjzkUsEU1CaV
+MSNGBIcyFfzjpect12a+FaNTMFEwHQYDVR0OBBYEFNxl+6JcWeV7wEwozCyHzUSvSEsjMB8GA1UdIwQYMBaAFNxl+6JcWeV7wEwozCyHzUSvSEsjMA8GA1UdEwEB/wQF
+MAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIgIhSQX+a7RU4peGff7mhAxh8njN1BhI7mmVL8YRe7bAcCIQCAMBFZnezSmFjRL6/Sa0OQDCyGdL34ensxIN5jZ7JddA==
+"""
+TLS_KEY = """\
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQghefakX5VPfG+uaBV6mylL2p/qqIYkuHEntYhgpy78BOhRANCAAS/QddujPgkDEAsKUKf60E0AMmGaYaq
+bhnGzarCudwucC6M0tkokybGPORSwRTUJpUxI0YEhzIV/OOl5y3XZr4V
+"""
+"""A certificate of nobody and its key, which everybody knows: a trial on loopback needs some. Nothing is served with them."""
+OTHERWISE = "Set llama_release to another build, or fix what the program reports"
+
+
+class TrialError(Exception):
+    """A program does not work on this host; the message says which, how it ended, and what to do."""
+
+
+class Place(NamedTuple):
+    """Where programs are tried: an empty folder that every account may pass, their environment, and who runs them, as subprocess takes it."""
+
+    folder: Path
+    environment: dict[str, str]
+    account: dict[str, Any]
+
+
+class _Running(NamedTuple):
+    name: str
+    process: subprocess.Popen
+    log: IO[bytes]
+    deadline: float
+
+    def expect(self) -> None:
+        """Fails where the program has ended, or its time is over."""
+        status = self.process.poll()
+        if status is not None:
+            how = f"ended with {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            raise self.failure(how, ILLEGAL if status == -signal.SIGILL else OTHERWISE)
+        if time.monotonic() > self.deadline:
+            raise self.failure(f"did not answer within {SECONDS} s", OTHERWISE)
+
+    def left(self) -> float:
+        return max(self.deadline - time.monotonic(), PAUSE_SECONDS)
+
+    def failure(self, how: str, remedy: str) -> TrialError:
+        descriptor = self.log.fileno()
+        begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
+        said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
+        if any(TLS_MISSING in line for line in said):
+            remedy = WITHOUT_TLS
+        return TrialError(
+            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and no running service was "
+            "touched. Its last output:\n" + "\n".join(said)
+        )
+
+
+def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, tls: bool) -> None:
+    """Tries the programs of the release, but not those that only measure. A worker that cannot be told to lend the processor (before b5279) is not tried.
+
+    :param listed: program → options that its help lists.
+    :param tls: whether llama-server has to serve with TLS.
+    :raises TrialError: one does not work here.
+    """
+    home = place.folder / "home"
+    home.mkdir()
+    os.chown(home, place.account.get("user", -1), place.account.get("group", -1))
+    for name, words in listed.items():
+        if name == options.SERVER:
+            _check_server(programs / name, words, place, tls)
+        elif name not in options.MEASURING.values() and options.render_listed("worker-device", "CPU", words):
+            _check_worker(programs / name, words, place)
+
+
+def _tls_files(folder: Path) -> dict[str, str]:
+    """Options of llama-server with the trial's certificate and key, written there."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    certificate.write_text(f"{ssl.PEM_HEADER}\n{TLS_CERTIFICATE}{ssl.PEM_FOOTER}\n")
+    key.write_text(f"-----BEGIN PRIVATE KEY-----\n{TLS_KEY}-----END PRIVATE KEY-----\n")
+    return {"tls-certificate": str(certificate), "tls-key": str(key)}
+
+
+def _check_server(program: Path, words: Collection[str], place: Place, tls: bool) -> None:
+    model = place.folder / "small.gguf"
+    tiny_model.write(model)
+    port = _free_port()
+    settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
+    settings.update(parallel="1", threads="2", **(_tls_files(place.folder) if tls else {}))
+    certificate = base64.b64decode(TLS_CERTIFICATE) if tls else None
+    arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
+    with _start([str(program), *arguments], place) as server:
+        while _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), certificate) is None:
+            server.expect()
+            if tls and _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), None) is not None:
+                raise server.failure("answered without TLS", WITHOUT_TLS)
+            time.sleep(PAUSE_SECONDS)
+        question = {"prompt": tiny_model.question(), "n_predict": tiny_model.ANSWERED, "temperature": 0}
+        reply = _ask(port, "/completion", question, server.left(), certificate)
+        if reply is None:
+            _wait_for_end(server)
+            raise server.failure("gave no answer", OTHERWISE)
+        got = str(reply.get("content", "")).strip()
+        if got != tiny_model.answer():
+            raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {tiny_model.answer()!r}", OTHERWISE)
+
+
+def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
+    port = _free_port()
+    settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
+    arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
+    processor = options.render_listed("processor", "", words)[:1] if words else []
+    with _start([str(program), *arguments, *processor], place) as worker:
+        while True:
+            answer = rpc.probe(LOOPBACK, port, worker.left())
+            if answer["state"] == "ok":
+                return
+            worker.expect()
+            if answer["state"] != "refused":
+                raise worker.failure(f"did not answer as a worker ({answer['state']}: {answer['detail']})", OTHERWISE)
+            time.sleep(PAUSE_SECONDS)
+
+
+@contextmanager
+def _start(argv: list[str], place: Place) -> Iterator[_Running]:
+    home = str(place.folder / "home")
+    environment = {"PATH": SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={**environment, **place.environment, **HIDDEN},
+                **place.account,
+            )
+        except OSError as error:
+            raise TrialError(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
+        try:
+            yield _Running(Path(argv[0]).name, process, log, time.monotonic() + SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_end(running: _Running) -> None:
+    """Waits for a program that no longer answers, and says how it ended if it did."""
+    with suppress(subprocess.TimeoutExpired):
+        running.process.wait(DYING_SECONDS)
+    running.expect()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind((LOOPBACK, 0))
+        return listening.getsockname()[1]
+
+
+def _ask(port: int, path: str, body: dict | None, seconds: float, certificate: bytes | None) -> dict | None:
+    """What llama-server answers, or None where it does not, or not yet."""
+    reply = reading.ask(f"{LOOPBACK}:{port}", path, seconds, body, certificate=certificate)
+    with suppress(ValueError):
+        return reading.parse(reply.text) if reply.status == 200 else None
+    return None

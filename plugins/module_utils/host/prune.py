@@ -1,0 +1,427 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an installation has on its disk that nothing uses: models, parts of models, workers' caches and releases. It is found, and removed on request.
+
+Used is what the plan, a plan that any cluster keeps on this host, the definition of a service or a process names, and what a process has open. Only
+our own folders are looked into, and no symbolic link is followed: the account of the services may write into some of them. The folder of models alone may
+be a link, where only who administers the installation can have put it there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, downloaded
+
+MODELS, PARTS, CACHES, RELEASES = KINDS = ("models", "parts", "caches", "releases")
+FORM = [{"kind": KINDS, "path": Text(longest=4096), "bytes": Number(), "age_s": Number(), "why": Text(longest=2000)}]
+"""Of what as_dicts returns."""
+MOST = 200
+"""Entries that are reported, the largest ones."""
+SOURCE = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", re.ASCII)
+"""Name of a folder with the files of one source; see _sources. Other folders below models are the operator's."""
+GENERATED = re.compile(r"known-answer-.+\.gguf(\..+\.sha256)?", re.ASCII | re.DOTALL)
+END = r"(?![\w.+@-])"
+"""After a path that is named whole: what follows is not part of its last name."""
+ATIME_SECONDS = 86400
+"""Linux notes that a file is read at least once in this time (relatime)."""
+LOADED_SECONDS = 3600
+"""So long ago a worker was started whose head is taken to have loaded its model."""
+
+
+class Item(NamedTuple):
+    """Something that nothing uses."""
+
+    kind: str
+    path: str
+    bytes: int
+    used: float
+    """When it was last written or read, as far as the file system says, in seconds since 1970."""
+    why: str
+    files: tuple[str, ...] = ()
+    """Of a folder that stays: the files in it that nothing uses, by their paths in the folder."""
+
+
+class _Size(NamedTuple):
+    bytes: int
+    used: float
+
+
+def _measure(path: Path) -> _Size:
+    """Of a file, or of all files of a folder."""
+    found = path.lstat()
+    size, used = (found.st_size, max(found.st_mtime, found.st_atime)) if stat.S_ISREG(found.st_mode) else (0, 0.0)
+    for place, _folders, inside in os.walk(path) if stat.S_ISDIR(found.st_mode) else ():
+        for name in inside:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(place, name))
+                size += status.st_size
+                used = max(used, status.st_mtime, status.st_atime)
+    return _Size(size, used or found.st_mtime)
+
+
+def _entries(prefix: str, *steps: str) -> list[Path]:
+    """What a folder below the prefix holds; nothing where it, or a folder above it, is missing or a link that is not followed."""
+    folder = Path(prefix)
+    for step in steps:
+        folder = folder / step
+        if not folder.is_dir() or (folder.is_symlink() and not _may_follow(folder)):
+            return []
+    return sorted(folder.iterdir())
+
+
+def _may_follow(folder: Path) -> bool:
+    """Whether a folder is that of models, in a prefix into which no other account writes."""
+    above = folder.parent.stat()
+    return folder.name == names.MODELS and above.st_uid in (0, os.geteuid()) and not above.st_mode & 0o022
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+class Used:
+    """What this host uses, as texts that name paths, and as paths that processes have open."""
+
+    def __init__(self, planned: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+        """
+        :param planned: the host's part of the plan.
+        :param model: of the plan, what it says of the model.
+        """
+        self.prefix = planned["prefix"]
+        self.models = os.path.realpath(Path(self.prefix, names.MODELS))
+        self.prefixes = {self.prefix, os.path.realpath(self.prefix)}
+        self.texts = [*_words(model), *_words(planned["services"])]
+        self.folders = {self.models}
+        for prefix in _installations(planned):
+            folder = str(Path(prefix, names.MODELS))
+            if os.path.realpath(folder) == self.models:
+                self.folders |= {folder, _target_of(folder)}
+            with suppress(OSError):
+                for record in plan_history.read_all(prefix).records:
+                    self.texts += [*_words(record["model"]), *_words(record["host"]["services"])]
+        manager = service_managers.MANAGERS[planned["service_manager"]]
+        for path in Path(planned["units"]).glob("*"):
+            if manager.service(path):
+                text = text_of(path)
+                self.texts += [text, text.replace("\\x20", " ").replace("%%", "%")]
+        if sys.platform == "darwin":
+            self.texts += [" ".join(argv) for argv in state.processes(planned["prefix"], planned["account"]).values()]
+        else:
+            self.texts += _of_processes()
+        self.texts = [text for text in self.texts if any(place in text for place in (*self.prefixes, *self.folders))]
+
+    def names(self, path: Path) -> bool:
+        """Whether something uses this path, or one below it."""
+        below = path.relative_to(self.prefix)
+        places = {f"{prefix}/{below}" for prefix in self.prefixes}
+        if (
+            below.parts[0] == names.MODELS
+        ):  # which may be a link: processes have files open by the path behind it, and clusters may share it
+            places |= {str(Path(folder, *below.parts[1:])) for folder in self.folders}
+        return any(re.search(re.escape(place) + END, text) for place in places for text in self.texts)
+
+
+def _target_of(folder: str) -> str:
+    """Where a link leads, as it says itself: people name files so. The folder itself where it is none."""
+    return (
+        os.path.normpath(os.path.join(os.path.dirname(folder), os.readlink(folder)))
+        if os.path.islink(folder)
+        else folder
+    )
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Every text in a value, however it is nested."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _words(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _words(part)
+
+
+def _installations(planned: Mapping[str, Any]) -> set[str]:
+    """Prefixes of all clusters on this host."""
+    folders = {
+        path for top in ("/opt", os.path.dirname(planned["prefix"])) for path in Path(top).glob(names.ROOT + "*")
+    }
+    return {planned["prefix"], *(str(path) for path in folders if names.cluster_of_folder(path.name))}
+
+
+def _of_processes() -> Iterator[str]:
+    """What processes were started with, and what they have open or mapped, as far as this account may see it (Linux)."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield text_of(process / "cmdline").replace("\0", "\n")
+            yield text_of(process / "maps")
+            for link in (process / "fd").iterdir():
+                with suppress(OSError):
+                    yield os.readlink(link)
+
+
+def find(
+    planned: Mapping[str, Any], model: Mapping[str, Any], kinds: Collection[str] = KINDS, alone: bool = False
+) -> list[Item]:
+    """What nothing uses, the largest first.
+
+    :param alone: whether nobody can fetch a model now. Else nothing is said of models while somebody does.
+    """
+    used = Used(planned, model)
+    finders: dict[str, Callable[[Mapping[str, Any], Used], Iterator[Item]]] = {
+        MODELS: _models,
+        PARTS: _parts,
+        CACHES: _caches,
+        RELEASES: _releases,
+    }
+    if not alone and _is_fetching(planned["prefix"]):
+        kinds = set(kinds) - {MODELS, PARTS}
+    items = [item for kind in KINDS if kind in kinds for item in finders[kind](planned, used)]
+    whole = {Path(item.path) for item in items if not item.files}
+    items = [item for item in items if not whole & set(Path(item.path).parents)]
+    return sorted(items, key=lambda item: -item.bytes)
+
+
+def as_dicts(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """In the form FORM: the largest ones."""
+    now = time.time()
+    return [
+        {
+            "kind": item.kind,
+            "path": item.path,
+            "bytes": item.bytes,
+            "age_s": max(0, int(now - item.used)),
+            "why": item.why,
+        }
+        for item in items[:MOST]
+    ]
+
+
+def _item(kind: str, path: Path, why: str) -> Item:
+    size = _measure(path)
+    return Item(kind, str(path), size.bytes, size.used, why)
+
+
+def _is_fetching(prefix: str) -> bool:
+    """Whether a process fetches a model now."""
+    try:
+        lock = locks.open_file(Path(prefix, names.MODELS, downloaded.LOCK), os.O_RDONLY)
+    except PermissionError:  # this account cannot know
+        return True
+    except OSError:
+        return False
+    try:
+        return not locks.take(lock)
+    finally:
+        os.close(lock)
+
+
+def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
+    """Folders with the files of one source, each with the files in it. A download leaves a record or a part in each; a folder that has neither is the
+    operator's, also where a date ends its name."""
+    for path in _entries(prefix, names.MODELS):
+        if _is_folder(path) and SOURCE.fullmatch(path.name):
+            files = [Path(place, name) for place, _folders, inside in os.walk(path) for name in inside]
+            if any(file.name == download_record.RECORD or file.name.endswith(downloaded.PART) for file in files):
+                yield path, files
+
+
+def _models(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+    """Models of ours that are whole: those of sources, and known-answer models."""
+    for path, files in _sources(planned["prefix"]):
+        if _is_whole(files) and not used.names(path):
+            yield _item(MODELS, path, "no plan and no service names it")
+    for path in _entries(planned["prefix"], names.MODELS):
+        model = path.with_name(path.name.split(".gguf")[0] + ".gguf")
+        if GENERATED.fullmatch(path.name) and _is_file(path) and not used.names(model):
+            yield _item(MODELS, path, "a known-answer model, which is generated again when it is needed")
+
+
+def _is_whole(files: Sequence[Path]) -> bool:
+    """Whether the files of a source were all there once, also where a later download of it did not end."""
+    return any(file.name == download_record.RECORD for file in files)
+
+
+def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+    """What downloads have left that did not end: parts, and all files of a source that were never whole together."""
+    for path, files in _sources(planned["prefix"]):
+        if used.names(path):
+            continue
+        if not _is_whole(files):
+            yield _item(PARTS, path, "a download that did not end, of a model that no plan names")
+            continue
+        for file in files:
+            if file.name.endswith(downloaded.PART) and _is_file(file):
+                yield _item(PARTS, file, "a download that did not end, of a model that no plan names")
+
+
+def _caches(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+    """Tensors of workers that no plan has, and those that the model which is served now does not use."""
+    for path in _entries(planned["prefix"], "state", "cache"):
+        if not _is_folder(path):
+            continue
+        if not used.names(path):
+            yield _item(CACHES, path, "no planned worker and no kept plan uses it")
+        else:
+            yield from _stale(planned, path)
+
+
+def _stale(planned: Mapping[str, Any], cache: Path) -> Iterator[Item]:
+    """Files of a worker's cache that nobody has read since long before the worker was started, though its head loaded a model since then."""
+    started = _loaded_since(planned, cache)
+    if started is None or os.statvfs(cache).f_flag & os.ST_NOATIME:
+        return
+    files, size, last = [], 0, 0.0
+    for place, _folders, inside in os.walk(cache):
+        for path in (os.path.join(place, name) for name in inside):
+            with suppress(FileNotFoundError):  # the worker's launcher removes files, too
+                status = os.lstat(path)
+                touched = max(status.st_atime, status.st_mtime, status.st_ctime)
+                if stat.S_ISREG(status.st_mode) and touched < started - ATIME_SECONDS:
+                    files.append(os.path.relpath(path, cache))
+                    size, last = size + status.st_size, max(last, touched)
+    if files:
+        why = f"{len(files)} tensors that nobody has read since the worker was started"
+        yield Item(CACHES, str(cache), size, last, why, tuple(sorted(files)))
+
+
+def _loaded_since(planned: Mapping[str, Any], cache: Path) -> float | None:
+    """When the worker of a cache was started, where a head uses it and has had the time to load a model; None where that is not known."""
+    running = state.processes(planned["prefix"], planned["account"])
+    for service in planned["services"]:
+        if str(cache) not in service["environment"].values():
+            continue
+        found = state.service_state(service, running, Path(planned["state"]), state.sockets())
+        if found["state"] == "running" and found["clients"]:
+            started = state.started_at(found["pid"])
+            return started if started is not None and time.time() - started > LOADED_SECONDS else None
+    return None
+
+
+def _releases(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+    """Installed releases that are neither planned nor built now, with which no kept plan can go back."""
+    planned_builds = {build["id"] for build in planned["builds"]}
+    kept = planned_builds | plan_history.builds(planned["prefix"])
+    for path in _entries(planned["prefix"], "releases"):
+        identity = path.name.removeprefix(".")
+        if not _is_folder(path) or identity in kept or store.under_way(planned["cache"], identity):
+            continue
+        if not used.names(path):
+            yield _item(RELEASES, path, "no plan, no service and no process uses it")
+
+
+# -------------------------------------------------------------------------------------------------------------- removal
+
+
+def remove(planned: Mapping[str, Any], model: Mapping[str, Any], kinds: Collection[str], check: bool) -> list[Item]:
+    """Removes what nothing uses, of these kinds, and returns it.
+
+    :param check: only return it.
+    :raises Refusal: it cannot be known, or a model is fetched now. Nothing is removed then.
+    :raises OSError: a file cannot be removed.
+    """
+    for prefix in sorted(_installations(planned)):
+        unreadable = plan_history.read_all(prefix).unreadable
+        if unreadable:
+            raise Refusal(
+                f"it is not known what a kept plan uses: {unreadable[0]}. Remove that file, then run this again"
+            )
+    of_models = {MODELS, PARTS} & set(kinds)
+    with _no_download(planned["prefix"]) if of_models else nullcontext():
+        items = find(planned, model, kinds, alone=True)
+        for item in [] if check else items:
+            try:
+                _remove(planned, item)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, item.path) from error
+    return items
+
+
+@contextmanager
+def _no_download(prefix: str) -> Iterator[None]:
+    """Keeps processes that fetch models away meanwhile. Where the file of their lock is missing, nobody has ever fetched one.
+
+    :raises Refusal: one fetches now.
+    """
+    path = Path(prefix, names.MODELS, downloaded.LOCK)
+    try:
+        lock = locks.open_file(path, os.O_RDWR)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        if not locks.take(lock):
+            raise Refusal(
+                f"{locks.shown_holders(path)} fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
+            )
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove(planned: Mapping[str, Any], item: Item) -> None:
+    path = Path(item.path)
+    if item.kind == RELEASES and not path.name.startswith("."):
+        store.remove_release(planned["prefix"], planned["cache"], path.name)
+        return
+    steps = path.relative_to(planned["prefix"]).parts
+    for inside in item.files or ("",):
+        remove_below(planned["prefix"], *steps, *Path(inside).parts)
+
+
+def remove_below(prefix: str, *steps: str) -> None:
+    """Removes a file or folder below the prefix, if there is one, without following a link."""
+    *folders, name = steps
+    with suppress(FileNotFoundError), _open_folder(prefix, folders) as folder:
+        _remove_at(folder, name)
+
+
+@contextmanager
+def _open_folder(prefix: str, steps: Sequence[str]) -> Iterator[int]:
+    """A folder below the prefix, opened step by step without following a link, but of models."""
+    handle = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for index, step in enumerate(steps):
+            follow = index == 0 and _may_follow(Path(prefix, step))
+            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW), dir_fd=handle)
+            os.close(handle)
+            handle = inner
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _remove_at(folder: int, name: str) -> None:
+    """Removes a file, or a folder with all that it holds; of a link the link alone."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        for inside in os.listdir(inner):
+            _remove_at(inner, inside)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=folder)

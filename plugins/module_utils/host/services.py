@@ -1,0 +1,535 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Services by the host's service manager: a class for each, all with the same verbs.
+
+Whatever is asked for, the head stops before workers, and workers start before the head.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import json
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import service_manager
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
+
+COMMAND_SECONDS = 120
+"""Definitions give a service 30 seconds to end before it is killed."""
+LOG_LINES = 10
+READ_BYTES = 1024 * 1024
+SMALL_BYTES = 64 * 1024 * 1024
+RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
+"""States of a service. What failed does not run, and the manager has to stop it before it starts again."""
+
+
+class ServiceError(Exception):
+    """The message says what failed, on which service, and what to do."""
+
+
+class Service(NamedTuple):
+    """A service as the plan defines it."""
+
+    name: str
+    definition: str
+    at_boot: bool
+
+
+class Host(NamedTuple):
+    """What a service manager needs to know of the host."""
+
+    scope: str
+    prefix: str
+    units: str
+
+
+def _run(argv: list[str], may_fail: bool = False) -> str:
+    return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-LOG_LINES:])
+
+
+# -------------------------------------------------------------------------------------------------------------- managers
+
+
+class Manager:
+    """What the classes share. Verbs take names of services, and have nothing to do without one."""
+
+    def __init__(self, record: service_managers.ServiceManager, host: Host):
+        self.record = record
+        self.host = host
+
+    def path(self, name: str) -> Path:
+        """Of a service's definition."""
+        return self.record.definition(self.host.units, name)
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        """Service → RUNNING, FAILED or STOPPED; one that the manager does not know is STOPPED."""
+        raise NotImplementedError
+
+    def start(self, services: Collection[str]) -> None:
+        """Starts what is stopped; ``define`` may have started it."""
+        raise NotImplementedError
+
+    def stop(self, services: Collection[str]) -> None:
+        """Stops what runs or failed, and returns when it has ended."""
+        raise NotImplementedError
+
+    def define(self, services: Collection[Service]) -> None:
+        """Writes definitions, has the manager read them, and has it start them at boot where that is planned."""
+        changed = [service for service in services if not self.is_defined(service)]
+        if changed:  # what they name was copied just now, and a power cut must not leave them without it
+            prefix = Path(self.host.prefix)
+            files.sync(prefix, *prefix.glob("*.json"), *prefix.glob("runtime"), *prefix.glob("runtime/**/*"))
+        for service in changed:
+            replace_file(self.path(service.name), service.definition, self.record.mode)
+
+    def remove(self, services: Collection[str]) -> None:
+        """Removes definitions of services that are stopped, and has the manager forget them."""
+        for name in services:
+            self.path(name).unlink(missing_ok=True)
+
+    def log(self, service: str) -> str:
+        """What a service wrote last."""
+        return text_of(Path(self.record.log.format(prefix=self.host.prefix, service=service)))
+
+    def unread(self, services: Collection[str]) -> set[str]:
+        """Those whose definition the manager has not read since it was written."""
+        return set()
+
+    def not_at_boot(self, services: Collection[str]) -> set[str]:
+        """Those that do not start at boot though the manager could start them."""
+        return set()
+
+    def restarts(self, services: Collection[str]) -> dict[str, int]:
+        """Service → how often the manager has started it again by itself since it was last started on purpose, where the manager counts that."""
+        return {}
+
+    def problems(self) -> list[str]:
+        """Why the manager itself cannot run services, a sentence each."""
+        return []
+
+    def is_defined(self, service: Service) -> bool:
+        """Whether the definition exists, word for word and with its mode."""
+        path = self.path(service.name)
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            return False
+        return mode == self.record.mode and path.read_text(errors="replace") == service.definition
+
+
+class Systemd(Manager):
+    """systemd, of the system or of a user."""
+
+    def __init__(self, record: service_managers.ServiceManager, host: Host):
+        super().__init__(record, host)
+        self.user = ["--user"] if host.scope == "user" else []
+        if self.user:
+            commands.find_user_session()
+
+    def _systemctl(self, *words: str, may_fail: bool = False) -> str:
+        return _run(["systemctl", *self.user, *words], may_fail)
+
+    def _units(self, services: Iterable[str]) -> list[str]:
+        return [self.path(name).name for name in services]
+
+    def _show(self, services: Collection[str], key: str) -> dict[str, str]:
+        """Service → value of a property in systemd. Services that systemd does not know are left out, all of them on a host without systemd."""
+        if not services or not commands.find("systemctl"):
+            return {}
+        text = self._systemctl("show", f"--property=Id,{key}", *self._units(services))
+        blocks = [
+            dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")
+        ]
+        values = {block["Id"]: block.get(key, "") for block in blocks if "Id" in block}
+        return {name: values[self.path(name).name] for name in services if self.path(name).name in values}
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        states = {"inactive": STOPPED, "failed": FAILED, "": STOPPED}
+        shown = self._show(services, "ActiveState")
+        return {name: states.get(shown.get(name, ""), RUNNING) for name in services}
+
+    def start(self, services: Collection[str]) -> None:
+        self._systemctl("start", *self._units(services))
+
+    def stop(self, services: Collection[str]) -> None:
+        self._systemctl("stop", *self._units(services))
+
+    def define(self, services: Collection[Service]) -> None:
+        super().define(services)
+        self._systemctl("daemon-reload")
+        at_boot = self.not_at_boot([service.name for service in services if service.at_boot])
+        if at_boot:
+            self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
+
+    def remove(self, services: Collection[str]) -> None:
+        at_boot = [name for name in services if name not in self.not_at_boot(services)]
+        if at_boot:
+            self._systemctl("disable", "--quiet", *self._units(at_boot))
+        super().remove(services)
+        self._systemctl("daemon-reload")
+
+    def log(self, service: str) -> str:
+        lines = ["--lines", str(LOG_LINES), "--output=cat", "--no-pager"]
+        return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *lines])
+
+    def unread(self, services: Collection[str]) -> set[str]:
+        try:
+            shown = self._show(services, "NeedDaemonReload")
+        except commands.CommandError:
+            return set()
+        return {name for name, value in shown.items() if value == "yes"}
+
+    def restarts(self, services: Collection[str]) -> dict[str, int]:
+        try:
+            shown = self._show(services, "NRestarts")
+        except commands.CommandError:
+            return {}
+        return {name: int(value) for name, value in shown.items() if value.isdigit()}
+
+    def not_at_boot(self, services: Collection[str]) -> set[str]:
+        target = "default" if self.user else "multi-user"
+        wants = Path(self.host.units) / f"{target}.target.wants"
+        return {name for name in services if not os.path.lexists(wants / self.path(name).name)}
+
+
+class SystemdUser(Systemd):
+    """systemd of a user, whose services end at logout unless they linger."""
+
+    def problems(self) -> list[str]:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        return [] if service_manager.lingers(user) else [f"services of {user} end at logout"]
+
+
+class Launchd(Manager):
+    """launchd. A service that is loaded runs, and what is in its folder is loaded at boot or login."""
+
+    gone = (3, 113)
+    """Status where a service is not loaded."""
+    in_progress = 36
+    """Status where a service is still ending."""
+    poll_seconds = 0.2
+
+    def __init__(self, record: service_managers.ServiceManager, host: Host):
+        super().__init__(record, host)
+        self.domain = "system" if host.scope == "system" else f"gui/{os.geteuid()}"
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        return {name: RUNNING if self._is_loaded(name) else STOPPED for name in services}
+
+    def _is_loaded(self, name: str) -> bool:
+        try:
+            _run(["launchctl", "print", f"{self.domain}/{name}"])
+        except commands.CommandError:
+            return False
+        return True
+
+    def start(self, services: Collection[str]) -> None:
+        for name in services:
+            _run(["launchctl", "bootstrap", self.domain, str(self.path(name))])
+
+    def stop(self, services: Collection[str]) -> None:
+        for name in services:
+            try:
+                _run(["launchctl", "bootout", f"{self.domain}/{name}"])
+            except commands.CommandError as error:
+                if error.status not in (*self.gone, self.in_progress):
+                    raise
+            self._wait_until_ended(name)
+
+    def _wait_until_ended(self, name: str) -> None:
+        """launchctl returns before a service has ended, and one that is still ending cannot be loaded."""
+        limit = time.monotonic() + COMMAND_SECONDS
+        while self._is_loaded(name):
+            if time.monotonic() > limit:
+                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not end", None)
+            time.sleep(self.poll_seconds)
+
+
+SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
+SETTLED = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
+"""Verb of supervisorctl → its errors that say that there is nothing to do."""
+
+
+class Supervisor(Manager):
+    """supervisor of the installation itself, where the host has nothing else. It starts what it reads, but what runs for a while."""
+
+    def _control(self, *words: str, may_fail: bool = False) -> str:
+        if not self._runs():
+            raise ServiceError(
+                "supervisor, which runs the services of this host, does not run: run site.yml, which starts it."
+            )
+        return _run(self.command(*words), may_fail)
+
+    def command(self, *words: str) -> list[str]:
+        """The command line that tells supervisor so."""
+        python, settings = f"{self.host.prefix}/venv/bin/python", f"{self.host.prefix}/supervisor/supervisord.conf"
+        return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
+
+    def _runs(self) -> bool:
+        return service_manager.supervisor_runs(self.host.prefix)
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        # Its status says whether all of them run.
+        lines = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
+        words = [line.split() for line in lines]
+        shown = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
+        return {name: shown.get(name, STOPPED) for name in services}
+
+    def start(self, services: Collection[str]) -> None:
+        # An interrupted run may have left a definition that was not read.
+        self._control("update")
+        self._settle("start", services)
+
+    def stop(self, services: Collection[str]) -> None:
+        self._settle("stop", services)
+
+    def _settle(self, verb: str, services: Collection[str]) -> None:
+        try:
+            self._control(verb, *services)
+        except commands.CommandError as error:
+            failures = [line for line in error.reason.splitlines() if "ERROR" in line]
+            if not failures or not all(SETTLED[verb].search(line) for line in failures):
+                raise
+
+    def remove(self, services: Collection[str]) -> None:
+        super().remove(services)
+        if self._runs():
+            self._control("update")
+
+    def problems(self) -> list[str]:
+        return [] if self._runs() else ["supervisor does not run"]
+
+
+CLASSES: dict[str, type[Manager]] = {
+    "systemd": Systemd,
+    "systemd_user": SystemdUser,
+    "launchd": Launchd,
+    "supervisor": Supervisor,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- interface
+
+
+def manager_of(host: Mapping[str, Any]) -> Manager:
+    """The service manager of a host.
+
+    :param host: its part of the plan, or its facts.
+    """
+    name = host["service_manager"]
+    if name not in CLASSES:
+        raise ServiceError(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
+    return CLASSES[name](service_managers.MANAGERS[name], Host(host["scope"], host["prefix"], host["units"]))
+
+
+class Wanted(NamedTuple):
+    """What is asked of a host's services."""
+
+    run: list[Service]
+    """To be defined and to run."""
+    restart: list[str]
+    """Those of them that restart even if they run as defined."""
+    start: list[str]
+    """Services that are defined, and are to run."""
+    stop: list[str]
+    """Services that are to be stopped and stay defined."""
+    remove: list[str]
+    """Services that are to be stopped and forgotten."""
+
+
+class Change(NamedTuple):
+    """One service, before and after; texts are its definition, empty without one."""
+
+    service: str
+    before: str
+    after: str
+    text_before: str
+    text_after: str
+
+
+def _is_head(service: str) -> bool:
+    return names.is_head(service)
+
+
+def _head_first(services: Iterable[str]) -> list[list[str]]:
+    """The head, then workers, each in the order given; groups that hold something."""
+    unique = list(dict.fromkeys(services))
+    groups = [[name for name in unique if _is_head(name)], [name for name in unique if not _is_head(name)]]
+    return [group for group in groups if group]
+
+
+class Steps(NamedTuple):
+    """What has to be done, in this order, by name."""
+
+    stop: list[str]
+    remove: list[str]
+    define: list[str]
+    start: list[str]
+
+
+def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
+    planned = [service.name for service in wanted.run]
+    redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
+    restart = [name for name in planned if name in redefined or name in wanted.restart]
+    at_boot = [service.name for service in wanted.run if service.at_boot]
+    # Of a service that is restarted, the manager may still have an older definition than the file: nobody waits for an answer to that.
+    unread = manager.unread([name for name in planned if name not in restart])
+    unsettled = {*restart, *manager.not_at_boot(at_boot), *unread}
+    start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
+    ended = [*wanted.stop, *wanted.remove, *restart, *start]
+    return Steps(
+        stop=[name for name in ended if states[name] != STOPPED],
+        remove=[name for name in wanted.remove if manager.path(name).exists()],
+        define=[name for name in planned if name in unsettled],
+        start=start,
+    )
+
+
+def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: Steps) -> list[Change]:
+    texts = {service.name: service.definition for service in wanted.run}
+    changes = []
+    for name in states:
+        current = text_of(manager.path(name))
+        after = states[name]
+        if name in steps.start:
+            after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
+        elif name in steps.stop or name in steps.remove:
+            after = STOPPED
+        touched = any(name in step for step in steps)
+        text = "" if name in steps.remove else texts.get(name, current)
+        if touched:
+            changes.append(Change(name, states[name], after, current, text))
+    return changes
+
+
+def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
+    for group in _head_first(steps.stop):
+        manager.stop(group)
+    if steps.remove:
+        manager.remove(steps.remove)
+    everything = [*steps.define, *steps.start]
+    for group in reversed(_head_first(everything)):
+        defined = [service for service in wanted.run if service.name in group and service.name in steps.define]
+        if defined:
+            manager.define(defined)
+        starting = [name for name in group if name in steps.start]
+        if starting:
+            manager.start(starting)
+
+
+def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str:
+    """The error, with the last lines of the log of each service that does not run."""
+    logs = {name: _last_lines(manager.log(name)) for name in services}
+    said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
+    return f"{error}. Fix what it names on the host, and run the playbook again.{said}"
+
+
+def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
+    """Has the kernel read what these planned services are going to read, as far as memory is free: the next start finds it there."""
+    paths: list[Path] = []
+    for service in services:
+        paths += sorted(Path(service["process"][0]).parent.glob("*"))
+        for path in map(Path, service["reads"]):
+            first = split_files.FIRST.fullmatch(path.name)
+            paths += sorted(path.parent.glob(f"{glob.escape(first[1])}-*-of-{first[2]}.gguf")) if first else [path]
+    files.read_ahead(paths, files.free_bytes())
+
+
+def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
+    """Path → inode, bytes, and when its content and its inode were changed, in nanoseconds: another file has others, whatever time it was given.
+    None where there is none. Of a large file, a model, the last one is left out: a hard link of a backup changes it too.
+
+    :raises Refusal: its disk does not answer.
+    """
+    found: dict[str, list[int] | None] = dict.fromkeys(map(str, paths))
+    for path in found:
+        with suppress(OSError):
+            status = from_disk(path, functools.partial(os.stat, path))
+            changed = status.st_ctime_ns if status.st_size <= SMALL_BYTES else 0
+            found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, changed]
+    return found
+
+
+def has_read(prefix: str, service: Mapping[str, Any], started: float | None) -> bool:
+    """Whether a running service has read the files that are there now. Of one that a run started this is noted. One that started
+    after that, by itself or by an operator's hand, has read what did not change since.
+
+    :param service: of the plan.
+    :param started: when its process did, in seconds since 1970; None where that is not known.
+    """
+    noted = reads_at_start(prefix).get(service["name"])
+    noted = noted if isinstance(noted, dict) else {}
+    files, since = noted.get("files"), noted.get("time")
+    now = versions(service["reads"])
+    if not isinstance(files, dict) or not isinstance(since, (int, float)):
+        return False
+    later = started is not None and started > since
+    return all(
+        files.get(path) == seen or (later and _is_older(path, cast(float, started))) for path, seen in now.items()
+    )
+
+
+def _is_older(path: str, started: float) -> bool:
+    """Whether neither a file nor a link that leads to it was changed since."""
+    try:
+        return max(os.stat(path).st_ctime, os.lstat(path).st_ctime) < started
+    except OSError:
+        return False
+
+
+def reads_at_start(prefix: str) -> dict[str, Any]:
+    """Service → when a run started it last (``time``), and the versions of the files that it read then (``files``)."""
+    try:
+        return read_object(Path(prefix, names.READ), READ_BYTES)
+    except (OSError, ValueError):
+        return {}
+
+
+def record_reads(prefix: str, read: Mapping[str, Mapping[str, Any]], changes: Iterable[Change]) -> None:
+    """Notes what services read that were started.
+
+    :param read: service → versions of its files, from before: one that changed meanwhile restarts it once more.
+    :raises OSError: names the file.
+    """
+    started = {
+        change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before
+    }
+    new = {name: {"time": time.time(), "files": read[name]} for name in started if read.get(name)}
+    if new:
+        replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o644)
+
+
+def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
+    """Brings services to what is wanted, and returns what was, or in check mode would be, changed.
+
+    :raises ServiceError: with the last lines of the services' logs.
+    """
+    every = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
+    every = list(dict.fromkeys(every))
+    steps = None
+    try:
+        states = manager.state(every)
+        steps = _steps(manager, wanted, states)
+        changes = _changes(manager, wanted, states, steps)
+        if not check:
+            _carry_out(manager, wanted, steps)
+    except commands.CommandError as error:
+        raise ServiceError(_explain(manager, error, steps.start if steps else [])) from error
+    return changes

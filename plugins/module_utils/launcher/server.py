@@ -1,0 +1,403 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""llama-server as the launcher runs it: its log, whether it serves, and what is wrong with it or its workers.
+
+llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is looked at once a second
+(progress.py); elsewhere it ends by itself at the next request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
+except ImportError:  # as installed on a host
+    journal, progress = (importlib.import_module(name) for name in ("journal", "progress"))
+
+START_LOG = "start.log"
+START_LOG_BYTES = 8 * 1024 * 1024
+LAST_BYTES = 4096
+STOP_SECONDS = 2.0
+"""An orderly end took 0.1 s (0.3.36). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
+exit»), in which nobody gets an answer, and nothing is lost when it is killed."""
+HEALTH_SECONDS = 2.0
+HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
+LOST_AFTER_POLLS = 2
+UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
+"""Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
+takes. Retransmissions alone say little: on a link that is down they come twice a second."""
+SILENCE_SECONDS = 300.0
+"""The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
+time a worker computes, and no byte moves."""
+API_KEYS = "--api-key-file"
+KEY_TEXT = ("utf-8", "surrogateescape")
+"""For llama-server a key is bytes."""
+METRICS_BYTES, PROPS_BYTES = 64 * 1024, 4 * 1024 * 1024
+SLEEP = "--sleep-idle-seconds"
+ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
+"""In an answer of /props, and in the log (tools/server of 0.3.36)."""
+LONGEST_LOAD_SECONDS = 86400.0
+
+
+def connections(tcp_table: str, inodes: Collection[str], endpoints: list[str]) -> set[str]:
+    """The endpoints to which a process that holds the socket inodes has an established connection.
+
+    :param tcp_table: text of /proc/net/tcp.
+    """
+    return connected([link for link in progress.links_of(tcp_table) if link.inode in inodes], endpoints)
+
+
+def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:
+    return {link.remote for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
+
+
+def healthy(url: str) -> bool:
+    """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends. Whose certificate it shows
+    is no matter here: nothing is told to it."""
+    return bool(re.match(rb"HTTP/1\.\d 200\b", _reply(url, "/health", [], 256, b"\n")))
+
+
+def metrics(url: str, argv: list[str]) -> str:
+    """What llama-server says of itself for monitors; empty where it does not within two seconds.
+
+    :param argv: of llama-server, which names the file of the API keys.
+    """
+    try:
+        return _reply(url, "/metrics", _authorization(argv), METRICS_BYTES).decode("utf-8", "replace")
+    except OSError:  # a key that cannot be read
+        return ""
+
+
+def _reply(
+    url: str, path: str, headers: list[str], most: int, end: bytes | None = None, seconds: float | None = None
+) -> bytes:
+    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within so many seconds, or two."""
+    scheme, place = url.split("://", 1)
+    address, port = place.rsplit(":", 1)
+    deadline = time.monotonic() + (seconds or HEALTH_SECONDS)
+    lines = [f"GET {path} HTTP/1.1", "Host: llamacpp", *headers, "Connection: close", "", ""]
+    said = b""
+    try:
+        with _connected(scheme, address, int(port), deadline) as connection:
+            connection.sendall("\r\n".join(lines).encode(*KEY_TEXT))
+            while not (end and end in said) and len(said) < most and (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left)
+                part = connection.recv(most)
+                if not part:
+                    break
+                said += part
+    except OSError:
+        pass
+    return said
+
+
+def _authorization(argv: list[str]) -> list[str]:
+    """A header with the first API key, where llama-server wants one.
+
+    :raises OSError: the file cannot be read.
+    """
+    if API_KEYS not in argv[:-1]:
+        return []
+    text = Path(argv[argv.index(API_KEYS) + 1]).read_text(*KEY_TEXT)
+    key = next(filter(None, map(str.strip, text.split("\n"))), "")
+    return [f"Authorization: Bearer {key}"] * bool(key)
+
+
+def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
+    connection = socket.create_connection((address, port), HEALTH_SECONDS)
+    if scheme != "https":
+        return connection
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
+    return context.wrap_socket(connection)
+
+
+def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
+    """Sends the smallest request that makes llama-server compute; the caller reads the answer.
+
+    :param argv: of llama-server, which names the file of the API keys.
+    """
+    scheme, place = url.split("://", 1)
+    address, port = place.rsplit(":", 1)
+    body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
+    head = [
+        "POST /completion HTTP/1.1",
+        "Host: llamacpp",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    head += ["Connection: close", *_authorization(argv), "", body]
+    connection = _connected(scheme, address, int(port), time.monotonic() + HEALTH_SECONDS)
+    connection.sendall("\r\n".join(head).encode(*KEY_TEXT))
+    return connection
+
+
+class Props(threading.Thread):
+    """Asks for /props. llama-server answers when it has freed its model, or loaded it again, and each question takes one of its threads till then."""
+
+    def __init__(self, url: str, headers: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.url, self.headers, self.said = url, headers, b""
+
+    def run(self) -> None:
+        with suppress(OSError):
+            self.said = _reply(self.url, "/props", self.headers, PROPS_BYTES, seconds=LONGEST_LOAD_SECONDS)
+
+
+class Fault(NamedTuple):
+    """Why llama-server is ended."""
+
+    saw: str
+    lost: Sequence[str] = ()
+    """Workers whose connection is gone."""
+    silent: bool = False
+    """Whether only time tells it from something slow."""
+    wanted: bool = False
+    """Whether nothing is wrong."""
+
+    @property
+    def how(self) -> str:
+        return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.saw}"
+
+
+class Head:
+    """One llama-server process and what is watched about it."""
+
+    def __init__(
+        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
+    ) -> None:
+        now = time.monotonic()
+        self.argv = argv
+        self.endpoints = endpoints
+        self.url = url
+        self.silence = silence
+        self.headers: list[str] = []
+        """With the API key that llama-server reads now: its file may be another one later."""
+        with suppress(OSError):
+            self.headers = _authorization(argv)
+        self.ready = False
+        self.health: tuple[bool, float] = (False, 0.0)
+        """The last answer, and when it was asked for."""
+        self.asleep = False
+        """Whether it has freed its model, and left its workers, as with --sleep-idle-seconds: until it has loaded the model again."""
+        self.props: Props | None = None
+        """A question that is not answered yet."""
+        self.missing = 0
+        self.kept_alive: set[str] = set()
+        self.lasting = progress.Lasting()
+        self.stillness = progress.Stillness(silence / 5, now)
+        self.question: socket.socket | None = None
+        self.began = now
+        self.load: progress.Load | None = None
+        """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
+        self.last = b""
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=progress.end_with_parent,
+        )
+        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
+        self.relay.start()
+
+    def _relay(self, path: Path) -> None:
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
+
+        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
+        """
+        pipe = cast(IO[bytes], self.process.stdout).fileno()
+        room = START_LOG_BYTES
+        with _open_start_log(path) as file:
+            start_log = journal.Log(file.fileno())
+            while part := os.read(pipe, 65536):
+                reason = start_log.write(part[:room])
+                room -= len(part[:room])
+                if reason:
+                    _mark_incomplete(file.fileno())
+                    journal.say(f"{path} is incomplete: {reason}")
+                self.last = (self.last + part)[-LAST_BYTES:]
+                reason = journal.SERVICE_LOG.write(part)
+                if reason:
+                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
+
+    def look(self) -> progress.Look | None:
+        """What the kernel says of llama-server; None where it says nothing."""
+        if not progress.ON_LINUX:
+            return None
+        ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
+        try:
+            return progress.look_at(self.process.pid, self.kept_alive, ports)
+        except OSError:
+            return None
+
+    def fault(self) -> Fault | None:
+        """What is wrong with llama-server or its workers."""
+        now = time.monotonic()
+        self._ask_health(now)
+        look = self.look()
+        if look is None:
+            return None
+        self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
+        stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
+        if stopped >= progress.STOPPED_SECONDS:
+            return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
+        self._follow_sleep(look, now)
+        return self._lost_workers(look, now) or self._stands_still(look, now)
+
+    def busy(self) -> bool:
+        """Whether a client waits for an answer, as far as is known."""
+        look = self.look()
+        return look is None or self._has_client(look)
+
+    def _has_client(self, look: progress.Look) -> bool:
+        """llama-server closes connections without a request after 5 s (cpp-httplib)."""
+        port = progress.port_of(self.url)
+        return any(link.state == progress.ESTABLISHED and progress.port_of(link.local) == port for link in look.links)
+
+    def _listens(self, look: progress.Look) -> bool:
+        """Whether llama-server has its port: a key is for nobody else."""
+        port = progress.port_of(self.url)
+        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
+
+    def metrics(self) -> str:
+        """Text of /metrics; empty while it sleeps, and where a key is wanted, and it is not known that llama-server itself would get it."""
+        if self.asleep or self.props:
+            return ""
+        look = self.look()
+        return metrics(self.url, self.argv) if (self._listens(look) if look else API_KEYS not in self.argv) else ""
+
+    def _ask_health(self, now: float) -> None:
+        if not self.ready or now - self.health[1] >= HEALTH_EVERY:
+            self.health = (healthy(self.url), now)
+            self.ready = self.ready or self.health[0]
+
+    def _follow_sleep(self, look: progress.Look, now: float) -> None:
+        """Asks whether it sleeps, where its connections say that this has changed: in 0.3.36 that neither wakes it nor keeps it awake."""
+        if SLEEP not in self.argv or not self.ready:
+            return
+        if self.props is None:
+            present = connected(look.links, self.endpoints)
+            changed = present or self._has_client(look) if self.asleep else present != set(self.endpoints)
+            due = not self.endpoints and self.lasting.seconds("unasked", True, now) >= HEALTH_EVERY
+            if not (changed or due) or not self._listens(look):
+                return
+            self.lasting.seconds("unasked", False, now)
+            self.props = Props(self.url, self.headers)
+            self.props.start()
+            self.props.join(HEALTH_SECONDS)
+        if not self.props.is_alive():
+            said, self.props = self.props.said, None
+            self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
+
+    def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
+        """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
+        unreached = []
+        for link in look.links:
+            again = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            if self.lasting.seconds(f"unacknowledged {link.remote}", again, now) >= UNACKNOWLEDGED_SECONDS:
+                unreached.append(link.remote)
+        if unreached:
+            return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
+        present = connected(look.links, self.endpoints)
+        holds = self.ready and not self.asleep and not self.props
+        lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if holds else []
+        self.missing = self.missing + 1 if lost else 0
+        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing >= LOST_AFTER_POLLS else None
+
+    def _stands_still(self, look: progress.Look, now: float) -> Fault | None:
+        """Whether something is wanted of llama-server, and nothing has moved for the set time."""
+        still = self.stillness.seconds(look, self.endpoints, now)
+        client = self._has_client(look)
+        mute = self.lasting.seconds("mute", self.ready and not self.health[0] and not client, now)
+        if min(mute, still) >= HEALTH_LOST_SECONDS:
+            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
+        seen = bool(look.traffic) or not self.endpoints
+        if not seen and connected(look.links, self.endpoints):
+            journal.say_once(
+                "the kernel lends no sockets here: a program that hangs without being stopped is not found"
+            )
+        loads = not self.ready or self.props is not None
+        quiet = min(still, self.lasting.seconds("wanted", seen and (loads or (client and not self.asleep)), now))
+        if quiet < self.silence / 2:
+            self._forget_question()
+            return None
+        if loads:
+            return (
+                Fault(f"nothing has moved for {quiet:.0f} s of loading", silent=True) if quiet >= self.silence else None
+            )
+        awaited = [
+            link.remote
+            for link in look.links
+            if link.remote in self.endpoints and link.inode in look.traffic and look.traffic[link.inode].awaits_answer
+        ]
+        if not awaited and self._answers(look):
+            self.stillness.since = now
+            self._forget_question()
+        elif quiet >= self.silence:
+            blamed = (
+                f"worker {', '.join(awaited)} owes an answer" if awaited else "llama-server does not answer a client"
+            )
+            return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
+        return None
+
+    def _answers(self, look: progress.Look) -> bool:
+        """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
+        try:
+            if self.question is None:
+                if self._listens(look):
+                    self.question = ask_for_a_token(self.url, self.argv)
+                return False
+            self.question.setblocking(False)
+            self.question.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except (OSError, ValueError):
+            self._forget_question()
+            return False
+        return True
+
+    def _forget_question(self) -> None:
+        if self.question:
+            self.question.close()
+        self.question = None
+
+    def kill(self) -> None:
+        """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        progress.stop(self.process, STOP_SECONDS)
+
+
+def _open_start_log(path: Path) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return open(os.open(path, flags, 0o666), "wb", buffering=0)
+    except OSError as error:
+        journal.say(f"{path} could not be written: {error.strerror}")
+        return open(os.devnull, "wb", buffering=0)
+
+
+def _mark_incomplete(descriptor: int) -> None:
+    """Says so at the end of the file, in place of what stands there: on a full disk there is no other room."""
+    mark = f"\n{journal.INCOMPLETE}\n".encode()
+    with suppress(OSError):
+        os.pwrite(descriptor, mark, max(0, os.fstat(descriptor).st_size - len(mark)))

@@ -1,0 +1,209 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A worker as the launcher runs it: its cache, and what is wrong with it.
+
+A worker serves one client at a time, and has no timeout. So one that hangs, or that somebody holds for nothing, keeps the head away until it is ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, serving
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+except ImportError:  # as installed on a host
+    journal, progress, serving, rpc = (
+        importlib.import_module(name) for name in ("journal", "progress", "serving", "rpc")
+    )
+
+PRUNE_SECONDS = 300
+WHOLE_SECONDS = 30.0
+"""So often files are compared with the sizes of tensors; one that was written to meanwhile may be on its way."""
+MOST_OF_SIZES = 1 << 20
+STOP_SECONDS = 2.0
+"""A worker has nothing to put away. As long as llama-server is given."""
+GONE_SECONDS, SAYS_NOTHING_SECONDS, HOLDS_SECONDS = 30.0, 30.0, 60.0
+SHORT_TALK = 65536
+"""Bytes. A client that has given a worker a part of a model has sent more."""
+
+
+def prune(folder: Path, limit: int) -> list[str]:
+    """Removes files, those that were used longest ago first, until the folder holds no more than so many bytes; returns their names."""
+    files = []
+    for place, _folders, inside in os.walk(folder):
+        for name in inside:
+            path = Path(place, name)
+            try:
+                found = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+    held = sum(size for _used, size, _path in files)
+    removed, reason = [], None
+    for _used, size, path in sorted(files):
+        if held <= limit:
+            break
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            reason = error.strerror
+            continue
+        held -= size
+        removed.append(path.name)
+    if reason:
+        journal.say(f"{folder} could not be brought below {limit // rpc.MIB} MiB: {reason}")
+    return removed
+
+
+def _bound(cache: Path, limit: int) -> None:
+    removed = prune(cache, limit)
+    if removed:
+        journal.say(f"removed {len(removed)} files from {cache} to keep it below {limit // rpc.MIB} MiB")
+
+
+def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
+    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models. A power cut
+    may leave anything in that file."""
+    path, before = cache.parent / "sizes.json", set()
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        kept = serving.read_json(path, MOST_OF_SIZES)["sizes"]
+        before = {size for size in kept if isinstance(size, int) and 0 < size <= serving.LARGEST}
+    if not before and os.path.lexists(path):
+        journal.say_once(f"{path} does not say which sizes its tensors have had: those of other models are removed")
+    known = before | set(sizes)
+    if known != before:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        journal.write_state(path, {"sizes": sorted(known)})
+    return known
+
+
+def remove_cut(cache: Path, sizes: Iterable[int], age: float = 0.0) -> list[str]:
+    """Removes files of sizes that no tensor has, and returns their names: a full disk or a power failure cut them off, and a worker does
+    not notice that when it reads them.
+
+    :param age: seconds for which nobody has written to a file that is removed.
+    """
+    known, removed = known_sizes(cache, sizes), []
+    with suppress(OSError), os.scandir(cache) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and found.st_size not in known and time.time() - found.st_mtime >= age:
+                    os.unlink(entry.path)
+                    removed.append(entry.name)
+    if removed:
+        journal.say(
+            f"removed {len(removed)} files from {cache}, whose sizes are not those of a tensor: they were cut off"
+        )
+    return removed
+
+
+class Guard:
+    """What is watched about a worker. A worker serves one client, so one that holds it for nothing keeps everybody else away."""
+
+    def __init__(self, process: int, port: str) -> None:
+        self.process = process
+        self.port = port
+        self.kept_alive: set[str] = set()
+        self.lasting = progress.Lasting()
+
+    def fault(self) -> str | None:
+        """Why the worker has to be ended. Connections that hold it for nothing are closed on the way."""
+        try:
+            look = progress.look_at(self.process, self.kept_alive, {self.port})
+        except OSError:
+            return None
+        now = time.monotonic()
+        stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
+        if stopped >= progress.STOPPED_SECONDS:
+            return f"the worker has been stopped by a signal for {stopped:.0f} s"
+        own = [link for link in look.links if progress.port_of(link.local) == self.port]
+        gone = [link for link in own if link.state == progress.CLOSE_WAIT]
+        ignored = self.lasting.seconds("gone", bool(gone), now)
+        if ignored >= GONE_SECONDS:
+            return f"the worker has not noticed for {ignored:.0f} s that its client {gone[0].remote} has gone"
+        others_wait = any(link.state == progress.LISTEN and link.received for link in own)
+        held = self.lasting.seconds("others wait", others_wait, now)
+        for link in own:
+            if link.inode in look.traffic and _holds_for_nothing(look.traffic[link.inode], held):
+                self._hang_up(link)
+        return None
+
+    def _hang_up(self, link: progress.Link) -> None:
+        with suppress(OSError, KeyError):
+            with progress.lent(self.process, progress.descriptors(self.process)[link.inode]) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+            journal.say(f"client {link.remote} held the worker and asked it for nothing: its connection is closed")
+
+
+def _holds_for_nothing(traffic: progress.Traffic, others_wait: float) -> bool:
+    """Whether a client has said nothing at all, or next to nothing while others have waited for as long.
+
+    :param others_wait: seconds for which somebody has waited for the worker.
+    """
+    if not traffic.received:
+        return traffic.since_received >= SAYS_NOTHING_SECONDS * 1000
+    silent = min(traffic.since_received / 1000, others_wait)
+    return traffic.received < SHORT_TALK and silent >= HOLDS_SECONDS
+
+
+def run(
+    argv: list[str],
+    cache: Path | None,
+    limit: int,
+    pause: float = PRUNE_SECONDS,
+    port: str = "",
+    look: float = 1.0,
+    sizes: Sequence[int] = (),
+) -> int:
+    """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
+
+    :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
+    :param port: at which the worker listens; empty where nobody watches it.
+    :param look: seconds between two looks at it.
+    """
+    progress.end_when_asked()
+    if cache and sizes:
+        remove_cut(cache, sizes)
+    if cache:
+        _bound(cache, limit)
+    # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
+    )
+    guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
+    bounded = compared = time.monotonic()
+    try:
+        while process.poll() is None:
+            journal.alive()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=min(look, pause) if guard else pause)
+            fault = guard.fault() if guard and process.poll() is None else None
+            if fault:
+                journal.say(f"{fault}: it is started again")
+                process.kill()
+                process.wait()
+                return 1
+            if cache and sizes and time.monotonic() - compared >= WHOLE_SECONDS:
+                remove_cut(cache, sizes, WHOLE_SECONDS)
+                compared = time.monotonic()
+            if cache and process.poll() is None and time.monotonic() - bounded >= pause:
+                _bound(cache, limit)
+                bounded = time.monotonic()
+    except SystemExit:
+        progress.stop(process, STOP_SECONDS)
+        raise
+    journal.say(f"the worker ended {progress.ended_how(process.returncode)}")
+    return 1

@@ -1,0 +1,259 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A model whose right answer is known in advance, so that a wrong one proves a fault.
+
+Its vocabulary is one sentence. A word is a unit vector, and the feed-forward of every layer is a permutation of the
+words, another one in each layer; the output undoes all of them and adds one word. So the answer to an empty prompt is
+the sentence if and only if every layer was computed, once and in order. Attention weights are too small to move the
+answer: faults of attention or of the KV cache that stay small are not noticed.
+
+This file holds what planning and verification need; known_answer_file.py in plugin_utils writes the GGUF, and small_model.py one for trials.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+
+SENTENCE = (
+    "every layer of this model lives on some worker of your cluster and each one must move the answer one word forward "
+    "so if you can read this sentence then all of them computed it right"
+)
+CONTEXT = 4096
+HEAD_DIMENSION = 64
+BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
+"""Elements and bytes of one block of each tensor type that the model is offered in."""
+
+CONTROL_TOKENS = ["<unk>", "<s>", "</s>"]
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def pieces() -> list[str]:
+    """The sentence as tokens. A token's text must be unique, so a word that came before is joined with those that follow."""
+    tokens: list[str] = []
+    pending = ""
+    for word in SENTENCE.replace(" ", " \u2581").split(" "):
+        pending += word
+        if pending not in tokens:
+            tokens.append(pending)
+            pending = ""
+    if pending:
+        tokens[-1] += pending
+    return tokens
+
+
+def positions() -> int:
+    """Number of states that the layers permute: the tokens of the sentence and the end of the text."""
+    return len(pieces()) + 1
+
+
+def permutation(layer: int) -> list[int]:
+    """Where each state goes in this layer: a rotation through all states in an order of its own, so that none stays."""
+    order = list(range(positions()))
+    random.Random(layer).shuffle(order)
+    after = dict(zip(order, order[1:] + order[:1]))
+    return [after[state] for state in range(positions())]
+
+
+def first_piece() -> int:
+    """The token of the sentence's first piece; the others follow it."""
+    return len(CONTROL_TOKENS) + len(BYTE_TOKENS)
+
+
+def _states() -> dict[int, int]:
+    """Token → state, of those tokens that have one: beginning and end of the text share theirs."""
+    end = positions() - 1
+    return {1: end, 2: end, **{first_piece() + index: index for index in range(end)}}
+
+
+def embedding() -> dict[tuple[int, int], float]:
+    """Row and column → value of token_embd, of all that is not zero; the same of the others."""
+    return dict.fromkeys(_states().items(), 1)
+
+
+def step(layer: int, width: int) -> dict[tuple[int, int], float]:
+    """Of a layer's ffn_down, which takes each state to the next."""
+    hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
+    entries = {}
+    for state, following in enumerate(permutation(layer)):
+        entries[following, state] = 1 / hidden
+        entries[state, state] = -1 / hidden
+    return entries
+
+
+def output(layers: int) -> dict[tuple[int, int], float]:
+    """Of output, which undoes what all layers did and adds one word."""
+    reached = list(range(positions()))
+    for layer in range(layers):
+        after = permutation(layer)
+        reached = [after[state] for state in reached]
+    return {
+        (token, reached[(state - 1) % positions()]): 1
+        for token, state in _states().items()
+        if token != CONTROL_TOKENS.index("<s>")
+    }
+
+
+MAX_WIDTH = 1 << 15
+"""A layer of this width has 30 GB in f32."""
+
+
+def problem(layers: int, width: int, kind: str) -> str | None:
+    """What is wrong with a model of this size, or None."""
+    if kind not in BLOCKS:
+        return f"its type is {kind!r}: use one of {', '.join(BLOCKS)}"
+    if not HEAD_DIMENSION <= width <= MAX_WIDTH or width % HEAD_DIMENSION:
+        return f"its width is {width}: use a multiple of {HEAD_DIMENSION} up to {MAX_WIDTH}"
+    if not 1 <= layers <= kv_cache.MAX_LAYERS:
+        return f"it has {layers} layers: use 1 to {kv_cache.MAX_LAYERS}"
+    return None
+
+
+def _bytes(elements: int, kind: str) -> int:
+    per_block, size = BLOCKS[kind]
+    return elements // per_block * size
+
+
+def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor, rows last; the layer is a ``*``."""
+    tokens = (first_piece() + len(pieces()), width)
+    parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+    of_layer = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
+    return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
+
+
+def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of all tensors in the file's order."""
+    first, *of_layer, norm, last = shapes(width)
+    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
+    return [first, *every, norm, last]
+
+
+def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
+    """The tensors as gguf.group returns them."""
+    rows = []
+    for name, shape in shapes(width):
+        stored = kind if len(shape) == 2 else "f32"
+        rows.append(
+            {
+                "name": name,
+                "type": stored.upper(),
+                "shape": list(reversed(shape)),
+                "bytes": _bytes(math.prod(shape), stored),
+                "layers": list(range(layers)) if "*" in name else None,
+            }
+        )
+    return rows
+
+
+NAME = "known answer, {} layers of {}, {}"
+"""In the file: of its layers, width and type."""
+
+
+def is_name(name: str) -> bool:
+    """Whether a model calls itself one whose answer is known, wherever it was fetched from."""
+    return bool(re.fullmatch(NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
+
+
+def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
+    """What gguf.summarize says of the written model, without writing it; all but its files."""
+    vocabulary = first_piece() + len(pieces())
+    matrices = layers * 7 * width * width + 2 * width * vocabulary
+    norm = _bytes(width, "f32")
+    return {
+        "architecture": "llama",
+        "name": NAME.format(layers, width, kind),
+        "parameters": matrices + (2 * layers + 1) * width,
+        "quantisation": kind.upper(),
+        "layers": layers,
+        "width": width,
+        "heads": width // HEAD_DIMENSION,
+        "kv_heads": width // HEAD_DIMENSION,
+        "key_dimension": HEAD_DIMENSION,
+        "value_dimension": HEAD_DIMENSION,
+        "context": CONTEXT,
+        "vocabulary": vocabulary,
+        "keys": {"rope.dimension_count": HEAD_DIMENSION},
+        "layer_bytes": [_bytes(7 * width * width, kind) + 2 * norm] * layers,
+        "input_bytes": _bytes(width * vocabulary, kind),
+        "output_bytes": _bytes(width * vocabulary, kind) + norm,
+        "largest_tensor_bytes": _bytes(width * max(width, vocabulary), kind),
+        "tensors": _tensors(layers, width, kind),
+    }
+
+
+EPSILON = 1e-9
+FIXED_BYTES = {"UINT32": 4, "INT32": 4, "FLOAT32": 4, "BOOL": 1}
+"""Type of a value in GGUF → its bytes. A string or an array has 8 bytes for its length beside what it holds."""
+ALIGNMENT = 32
+"""Of a tensor's bytes in the file."""
+
+
+def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
+    """Key, type and value of all metadata in the file's order. An array has the type of its elements, in brackets."""
+    model = summary(layers, width, kind)
+    words = pieces()
+    types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(words)
+    return [
+        ("general.architecture", "STRING", model["architecture"]),
+        ("general.name", "STRING", model["name"]),
+        ("llama.context_length", "UINT32", model["context"]),
+        ("llama.embedding_length", "UINT32", width),
+        ("llama.block_count", "UINT32", layers),
+        ("llama.feed_forward_length", "UINT32", width),
+        ("llama.attention.head_count", "UINT32", model["heads"]),
+        ("llama.attention.head_count_kv", "UINT32", model["kv_heads"]),
+        ("llama.rope.dimension_count", "UINT32", HEAD_DIMENSION),
+        ("llama.attention.layer_norm_rms_epsilon", "FLOAT32", EPSILON),
+        ("llama.vocab_size", "UINT32", model["vocabulary"]),
+        ("tokenizer.ggml.model", "STRING", "llama"),
+        ("tokenizer.ggml.tokens", "[STRING]", CONTROL_TOKENS + BYTE_TOKENS + words),
+        ("tokenizer.ggml.scores", "[FLOAT32]", [0.0] * model["vocabulary"]),
+        ("tokenizer.ggml.token_type", "[INT32]", types),
+        ("tokenizer.ggml.unknown_token_id", "UINT32", 0),
+        ("tokenizer.ggml.bos_token_id", "UINT32", 1),
+        ("tokenizer.ggml.eos_token_id", "UINT32", 2),
+        ("tokenizer.ggml.add_bos_token", "BOOL", True),
+        ("tokenizer.ggml.add_eos_token", "BOOL", False),
+    ]
+
+
+def _value_bytes(kind: str, value: Any) -> int:
+    if kind.startswith("["):
+        return 4 + 8 + sum(_value_bytes(kind[1:-1], entry) for entry in value)
+    return FIXED_BYTES[kind] if kind in FIXED_BYTES else 8 + len(value.encode())
+
+
+def file_bytes(layers: int, width: int, kind: str) -> int:
+    """Size of the written file, without writing it."""
+    size = 4 + 4 + 8 + 8
+    size += sum(8 + len(key) + 4 + _value_bytes(form, value) for key, form, value in metadata(layers, width, kind))
+    data = 0
+    for name, shape in tensor_shapes(layers, width):
+        size += 8 + len(name) + 4 + 8 * len(shape) + 4 + 8
+        data += kv_cache.pad(_bytes(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
+    return kv_cache.pad(size, ALIGNMENT) + data
+
+
+FORM = 1
+"""Counts up when the written file changes, so that a cached one of an older form is not taken for it."""
+
+
+def file_name(layers: int, width: int, kind: str) -> str:
+    return f"known-answer-{layers}x{width}-{kind}.gguf"
+
+
+def path_of(prefix: str, layers: int, width: int, kind: str) -> str:
+    """Where the model lies in an installation."""
+    return f"{prefix}/{names.MODELS}/{file_name(layers, width, kind)}"
+
+
+def record_of(path: str) -> str:
+    """Where the sha256 of a model at this path is written down beside it, once it is complete."""
+    return f"{path}.{FORM}.sha256"

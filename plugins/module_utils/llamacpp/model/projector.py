@@ -1,0 +1,125 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Projectors for pictures and sound: what their headers say, and what llama-server needs for one.
+
+It loads all tensors of the file to one device. Learnt from tools/mtmd/clip.cpp of builds 6170, 8643, 9435 and 11063.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, gguf
+
+ARCHITECTURE = "clip"
+FLASH_SINCE = 8643
+"""Oldest build that was read with flash attention for projectors."""
+STATES, FEEDS = 4, 2
+"""So many values of the width, and of the inner width, are kept for each patch. 3 and 1 were logged by build 11063 with flash attention,
+of gemma3's form with one picture (121.25 MiB of 4096 patches, width 1152, inner width 4304); with gates there are two of the inner width."""
+FIXED = frozenset(("mlp", "ldp", "ldpv2", "adapter", "gemma3", "idefics3", "internvl", "llama4", "janus_pro"))
+"""Projectors whose pictures all have the size that the header says."""
+PATCHES = 16384
+"""Assumed of all others: 4096 tokens of four patches each, as most have at most (set_limit_image_tokens of builds 8643 to 11063)."""
+BATCHED, BATCHED_SINCE, PICTURES = frozenset(("internvl",)), 9436, 4
+"""Of FIXED, those of which build 11063 computes so many pictures at once as give 1024 tokens: four (support_batch in models.h). Build 9435
+computes one of each. One of gemma3 was seen in the log where four were sent."""
+FRAMES = 3000
+"""Of sound, at once: 30 s."""
+COUNTS = {"width": "embedding_length", "feed_forward": "feed_forward_length", "heads": "attention.head_count"}
+SIZES = {"image_size": "image_size", "patch_size": "patch_size", "max_pixels": "image_max_pixels"}
+"""Key of a summary → key of the header, after the encoder's prefix."""
+KINDS = ("vision", "audio")
+
+
+def is_one(model: gguf.Model) -> bool:
+    return model.metadata.get("general.architecture") == ARCHITECTURE
+
+
+def summarize(model: gguf.Model) -> dict[str, Any]:
+    """What planning needs of a projector: ``name``, ``tensors`` (how many), ``tensor_bytes``, ``files``, ``bytes``, and its ``encoders``."""
+    name = model.metadata.get("general.name")
+    return {
+        "architecture": ARCHITECTURE,
+        "name": printable(name[: gguf.MAX_TITLE]) if isinstance(name, str) else model.files[0]["name"],
+        "tensors": len(model.tensors),
+        "tensor_bytes": sum(tensor.bytes for tensor in model.tensors.values()),
+        "files": model.files,
+        "bytes": sum(file["bytes"] for file in model.files),
+        "encoders": [_encoder(model, kind) for kind in KINDS if model.metadata.get(f"clip.has_{kind}_encoder") is True],
+    }
+
+
+def _encoder(model: gguf.Model, kind: str) -> dict[str, Any]:
+    """Numbers of one encoder; null of those that the header does not have."""
+    keys = {**COUNTS, **(SIZES if kind == "vision" else {})}
+    numbers = {key: model.metadata.get(f"clip.{kind}.{name}") for key, name in keys.items()}
+    own = model.metadata.get(f"clip.{kind}.projector_type") or model.metadata.get("clip.projector_type")
+    return {
+        "kind": kind,
+        "projector": printable(own[: gguf.MAX_TITLE]) if isinstance(own, str) else "",
+        **{key: value if _is_count(value) else None for key, value in numbers.items()},
+    }
+
+
+def _is_count(value: Any, most: int = gguf.MAX_COUNT) -> bool:
+    return gguf.is_whole(value) and 0 < value <= most
+
+
+def problem(summary: Mapping[str, Any]) -> str | None:
+    """What is wrong with a summary that a host or an inventory gives, or None."""
+    if not isinstance(summary.get("name"), str):
+        return f"has {gguf.short(summary.get('name'))} as name"
+    for key in ("tensors", "tensor_bytes"):
+        if not _is_count(summary.get(key), gguf.MAX_ELEMENTS):
+            return f"has {gguf.short(summary.get(key))} as {key}"
+    encoders = summary.get("encoders")
+    if not isinstance(encoders, list) or len(encoders) > len(KINDS):
+        return f"has {gguf.short(encoders)} as encoders"
+    for encoder in encoders:
+        if not isinstance(encoder, Mapping) or encoder.get("kind") not in KINDS:
+            return f"has {gguf.short(encoder)} among its encoders"
+        numbers = [encoder.get(key) for key in (*COUNTS, *SIZES)]
+        named = isinstance(encoder.get("projector"), str)
+        if not named or not all(value is None or _is_count(value) for value in numbers):
+            return f"has {gguf.short(encoder)} among its encoders"
+    return None
+
+
+def weights(summary: Mapping[str, Any], alignment: int) -> int:
+    """Bytes of its tensors, each at a multiple of ``alignment`` at most."""
+    return int(summary["tensor_bytes"] + summary["tensors"] * alignment)
+
+
+def bound(summary: Mapping[str, Any], generation: int) -> int:
+    """What is assumed of its compute buffer in bytes; 0 of a header that says nothing of its encoders.
+
+    :param generation: build number of the release.
+    """
+    return max((_bound_of(encoder, generation) for encoder in summary["encoders"]), default=0)
+
+
+def _bound_of(encoder: Mapping[str, Any], generation: int) -> int:
+    width, inner, heads = (int(encoder.get(key) or 0) for key in COUNTS)
+    patches = _patches(encoder, generation)
+    flashes = generation >= FLASH_SINCE and heads and width // heads in compute_buffers.FLASH_SIZES
+    scores = 0 if flashes else heads * patches
+    return int(compute_buffers.FLOAT * patches * (STATES * width + FEEDS * inner + scores))
+
+
+def _patches(encoder: Mapping[str, Any], generation: int) -> int:
+    """How many are computed at once, at most."""
+    if encoder["kind"] == "audio":
+        return FRAMES
+    image, patch, pixels = (int(encoder.get(key) or 0) for key in SIZES)
+    if not patch:
+        return PATCHES
+    if pixels:
+        return max(1, -(-pixels // patch**2))
+    if encoder["projector"] not in FIXED or not image:
+        return PATCHES
+    pictures = PICTURES if encoder["projector"] in BATCHED and generation >= BATCHED_SINCE else 1
+    return pictures * (image // patch) ** 2 + pictures

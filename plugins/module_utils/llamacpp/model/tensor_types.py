@@ -1,0 +1,160 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The types of tensors in GGUF files: their numbers, their sizes, and which builds load them.
+
+Read in ggml.h, and type_traits of ggml.c, of the builds in caches.READ, and of ik_llama.cpp's commit 4840 (8337e4cd).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.kv_cache import MIDDLE, OLD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA, MAINLINE
+
+
+class Type(NamedTuple):
+    """How a tensor is stored: blocks of so many elements of a row in so many bytes, and bytes that each row has beside them."""
+
+    name: str
+    elements: int
+    bytes: int
+    row_bytes: int = 0
+
+    def size(self, row: int, rows: int) -> int:
+        """Bytes of a tensor with so many elements in a row."""
+        return rows * (row // self.elements * self.bytes + self.row_bytes)
+
+
+OF_BOTH = {
+    0: Type("F32", 1, 4),
+    1: Type("F16", 1, 2),
+    2: Type("Q4_0", 32, 18),
+    3: Type("Q4_1", 32, 20),
+    6: Type("Q5_0", 32, 22),
+    7: Type("Q5_1", 32, 24),
+    8: Type("Q8_0", 32, 34),
+    10: Type("Q2_K", 256, 84),
+    11: Type("Q3_K", 256, 110),
+    12: Type("Q4_K", 256, 144),
+    13: Type("Q5_K", 256, 176),
+    14: Type("Q6_K", 256, 210),
+    16: Type("IQ2_XXS", 256, 66),
+    17: Type("IQ2_XS", 256, 74),
+    18: Type("IQ3_XXS", 256, 98),
+    19: Type("IQ1_S", 256, 50),
+    20: Type("IQ4_NL", 32, 18),
+    21: Type("IQ3_S", 256, 110),
+    22: Type("IQ2_S", 256, 82),
+    23: Type("IQ4_XS", 256, 136),
+    24: Type("I8", 1, 1),
+    25: Type("I16", 1, 2),
+    26: Type("I32", 1, 4),
+    27: Type("I64", 1, 8),
+    28: Type("F64", 1, 8),
+    29: Type("IQ1_M", 256, 56),
+    30: Type("BF16", 1, 2),
+    39: Type("MXFP4", 32, 17),
+    41: Type("Q1_0", 128, 18),
+}
+"""Number → type that llama.cpp and ik_llama.cpp have."""
+
+OF_MAINLINE = {
+    34: Type("TQ1_0", 256, 54),
+    35: Type("TQ2_0", 256, 66),
+    40: Type("NVFP4", 64, 36),
+    42: Type("Q2_0", 64, 18),
+}
+OF_IK_LLAMA = {
+    31: Type("Q4_0_4_4", 32, 18),
+    32: Type("Q4_0_4_8", 32, 18),
+    33: Type("Q4_0_8_8", 32, 18),
+    133: Type("Q6_0", 32, 26),
+    134: Type("IQ1_BN", 64, 13, 2),
+    135: Type("IQ2_BN", 64, 16, 4),
+    137: Type("IQ2_K", 256, 76),
+    138: Type("IQ3_K", 256, 110),
+    139: Type("IQ4_K", 256, 144),
+    140: Type("IQ5_K", 256, 176),
+    141: Type("IQ6_K", 256, 212),
+    144: Type("IQ4_KS", 256, 136, 4),
+    145: Type("IQ2_KS", 256, 70, 2),
+    146: Type("IQ4_KSS", 256, 128, 4),
+    151: Type("Q8_KV", 32, 32, 8),
+    152: Type("IQ5_KS", 256, 168, 4),
+    153: Type("IQ2_KT", 256, 68, 4),
+    154: Type("IQ3_KT", 256, 100, 4),
+    155: Type("IQ4_KT", 256, 128, 4),
+    156: Type("IQ3_KS", 256, 102, 2),
+    157: Type("IQ2_KL", 256, 86, 2),
+    158: Type("IQ1_KT", 256, 56, 4),
+    202: Type("Q4_0_R8", 32, 18),
+    206: Type("Q5_0_R4", 32, 22),
+    208: Type("Q8_0_R8", 32, 34),
+    210: Type("Q2_K_R4", 256, 84),
+    211: Type("Q3_K_R4", 256, 110),
+    212: Type("Q4_K_R4", 256, 144),
+    213: Type("Q5_K_R4", 256, 176),
+    214: Type("Q6_K_R4", 256, 210),
+    216: Type("IQ2_XXS_R4", 256, 66),
+    217: Type("IQ2_XS_R4", 256, 74),
+    218: Type("IQ3_XXS_R4", 256, 98),
+    219: Type("IQ1_S_R4", 32, 6, 2),
+    220: Type("IQ4_NL_R4", 32, 18),
+    221: Type("IQ3_S_R4", 256, 110),
+    222: Type("IQ2_S_R4", 256, 82),
+    223: Type("IQ4_XS_R8", 256, 136),
+    229: Type("IQ1_M_R4", 32, 7, 2),
+    230: Type("BF16_R16", 1, 2),
+    233: Type("Q6_0_R4", 32, 26),
+    335: Type("IQ2_BN_R4", 64, 16, 4),
+    337: Type("IQ2_K_R4", 256, 76),
+    338: Type("IQ3_K_R4", 256, 110),
+    339: Type("IQ4_K_R4", 256, 144),
+    340: Type("IQ5_K_R4", 256, 176),
+    344: Type("IQ4_KS_R4", 256, 136, 4),
+    352: Type("IQ5_KS_R4", 256, 168, 4),
+    353: Type("MXFP4_R8", 32, 17),
+    397: Type("Q8_K_R16", 256, 258),
+    398: Type("Q8_KV_R8", 32, 32, 4),
+    399: Type("Q8_K_R8", 256, 258),
+}
+"""Number → type that only one of them has. Types that a program makes for itself and that no file has are left out."""
+
+ALL = {**OF_BOTH, **OF_MAINLINE, **OF_IK_LLAMA}
+
+ONLY_OF = {
+    fork: frozenset(kind.name for kind in kinds.values())
+    for fork, kinds in ((MAINLINE, OF_MAINLINE), (IK_LLAMA, OF_IK_LLAMA))
+}
+"""Fork → names of the types that only it has."""
+
+FIRST = {
+    MAINLINE: {"NVFP4": OLD + 1, "Q1_0": MIDDLE + 1, "Q2_0": MIDDLE + 1},
+    IK_LLAMA: {
+        "IQ5_KS": 3696,
+        "IQ5_KS_R4": 3699,
+        **dict.fromkeys(("IQ2_KT", "IQ3_KT", "IQ4_KT"), 3707),
+        "IQ3_KS": 3778,
+        "IQ2_KL": 3800,
+        "IQ1_KT": 3810,
+        "MXFP4": 3834,
+        "Q8_K_R16": 3853,
+        "Q1_0": 4382,
+        "MXFP4_R8": 4751,
+    },
+}
+"""Fork → type → first build that may have it: of llama.cpp the one after the newest that was read and lacks it, of ik_llama.cpp the commit that
+added it to ggml.h (3770 has all others)."""
+
+
+def of_others(kinds: Collection[str], fork: str) -> list[str]:
+    """Those of the types that only another fork has."""
+    return sorted(kind for other, names in ONLY_OF.items() if other != fork for kind in names & set(kinds))
+
+
+def of_later_builds(kinds: Collection[str], fork: str, build: int) -> dict[str, int]:
+    """Those of the types that only later builds of the fork have, each with the first one that may have it."""
+    return {kind: first for kind, first in FIRST[fork].items() if kind in kinds and first > build}

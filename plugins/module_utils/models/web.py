@@ -1,0 +1,330 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads the header of a model that is still on a web server: HTTP range requests, never the whole file.
+
+Nothing that the server says is trusted: each reply is held against what was asked for, before its body is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import netrc
+import os
+import re
+import socket
+import ssl
+import string
+import time
+import urllib.error
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+from ansible.module_utils.urls import Request, basic_auth_header, make_context
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+
+MAX_REDIRECTS = 5
+SECONDS_OF_SILENCE = 20
+SLOWEST, SECONDS_OF_SLOWNESS = 4096, 60
+"""A download that is slower than this many bytes per second, averaged over so many seconds, is given up."""
+SECONDS_OF_HEADERS = 60
+"""For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
+
+WHY = {
+    401: "needs permission (HTTP 401): accept the model's licence on its page, and set the option token",
+    403: "needs permission (HTTP 403): accept the model's licence on its page, and set the option token",
+    404: "does not exist (HTTP 404): correct the URL",
+    416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
+    429: "is requested too often (HTTP 429): wait a while, or set the option token",
+}
+PASSING = (408, 429)
+"""Refusals of a server that are over after a while, beside its own errors."""
+PIECE = 1 << 20
+
+
+class RemoteError(gguf.GGUFError):
+    """The server does not give what is needed; the message ends a sentence that begins with the URL, and says what to do.
+
+    :param status: of HTTP; 0 where there was no reply, or a wrong one.
+    :param passes: whether the same request may succeed a moment later.
+    """
+
+    def __init__(self, message: str, status: int = 0, passes: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.passes = status, passes
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without what may be a secret."""
+    try:
+        parts = urlsplit(url)
+        return validation.printable(urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")))
+    except ValueError:
+        return validation.printable(url.partition("?")[0])
+
+
+def _origin(url: str) -> tuple[Any, ...]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _redirect_target(url: str, location: str | None) -> str:
+    if not location:
+        raise RemoteError("is redirected, but its server gives no address: use the URL of the file itself")
+    # As urllib itself does: servers send spaces and letters beyond ASCII as they are, which http.client reads as Latin-1.
+    target = quote(urljoin(url, location), string.punctuation, "iso-8859-1")
+    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
+    if urlsplit(target).scheme not in allowed:
+        raise RemoteError(
+            f"is redirected to {shown(target)}, but only {' or '.join(allowed)} is followed: use the URL of the file itself"
+        )
+    return target
+
+
+def _error_of(error: Exception) -> RemoteError:
+    """What a request failed of, as a sentence."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLError):
+        return RemoteError(
+            f"has a server whose TLS connection fails ({validation.printable(reason)}): correct the server's certificate, or trust its authority on this host",
+            passes=not isinstance(reason, ssl.SSLCertVerificationError),
+        )
+    if isinstance(reason, socket.gaierror):
+        return RemoteError(
+            f"has an unknown host name ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed",
+            passes=True,
+        )
+    if isinstance(reason, (socket.timeout, TimeoutError)):
+        return RemoteError(
+            "has a server that did not answer in time: try again, or use another server",
+            passes=True,
+        )
+    if isinstance(error, http.client.IncompleteRead):
+        return RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+    if isinstance(error, (http.client.InvalidURL, ValueError)):
+        return RemoteError(f"is not a URL ({validation.printable(error)}): correct it")
+    text = validation.printable(reason) or type(reason).__name__
+    return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy", passes=True)
+
+
+@contextmanager
+def _as_sentence() -> Iterator[None]:
+    """Raises what a request fails of as a RemoteError."""
+    try:
+        yield
+    except RemoteError:
+        raise
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _error_of(error) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _client() -> Request:
+    """Made once, since loading the trusted authorities takes longer than a request."""
+    return Request(context=make_context(), follow_redirects="none", decompress=False)
+
+
+def answer(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
+    """What a server answers to GET, its body not read yet. Redirects are followed, and their bodies are not read at all.
+
+    :param silence: seconds that it may be silent, then and while its body is read, in place of SECONDS_OF_SILENCE.
+    :raises RemoteError: it gives none, refuses, or takes too long.
+    """
+    at = url
+    for _redirect in range(MAX_REDIRECTS + 1):
+        with _as_sentence():
+            if urlsplit(at).scheme not in ("http", "https"):
+                raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
+            permission = _permission(at, token) if at == url or _origin(at) == _origin(url) else {}
+            try:
+                return _ask(at, {**headers, **permission}, silence or SECONDS_OF_SILENCE)
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code not in (301, 302, 303, 307, 308):
+                        raise _refused(error.code) from error
+                    at = _redirect_target(at, error.headers.get("Location"))
+    raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
+
+
+def _permission(url: str, token: str | None) -> dict[str, str]:
+    """The header that asks with a token, else with what netrc has for the host.
+
+    :raises RemoteError: netrc cannot be read.
+    """
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    path = os.environ.get("NETRC") or None  # None lets netrc look at the mode of the file
+    try:
+        known = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
+    except OSError:
+        return {}
+    except (netrc.NetrcParseError, ValueError) as error:
+        why = error.msg if isinstance(error, netrc.NetrcParseError) else "it is not text"
+        file = path or os.path.expanduser("~/.netrc")
+        raise RemoteError(f"is asked for with {file}, which cannot be read ({why}): correct or remove it") from None
+    login, _account, password = known or ("", "", "")
+    return {"Authorization": basic_auth_header(login, password)} if login and password else {}
+
+
+def content(url: str, headers: Mapping[str, str], limit: int) -> bytes:
+    """All of a small answer.
+
+    :raises RemoteError: as ``answer``, and where it has more bytes.
+    """
+    with _as_sentence(), answer(url, headers) as reply:
+        data: bytes = reply.read(limit + 1)
+    if len(data) > limit:
+        raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
+    return data
+
+
+def _refused(status: int) -> RemoteError:
+    """What a server means by a status."""
+    remedy = "try again later" if status >= 500 else "open the URL in a browser"
+    why = WHY.get(status, f"is not available (HTTP {status}): {remedy}")
+    return RemoteError(why, status=status, passes=status in PASSING or status >= 500)
+
+
+def _ask(url: str, headers: Mapping[str, str], silence: float) -> Any:
+    """The answer to one request.
+
+    :raises RemoteError: its headers do not end in time.
+    """
+    client = functools.partial(_client().open, "GET", url, timeout=silence, use_netrc=False)
+    try:
+        return reading.within(SECONDS_OF_HEADERS, lambda: client(headers=headers))
+    except reading.TooSlowError:
+        raise RemoteError(
+            f"has a server whose answer did not begin within {SECONDS_OF_HEADERS} s: try again, or use another server",
+            passes=True,
+        ) from None
+
+
+class RemoteFile:
+    """A file on a web server, as :func:`gguf.read` takes it."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """:raises RemoteError: the server does not give parts of the file."""
+        self.url, self.token = url, token
+        self.size: int | None = None
+        self.first = self._range(0, gguf.FIRST_CHUNK)
+
+    def read(self, offset: int, count: int) -> bytes:
+        if offset + count <= len(self.first):
+            return self.first[offset : offset + count]
+        return self._range(offset, count)
+
+    def close(self) -> None:
+        self.first = b""
+
+    def _range(self, offset: int, count: int) -> bytes:
+        with _as_sentence(), self._open(offset, count) as reply:
+            expected = self._expected(reply, offset, count)
+            data: bytes = reply.read(expected)
+        if len(data) != expected:
+            raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
+        return data
+
+    def _open(self, offset: int, count: int) -> Any:
+        headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
+        return answer(self.url, headers, self.token)
+
+    def _expected(self, reply: Any, offset: int, count: int) -> int:
+        """Bytes that a reply has, whose body has not been read yet."""
+        if reply.headers.get_content_type() == "text/html":
+            raise RemoteError(
+                "is a web page, not a file: use the URL of the download; on Hugging Face it has /resolve/ where the page has /blob/"
+            )
+        if reply.status != 206:
+            raise RemoteError(
+                f"has a server that sends whole files only (HTTP {reply.status} to a range request): use a server with ranges, "
+                "or download the file and use its path"
+            )
+        said = reply.headers.get("Content-Range", "")
+        match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", said)
+        if not match or reply.headers.get("Content-Encoding", "identity") != "identity":
+            raise RemoteError(
+                f"has a server that does not report which part it sends (Content-Range {gguf.short(said)}): use another server"
+            )
+        first, last, size = map(int, match.groups())
+        if self.size is not None and size != self.size:
+            raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
+        if first != offset or last != min(offset + count, size) - 1:
+            raise RemoteError(
+                f"has a server that sends another part than requested (bytes {offset} to {offset + count - 1}, "
+                f"Content-Range {gguf.short(said)}): use another server"
+            )
+        self.size = size
+        return last - first + 1
+
+
+class Download(RemoteFile):
+    """A file on a web server whose size is known, to be read from anywhere to its end."""
+
+    def __init__(self, url: str, size: int, token: str | None = None) -> None:
+        self.url, self.token, self.planned = url, token, size
+        self.size, self.first = None, b""
+        self.waited = 0.0
+        """Seconds spent waiting for the server, without the reader's own time."""
+
+    def rest(self, offset: int) -> Iterator[bytes]:
+        """What follows, as it comes. Each byte that has arrived is given before an error is raised.
+
+        :raises RemoteError: also where the file has another size, or comes too slowly.
+        """
+        left = self.planned - offset
+        enough, until, asked = left, self.waited, time.monotonic()
+        with _as_sentence(), self._open(offset, left) as reply:
+            self._expected(reply, offset, left)
+            self.waited += time.monotonic() - asked
+            if self.size != self.planned:
+                raise RemoteError(
+                    f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
+                )
+            while left:
+                if self.waited >= until:
+                    if left > enough:
+                        raise RemoteError(
+                            f"has a server that sends less than {SLOWEST >> 10} KiB per second: try again, or use another server",
+                            passes=True,
+                        )
+                    enough, until = left - SLOWEST * SECONDS_OF_SLOWNESS, self.waited + SECONDS_OF_SLOWNESS
+                asked = time.monotonic()
+                try:
+                    piece: bytes = reply.read1(min(left, PIECE))
+                finally:
+                    self.waited += time.monotonic() - asked
+                if not piece:
+                    raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+                left -= len(piece)
+                yield piece
+
+
+def same_server(url: str, other: str) -> bool:
+    """Whether a token for one URL may go to another."""
+    return _origin(url) == _origin(other)
+
+
+def read(url: str, token: str | None = None) -> gguf.Model:
+    """The headers of a model; of a split one ``url`` is that of the first part, and the others lie beside it.
+
+    :param token: is sent to the server of ``url`` as a bearer token, not to where it redirects.
+    :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
+    """
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise RemoteError(
+            "is requested with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
+        )
+    with _as_sentence():
+        parts = urlsplit(url)
+    folder, _slash, first = parts.path.rpartition("/")
+
+    def open_part(name: str) -> RemoteFile:
+        beside = urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
+        return RemoteFile(url if name == unquote(first) else beside, token)
+
+    return gguf.read(unquote(first), open_part)

@@ -1,0 +1,60 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What conditions and remedies of advisories look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Release, Server
+
+Cases = list[tuple[Any, dict[str, Any]]]
+"""For each case of a condition: host (or None), and the values for message and remedies. ``where`` says the place, if it is more than the
+host; cases that differ in nothing else become one advisory."""
+
+
+class Seen(NamedTuple):
+    """``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
+
+    plan: Mapping[str, Any]
+    cluster: Cluster
+    release: Release
+    summary: Mapping[str, Any]
+    used: Sequence[devices.Holder]
+
+    @property
+    def generation(self) -> int:
+        """Build number that stands for the features and faults of the release that serves."""
+        return self.release.generation
+
+    @property
+    def server(self) -> Server:
+        return self.cluster.server
+
+    @property
+    def release_variables(self) -> list[str]:
+        """The variables that give the release that serves: of all backends that have it, since head and workers need the same."""
+        return self.variables_of(self.release.id)
+
+    def variables_of(self, release: str) -> list[str]:
+        """The variables that give a release of the plan.
+
+        :param release: its id.
+        """
+        built = [build for host in self.plan["hosts"].values() for build in host["builds"]]
+        return list(
+            dict.fromkeys(
+                releases.variable_of(build["backend"], self.cluster.releases)
+                for build in built
+                if build["release"] == release
+            )
+        )
+
+    def backends_of(self, host: str) -> list[str]:
+        """What a host builds for; nothing of one where others run the workers."""
+        own = self.plan["hosts"].get(host, {"builds": []})
+        return [build["backend"] for build in own["builds"]]

@@ -1,0 +1,140 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an operator has to know of memory and context of a plan that can be applied: conditions of advisories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
+
+MICRO_BATCHES = (256, 128, 64)
+ATTENTION_BATCH = 256
+"""MiB; the default of newer commits of ik_llama.cpp."""
+DEFAULT_CONTEXT = 8192
+"""Of llama_server_context: who leaves it out asks for no more than the model has."""
+
+
+def _smaller(settings: kv_cache.Settings, flashes: bool, parallel: int) -> Iterator[tuple[str, kv_cache.Settings]]:
+    """What makes compute buffers smaller, the mildest first: what to do, and the settings that it gives.
+
+    :param parallel: slots that share the context.
+    """
+    flash = "" if flashes else "set llama_server_flash_attention to 'on'"
+    if flash:
+        settings = settings._replace(flash_attention="on")
+        yield flash, settings
+    before = f"{flash}, and " if flash else ""
+    if settings.fork == IK_LLAMA and not 0 < (settings.attention_batch or 0) <= ATTENTION_BATCH:
+        settings = settings._replace(attention_batch=ATTENTION_BATCH)
+        words = f"-amb {ATTENTION_BATCH}"
+        yield f"{before}add {words} to llama_server_extra_args", settings
+        before = f"{before}add {words} and "
+    else:
+        before = f"{before}add "
+    for tokens in MICRO_BATCHES:
+        if tokens < settings.tokens:
+            yield f"{before}-ub {tokens} to llama_server_extra_args", settings._replace(micro_batch=tokens)
+    settings = settings._replace(micro_batch=min(settings.tokens, MICRO_BATCHES[-1]))
+    words = f"{before}-ub {settings.micro_batch} to llama_server_extra_args"
+    for tokens in remedies.shorter_contexts(settings.context, parallel):
+        yield f"{words}, and set llama_server_context to {tokens}", settings._replace(context=tokens)
+
+
+class Crowded(NamedTuple):
+    """A device with more than it holds: MiB that weights leave, and of its cache."""
+
+    room: float
+    cache: float
+
+
+def _given(settings: kv_cache.Settings, smaller: kv_cache.Settings) -> dict[str, Any]:
+    """The variables ``llama_server_…`` that make these settings smaller, those in ``extra_args`` beside what is there."""
+    changed = {
+        field: getattr(smaller, field)
+        for field in ("flash_attention", "context", "attention_batch", "micro_batch")
+        if getattr(smaller, field) != getattr(settings, field)
+    }
+    words = {"attention_batch": "-amb", "micro_batch": "-ub"}
+    arguments = [part for field, word in words.items() if field in changed for part in (word, str(changed.pop(field)))]
+    return {**changed, "extra_args": arguments}
+
+
+def _remedy(
+    settings: kv_cache.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded], parallel: int
+) -> tuple[str, dict[str, Any]]:
+    """The mildest change with which all of the devices hold cache and compute buffer: in words, and variables ``llama_server_…``."""
+    flashes = compute_buffers.uses_flash(summary, settings, generation)
+    whole = max(1, sum(kv_cache.sizes(summary, settings, generation)[0]))
+    for words, smaller in _smaller(settings, flashes, parallel):
+        share = sum(kv_cache.sizes(summary, smaller, generation)[0]) / whole
+        buffer = compute_buffers.bound(summary, smaller, generation) / MIB
+        if all(device.cache * share + buffer <= device.room for device in over):
+            return words, _given(settings, smaller)
+    return "use a smaller model, or devices with more memory", {}
+
+
+def over_capacity(seen: Seen) -> Cases:
+    """Devices whose weights, cache and bound of the compute buffer are more together than they hold."""
+    entries: Sequence[Mapping[str, Any]] = seen.plan["placement"] if seen.plan["fits"] else ()
+    over = [entry for entry in entries if entry["total_mib"] > entry["capacity_mib"]]
+    if not over:
+        return []
+    crowded = [
+        Crowded(entry["capacity_mib"] - entry["weights_mib"] - entry["further_mib"], entry["kv_mib"]) for entry in over
+    ]
+    hosts = {entry["host"] for entry in over}
+    settings = server_settings.settings_of(seen.server, seen.summary, seen.release.fork)
+    words, given = _remedy(settings, seen.summary, seen.generation, crowded, seen.server.parallel)
+    values = {
+        "devices": ", ".join(
+            f"{entry['device']} of {entry['host']} (≤ {entry['total_mib']:.0f} of {entry['capacity_mib']:.0f} MiB)"
+            for entry in over
+        ),
+        "compute": round(max(entry["compute_mib"] for entry in over)),
+        "smaller": words,
+        "settings": given,
+    }
+    return [(hosts.pop() if len(hosts) == 1 else None, values)]
+
+
+def uncounted(seen: Seen) -> Cases:
+    """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
+    return [
+        (seen.plan["head"]["host"], {"variable": f"llama_model_{one['role']}", "why": one["reason"]})
+        for one in seen.plan["further_uncounted"]
+    ]
+
+
+def cut_context(seen: Seen) -> Cases:
+    """A context that was asked for and is longer than the one for which the model was trained."""
+    head, server = seen.plan["head"], seen.server
+    if server.context <= head["context"] or server.context == DEFAULT_CONTEXT:
+        return []
+    values = {"wanted": server.context, "context": head["context"], "model": seen.summary["name"]}
+    return [(head["host"], {**values, "key": server_settings.context_key(seen.summary)})]
+
+
+def shared_context(seen: Seen) -> Cases:
+    """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
+    head, server, summary = seen.plan["head"], seen.server, seen.summary
+    if head["context_per_request"] == head["context"]:
+        return []
+    longest = server_settings.context_of(server._replace(context=head["context"] * server.parallel), summary)
+    longer = server._replace(context=longest)
+    values = {
+        "parallel": server.parallel,
+        "context": head["context"],
+        "each": head["context_per_request"],
+        "more": f"With {longest} each gets {server_settings.context_per_request(longer, summary)}."
+        if longest > head["context"]
+        else f"{summary['name']} was trained for no more.",
+    }
+    return [(head["host"], values)]

@@ -1,0 +1,596 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When the advisories of a plan are met: a function for each, from what is seen to its cases."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    fast_load,
+    options,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Facts, Link
+
+THREE_ENDPOINTS_HANG = (10620, 10819)
+"""Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
+RDNA35_GARBAGE = (10040, 10864)
+"""From the build that lets integrated devices read the host's buffers (#24233) to the last before #28604 ended that."""
+READING = "ggml/src/ggml-cuda/ggml-cuda.cu"
+"""The file of llama.cpp that says whether they do: an operator's own patch of it is taken as the remedy, as those of #25863 and #28211 are."""
+RDNA35 = ("gfx1150", "gfx1151")
+SLOW_LOAD_S = 60
+"""Predicted seconds of a load from which on it is said what would shorten it; assumed."""
+RPC_LIMITS = "RPC on "
+"""What limits such a load, as the estimate names it."""
+FASTER_ALONE = 1.05
+"""So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
+CHUNKED_SENDS = 6141
+"""First build that sends a tensor in pieces (#15188)."""
+LARGEST_SEND = 1 << 31
+"""Bytes that macOS does not send or receive at once."""
+SENDING = "ggml/src/ggml-rpc/ggml-rpc.cpp"
+"""The file of llama.cpp that sends tensors."""
+WIDE_MODELS = ("qwen3moe", 4096)
+"""Architecture and least width of models that were seen to abort over RPC before that, on Linux too: Qwen3 235B and 480B."""
+STRIX_HALO = "gfx1151"
+STRIX_HALO_KERNEL = (6, 18, 4)
+FAULTY_FIRMWARE = "20251125"
+DEFAULT_MTU = 1500
+THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
+"""Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Where it is accepted, devices lend more than their driver shows as their own."""
+VULKAN_SHARE_MIB = 87857
+"""Smallest share of DeepSeek R1 Q4_K_M on four Strix Halo, which crashed by Vulkan over RPC and ran by HIP, in the field notes. 64446 ran."""
+SLOW_ROCM = (7, 2)
+"""ROCm whose prompts were seen to be slow on a Strix Halo, in the field notes of a pair; 7.0 nightlies read 72 tokens per second."""
+RDMA = "GGML_RPC_RDMA"
+"""Option of cmake with which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
+RDMA_UNTRIED = (
+    "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
+)
+OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
+"""Architectures in files of Ollama that upstream names otherwise or does not have."""
+READS_NO_OPTION_FILES = 8643
+"""The newest tree that was read in which llama-server reads no file of options; that of 11063 does."""
+ROUTER_OPTIONS = ("--models-preset", "--models-dir")
+ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_DIR")
+
+
+def security_floor(seen: Seen) -> Cases:
+    """One case for all builds of llama.cpp, and one for each commit of a fork."""
+    floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
+    cases: Cases = []
+    old: dict[str, list[str]] = {}
+    for identifier, release in seen.plan["releases"].items():
+        build, fork, variables = release["generation"], release.get("fork"), seen.variables_of(identifier)
+        if fork:
+            checked = f", which is newer than {known}, the last one that was checked" if build > known else ""
+            cases.append((None, {"builds": f"commit {build} of {fork}{checked}", "variables": variables}))
+        elif build < floor:
+            old.setdefault(f"build {build} ({remedies.listed(variables)})", variables)
+    if old:
+        variables = [variable for own in old.values() for variable in own]
+        cases.append((None, {"builds": remedies.listed(sorted(old)), "variables": variables}))
+    return cases
+
+
+def unmaintained_backends(seen: Seen) -> Cases:
+    known = seen.plan["releases"]
+    return [
+        (name, {"fork": known[build["release"]]["fork"], "unmaintained": build["backend"]})
+        for name, host in seen.plan["hosts"].items()
+        for build in host["builds"]
+        if "fork" in known[build["release"]] and build["backend"] not in backends.IK_LLAMA_MAINTAINED
+    ]
+
+
+def unprotected_workers(seen: Seen) -> Cases:
+    cases = []
+    for name, host in seen.plan["hosts"].items():
+        exposed = [worker["listens"] for worker in host["workers"] if not names.is_loopback(worker["listens"])]
+        if exposed and not host["unit_closes"] and not host["firewall_manager"]:
+            reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
+            cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
+    return cases
+
+
+def external_workers(seen: Seen) -> Cases:
+    """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
+    ports: dict[str, list[str]] = {}
+    for worker in seen.plan["external_workers"]:
+        if not names.is_loopback(worker["endpoint"]):
+            ports.setdefault(worker["host"], []).append(worker["endpoint"])
+    return [
+        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": seen.cluster.head})
+        for name, endpoints in ports.items()
+    ]
+
+
+def _why_no_unit_closes(seen: Seen, name: str) -> str:
+    facts = seen.cluster.hosts[name].facts
+    if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+        return f"{facts.service_manager} does not filter addresses"
+    if facts.units_filter is None:
+        return (
+            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
+            "the host is down and its facts are those of an older version of the collection (then start it, or leave it out of the inventory)"
+        )
+    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
+
+
+def open_server(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if names.is_loopback(head["address"]) or "--api-key-file" in head["argv"]:
+        return []
+    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
+def server_for_everybody(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if names.is_loopback(head["address"]) or head["allowed"]:
+        return []
+    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
+def unlimited_server(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    host = seen.plan["hosts"][head["host"]]
+    closes = host["unit_closes"] or host["firewall_manager"] or names.EVERYBODY in head["allowed"]
+    if not head["allowed"] or names.is_loopback(head["address"]) or closes:
+        return []
+    name, reason = head["host"], _why_no_unit_closes(seen, head["host"])
+    if host["host_settings"]:
+        reason += ", and neither firewalld nor ufw nor nftables is active there"
+    return [(name, {"networks": ", ".join(head["allowed"]), "reason": reason})]
+
+
+def unused_accelerators(seen: Seen) -> Cases:
+    """Hosts with the same builds, and devices for the same backends, share their remedies."""
+    cases: Cases = []
+    for name, host in seen.plan["hosts"].items():
+        unused = host["unused_accelerators"]
+        if unused:
+            devices_of = seen.cluster.hosts[name].facts.accelerators
+            kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
+            values = {"kinds": kinds, "built": remedies.as_list(seen.backends_of(name))}
+            cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
+    return cases
+
+
+def slower_than_one_host(seen: Seen) -> Cases:
+    """The known-answer model is there to try workers, however fast."""
+    estimate, server = seen.plan["estimate"], seen.server
+    together, best = estimate["generation_tokens_per_s"], estimate["best_single_host"]
+    if seen.plan["model"]["known_answer"] or not estimate["links"] or not together or not best["fits"]:
+        return []
+    alone, host, head = best["generation_tokens_per_s"], best["host"], seen.cluster.head
+    if alone < FASTER_ALONE * together:
+        return []
+    steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
+    if any(own.is_worker for own in seen.cluster.hosts.values()):
+        steps.append("leave llama_workers empty")
+    of_head = () if host == head else ("memory_mib", "reserve_mib")
+    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
+    if best["gpu_layers"] is not None:
+        steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
+    elif server.gpu_layers is not None:
+        given.append("llama_server_gpu_layers")
+    given += ["llama_external_workers"] if seen.cluster.external else []
+    steps += [f"remove {name}" for name in given]
+    return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": ", ".join(steps)})]
+
+
+def slow_load(seen: Seen) -> Cases:
+    """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
+    estimate, release = seen.plan["estimate"], seen.release
+    patch = fast_load.known(release.protocol, release.mainline)
+    slow = estimate["load_s"] and estimate["load_s"] >= SLOW_LOAD_S
+    if not slow or not estimate["load_limited_by"].startswith(RPC_LIMITS) or not patch or release.loads_fast:
+        return []
+    return (
+        [(None, {"seconds": f"{estimate['load_s']:g}", "release": release.ref})]
+        if release.source in release_request.COMPILED
+        else []
+    )
+
+
+def unknown_variables(seen: Seen) -> Cases:
+    pairs = {pair for host in seen.cluster.hosts.values() for pair in host.unknown_variables.items()}
+    return [
+        (name, {"variable": variable, "meant": meant or "none"})
+        for variable, meant in sorted(pairs)
+        for name, host in seen.cluster.hosts.items()
+        if host.unknown_variables.get(variable) == meant
+    ]
+
+
+def unsized_devices(seen: Seen) -> Cases:
+    """Accelerators of the head that its llama-server would drive, if their memory were known."""
+    head = seen.plan["head"]["host"]
+    facts, planned = seen.cluster.places[head].facts, seen.plan["hosts"][head]
+    same = same_device.twins(facts)
+    taken = {same[worker["device"]] for worker in planned["workers"] if worker["device"] in same}
+    serving = [build["backend"] for build in planned["builds"] if "llama-server" in build["targets"]]
+    return [
+        (head, {"where": f"{accelerator.name} ({name}) of {head}"})
+        for name, accelerator in same_device.named(facts)
+        if not accelerator.memory_mib and accelerator.backend in serving and same[name] not in taken
+    ]
+
+
+def unknown_options(seen: Seen) -> Cases:
+    cases: Cases = []
+    for name, host in seen.plan["hosts"].items():
+        set_for = {
+            (option, build["release"])
+            for build in host["builds"]
+            if "fork" not in seen.plan["releases"][build["release"]]
+            for option in build["cmake_options"]
+        }
+        for option, identifier in sorted(set_for):
+            first, last = backends.OPTION_BUILDS.get(option, (0, None))
+            generation = seen.plan["releases"][identifier]["generation"]
+            if not first <= generation <= (last or generation):
+                known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
+                variables = seen.variables_of(identifier)
+                values = {"option": option, "build": generation, "known": known, "variables": variables}
+                cases.append((name, values))
+    return cases
+
+
+def _reads_pages(seen: Seen) -> bool:
+    """Whether llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does so in older
+    builds."""
+    mode = seen.plan["head"]["load_mode"]
+    chosen = mode in (None, "auto") and not (seen.release.mainline and seen.generation >= options.AUTO_SINCE)
+    return chosen or mode in ("mmap", "mmap+mlock")
+
+
+def mmap_crawls(seen: Seen) -> Cases:
+    return [
+        (device.host, {"where": f"{device.name} of {device.host}", "mode": seen.plan["head"]["load_mode"]})
+        for device in seen.used
+        if device.is_gb10 and device.host == seen.plan["head"]["host"] and _reads_pages(seen)
+    ]
+
+
+def mmap_hangs(seen: Seen) -> Cases:
+    return [
+        (
+            device.host,
+            {
+                "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}",
+                "limit": devices.MMAP_LIMIT_MIB,
+            },
+        )
+        for device in seen.used
+        if device.hangs_on_mmap and _reads_pages(seen)
+    ]
+
+
+def mmap_is_slow(seen: Seen) -> Cases:
+    return [
+        (
+            device.host,
+            {
+                "where": f"{round(device.weights_mib)} of {device.host_memory_mib} MiB on {device.name} of {device.host}",
+            },
+        )
+        for device in seen.used
+        if device.slow_on_mmap and not device.hangs_on_mmap and _reads_pages(seen)
+    ]
+
+
+def vulkan_without_mmap(seen: Seen) -> Cases:
+    """Not where HIP would hang or crawl with mmap."""
+    head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
+    own = any(device.needs_less_with_mmap and device.host == head for device in seen.used)
+    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in seen.used)
+    return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
+
+
+def vulkan_memory(seen: Seen) -> Cases:
+    """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
+    if seen.plan["fits"]:
+        return [
+            (
+                device.host,
+                {"where": f"{device.name} of {device.host} gets {share} MiB, and {device.visible_mib} MiB are shown"},
+            )
+            for device in seen.used
+            for share in [round(device.held_mib)]
+            if share > device.visible_mib
+        ]
+    cases: Cases = []
+    for device in seen.used:
+        accelerator = devices.accelerator_of(seen.cluster.places[device.host].facts, device.name)
+        if accelerator and device.visible_mib < accelerator.memory_mib:
+            where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
+            cases.append((device.host, {"where": where}))
+    return cases
+
+
+def _sends_whole_tensors(seen: Seen) -> bool:
+    """Whether a tensor goes to a worker in one piece, and no patch changes how it is sent."""
+    patched = any(SENDING in patch.files for patch in seen.release.patches)
+    remote = any(device.endpoint for device in seen.used)
+    return seen.release.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
+
+
+def wide_tensor(seen: Seen) -> Cases:
+    largest = seen.summary.get("largest_tensor_bytes", 0)
+    concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
+    mac = [name for name in sorted(concerned) if seen.cluster.places[name].facts.system == "Darwin"]
+    if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
+        return []
+    return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
+
+
+def wide_model(seen: Seen) -> Cases:
+    architecture, width = WIDE_MODELS
+    is_one = seen.summary["architecture"] == architecture and seen.summary["width"] >= width
+    if not is_one or not _sends_whole_tensors(seen):
+        return []
+    return [(None, {"build": seen.generation, "model": seen.summary["name"], "first": CHUNKED_SENDS})]
+
+
+def three_endpoints(seen: Seen) -> Cases:
+    endpoints = [device.endpoint for device in seen.used if device.endpoint]
+    first, last = THREE_ENDPOINTS_HANG
+    if not seen.release.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
+        return []
+    return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
+
+
+def garbage(seen: Seen) -> Cases:
+    first, last = RDNA35_GARBAGE
+    patched = any(READING in patch.files for patch in seen.release.patches)
+    if not seen.release.mainline or not first <= seen.generation <= last or patched:
+        return []
+    return [
+        (
+            device.host,
+            {"where": f"{device.name} of {device.host} ({device.architecture})", "build": seen.generation},
+        )
+        for device in seen.used
+        if device.backend == "hip" and device.architecture in RDNA35
+    ]
+
+
+def cache_kernels(seen: Seen) -> Cases:
+    kinds = seen.server.cache_type_k, seen.server.cache_type_v
+    if not seen.release.mainline or not backends.needs_all_quants(*kinds):
+        return []
+    cases = []
+    for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
+        options = [
+            build["cmake_options"].get(option, "OFF")
+            for build in seen.plan["hosts"].get(name, {"builds": []})["builds"]
+            for option in [backends.RECORDS[build["backend"]].all_quants]
+            if option
+        ]
+        if not options or not all(backends.is_on(value) for value in options):
+            cases.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
+    return cases
+
+
+def router(seen: Seen) -> Cases:
+    words = [word for word in seen.server.extra_args if options.normalize(word) in ROUTER_OPTIONS]
+    names = [name for name in seen.server.environment if name in ROUTER_VARIABLES]
+    given = [("llama_server_extra_args", word) for word in words]
+    given += [("llama_server_environment", name) for name in names]
+    if not given or not any(device.endpoint for device in seen.used):
+        return []
+    return [(seen.plan["head"]["host"], {"variable": given[0][0], "option": given[0][1]})]
+
+
+def ollama(seen: Seen) -> Cases:
+    architecture = seen.summary["architecture"]
+    source = seen.cluster.model.source
+    if architecture not in OLLAMA_ARCHITECTURES or source is None:
+        return []
+    values = {"source": seen.plan["model"]["source"], "variable": source.variable, "architecture": architecture}
+    return [(seen.plan["head"]["host"], values)]
+
+
+def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
+    return link.get("kind") in ("thunderbolt", "usb4") or str(link.get("interface") or "").startswith("thunderbolt")
+
+
+def narrow_thunderbolt(seen: Seen) -> Cases:
+    return [
+        (
+            name,
+            {
+                "where": f"{connection.device} of {name}",
+                "lanes": connection.lanes,
+                "gbit": f"{connection.gbit_per_lane:g}",
+            },
+        )
+        for name, host in seen.plan["hosts"].items()
+        if any(map(_by_thunderbolt, host["links"]))
+        for connection in seen.cluster.hosts[name].facts.thunderbolt
+        if connection.lanes < THUNDERBOLT_LANES or connection.gbit_per_lane < THUNDERBOLT_GBIT
+    ]
+
+
+def large_vulkan_shares(seen: Seen) -> Cases:
+    """Shares within what the driver shows: others are the case of VULKAN_MEMORY. Of a model that does not fit there are none yet."""
+    return [
+        (
+            device.host,
+            {
+                "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
+                "crashed": VULKAN_SHARE_MIB,
+                "variable": "llama_worker_endpoints" if device.host in seen.cluster.hosts else "llama_external_workers",
+            },
+        )
+        for device in seen.used
+        if seen.plan["fits"]
+        and device.endpoint
+        and device.backend == "vulkan"
+        and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
+    ]
+
+
+def slow_prompts(seen: Seen) -> Cases:
+    """Hosts whose newest ROCm is the slow one, where another one is installed."""
+    own = [device for device in seen.used if device.host in seen.cluster.hosts]
+    architectures = {device.host: device.architecture for device in own if device.architecture == STRIX_HALO}
+    cases = []
+    for name, architecture in architectures.items():
+        installed = [one for one in seen.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]
+        built = [build["environment"].get("HIP_PATH") for build in seen.plan["hosts"][name]["builds"]]
+        slow = [one for one in installed if one["prefix"] in built and numbers(one["version"])[:2] == SLOW_ROCM]
+        others = [one["prefix"] for one in installed if numbers(one["version"])[:2] != SLOW_ROCM]
+        if slow and others and not seen.cluster.hosts[name].toolchain:
+            where = f"{name} (ROCm {slow[0]['version']})"
+            cases.append((name, {"where": where, "architecture": architecture, "other": others[-1]}))
+    return cases
+
+
+def rdma(seen: Seen) -> Cases:
+    """Hosts whose programs are compiled with RDMA and that compute."""
+    computing = {seen.plan["head"]["host"], *(device.host for device in seen.used)}
+    cases = []
+    for name, host in seen.plan["hosts"].items():
+        compiled = any(backends.is_on(build["cmake_options"].get(RDMA, "OFF")) for build in host["builds"])
+        if compiled and name in computing and any(device.endpoint for device in seen.used):
+            closed = host["scope"] == "system" and service_managers.MANAGERS[host["service_manager"]].closes_ports_by
+            reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
+            cases.append((name, {"where": name, "option": RDMA, "reason": reason}))
+    return cases
+
+
+def small_packets(seen: Seen) -> Cases:
+    return [
+        (name, {"where": f"llama_links[{index}] of {name} ({link['interface']})"})
+        for name, host in seen.plan["hosts"].items()
+        for index, link in enumerate(host["links"])
+        if _by_thunderbolt(link) and link.get("manage") and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
+    ]
+
+
+def strange_peers(seen: Seen) -> Cases:
+    """Links to a host that this cluster does not have, or to the host itself."""
+    known = {*seen.cluster.hosts, *(worker.host for worker in seen.cluster.external)}
+    return [
+        (name, {"where": f"llama_links[{index}].peer of {name} ({validation.show(link.peer)})"})
+        for name, host in seen.cluster.hosts.items()
+        for index, link in enumerate(host.links)
+        if link.peer and link.peer not in known - {name}
+    ]
+
+
+def _is_outside(address: str, own: str, links: Iterable[Link]) -> bool:
+    """Whether no network that ``llama_links`` gives for one's own address has this one; an address without a prefix length says no network."""
+    networks = [ipaddress.IPv4Interface(link.address).network for link in links if link.address.split("/")[0] == own]
+    known = [network for network in networks if network.prefixlen < network.max_prefixlen]
+    return bool(known) and not any(ipaddress.IPv4Address(address) in network for network in known)
+
+
+def parted_links(seen: Seen) -> Cases:
+    """Workers and the head with addresses of different networks, as they are planned to connect."""
+    head = seen.cluster.hosts[seen.cluster.head]
+    cases = []
+    for name, host in seen.cluster.hosts.items():
+        rules = [] if host.is_head else seen.plan["hosts"][name]["firewall"]
+        for address, source in dict.fromkeys((rule["address"], rule["sources"][0]) for rule in rules):
+            if _is_outside(source, address, host.links) or _is_outside(address, source, head.links):
+                cases.append((name, {"where": f"{address} of {name} and {source} of {head.name}", "head": head.name}))
+    return cases
+
+
+def untuned(seen: Seen) -> Cases:
+    if seen.plan["fits"]:
+        return []
+    return [
+        (
+            name,
+            {
+                "where": f"{accelerator.name} of {name}",
+                "mib": accelerator.memory_mib,
+                "memory": host.facts.memory_mib,
+            },
+        )
+        for name, host in seen.cluster.hosts.items()
+        for accelerator in host.facts.accelerators
+        if accelerator.backend == "hip"
+        and accelerator.unified
+        and accelerator.memory_mib < host.facts.memory_mib * 3 // 4
+        and not (host.tuning.wanted and host.tuning.reboot)
+    ]
+
+
+def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
+    """Name and facts of hosts with graphics of this kind that get layers."""
+    names = dict.fromkeys(device.host for device in seen.used if device.architecture == STRIX_HALO)
+    return [(name, seen.cluster.hosts[name].facts) for name in names if name in seen.cluster.hosts]
+
+
+def old_kernel(seen: Seen) -> Cases:
+    cases = []
+    for name, facts in _strix_halos(seen):
+        version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
+        if version and version < STRIX_HALO_KERNEL:
+            first = ".".join(map(str, STRIX_HALO_KERNEL))
+            cases.append((name, {"where": f"{name} ({facts.kernel})", "first": first}))
+    return cases
+
+
+def faulty_firmware(seen: Seen) -> Cases:
+    return [
+        (name, {"version": facts.firmware}) for name, facts in _strix_halos(seen) if FAULTY_FIRMWARE in facts.firmware
+    ]
+
+
+def memory_of_neighbours(seen: Seen) -> Cases:
+    """Each memory of a host once, whichever devices use it: a device has several names where several backends drive it, and graphics may share
+    the memory of the processor."""
+    cases: Cases = []
+    for name in seen.plan["hosts"]:
+        host = seen.cluster.hosts[name]
+        own = neighbours.memory_of(seen.plan, name)
+        for neighbour in host.facts.neighbours:
+            for devices_of, capacity in neighbours.memories(host.facts, own, neighbour.memory_mib):
+                total = sum(own[device][0] for device in devices_of if device in own)
+                theirs = sum(neighbour.memory_mib.get(device, 0) for device in devices_of)
+                if theirs and total and total + theirs > capacity:
+                    ours = " and ".join(device for device in devices_of if own.get(device, (0, 0))[0])
+                    place = (
+                        f"{round(total)} MiB on {ours} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    )
+                    cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
+    return cases
+
+
+def option_files(seen: Seen) -> Cases:
+    """Only llama-server reads them."""
+    head = seen.cluster.head
+    files = seen.cluster.hosts[head].facts.option_files
+    reads = seen.release.mainline and seen.generation > READS_NO_OPTION_FILES
+    return [(head, {"files": " and ".join(files)})] if files and reads else []
+
+
+def without_fallback(seen: Seen) -> Cases:
+    """The workers that cannot be spared, where the operator wants that."""
+    if not seen.server.fallback:
+        return []
+    lost = [f"{entry['without']} ({entry['reason']})" for entry in seen.plan["no_fallback"]]
+    return [(None, {"where": place}) for place in lost]

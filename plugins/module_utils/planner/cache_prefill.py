@@ -1,0 +1,114 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which workers keep tensors on disk, and which tensors are put there before a head asks for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Build,
+    Endpoint,
+    Facts,
+    Release,
+    Worker,
+)
+
+SHARE_OF_DISK = 2
+"""A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""
+GIB = 1024 * MIB
+
+
+def large_bytes(summary: Mapping[str, Any]) -> int:
+    """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
+    if "tensors" in summary:
+        sizes = [(row["bytes"], 1 if row["layers"] is None else len(row["layers"])) for row in summary["tensors"]]
+        return sum(size * count for size, count in sizes if size > rpc_upload.THRESHOLD)
+    known = summary.get("largest_tensor_bytes")
+    if known is not None and known <= rpc_upload.THRESHOLD:
+        return 0
+    return int(sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"])
+
+
+def large_sizes(summary: Mapping[str, Any]) -> list[int]:
+    """Bytes of those tensors, each size once; none where the summary has no ``tensors``."""
+    return sorted({row["bytes"] for row in summary.get("tensors", []) if row["bytes"] > rpc_upload.THRESHOLD})
+
+
+def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary: Mapping[str, Any] | None) -> Endpoint:
+    """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model, the release and the disk's size.
+
+    :param flags: options of the worker's program.
+    :param summary: of the model that is served, not of one that proves a release; None where it is not known.
+    """
+    if endpoint.cache is not None:
+        return endpoint._replace(cache_why="llama_worker_endpoints says so")
+    size = large_bytes(summary) if summary else 0
+    if not options.render_worker("tensor-cache", "on", flags):
+        why = "rpc-server of this release has none"
+    elif not size:
+        why = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
+    elif facts.disk_gib is None:
+        why = "the size of the host's disk is not known"
+    elif facts.disk_gib * GIB < SHARE_OF_DISK * size:
+        least = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
+        why = f"the host's disk has less than {least} GiB, which is asked for with this model"
+    else:
+        return endpoint._replace(cache=True, cache_why="the host's disk has room")
+    return endpoint._replace(cache=False, cache_why=why)
+
+
+def share(placed: device_load.Placed, endpoint: str) -> list[dict[str, Any]]:
+    """Tensors of a worker that caches keep, as rows with ``name`` (``*`` in place of the layer), ``bytes`` of one and ``layers`` (null of a
+    tensor outside the layers); none of a worker that is not used."""
+    for index, device in enumerate(placed.devices):
+        if device.worker and device.worker.endpoint == endpoint:
+            own = set(placed.units_of(index))
+            return _rows([part for part in placed.load.parts if part.unit in own or part.device == device.buffer])
+    return []
+
+
+def _rows(parts: Sequence[device_load.Part]) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, int], list[int] | None] = {}
+    for part in parts:
+        if part.name and part.bytes > rpc_upload.THRESHOLD:
+            match = re.fullmatch(r"blk\.(\d+)\.(.+)", part.name, re.DOTALL)
+            key = (f"blk.*.{match[2]}" if match else part.name, part.bytes)
+            layers = rows.setdefault(key, [] if match else None)
+            if match and layers is not None:
+                layers.append(int(match[1]))
+    return [{"name": name, "bytes": size, "layers": layers} for (name, size), layers in rows.items()]
+
+
+def of_worker(worker: Worker, build: Build, release: Release, folder: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way.
+
+    :param folder: where releases are installed.
+    :param rows: of ``share``.
+    """
+    unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
+    if not worker.cache or not rows or unknown:
+        return None
+    flags, port = release.capabilities["worker_flags"], str(worker.staging_port)
+    processor = backends.CPU.device
+    return {
+        "tensors": list(rows),
+        "bytes": sum(row["bytes"] * (1 if row["layers"] is None else len(row["layers"])) for row in rows),
+        "fork": release.fork,
+        "endpoint": f"{LOOPBACK}:{port}",
+        "argv": [
+            f"{folder}/{build.id}/bin/{release.capabilities['worker_binary']}",
+            *options.render_worker("address", LOOPBACK, flags),
+            *options.render_worker("worker-port", port, flags),
+            *options.render_worker("worker-device", processor, flags),
+            *options.render_worker("processor", processor, flags),
+            *options.render_worker("tensor-cache", "on", flags),
+        ],
+    }

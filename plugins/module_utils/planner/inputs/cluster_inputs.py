@@ -1,0 +1,693 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Inventory and facts become values here, once. Every conversion and every default of planning stands in this file; those of the model in
+model_entry.py."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    device_rates,
+    options,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Accelerator,
+    Catalogue,
+    Cluster,
+    Distribution,
+    Endpoint,
+    External,
+    Facts,
+    Host,
+    Interface,
+    Link,
+    Measured,
+    Neighbour,
+    Packaged,
+    Port,
+    Server,
+    Thunderbolt,
+    Tuning,
+)
+
+STAGING_DISTANCE = 100
+"""A staging port is so far above the port that serves, where the inventory does not say."""
+
+MOST_MIB = 1 << 40
+UNNAMED = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
+MOST_THREADS = 4096
+
+DECLARED: dict[str, Any] = {
+    "system": "Linux",
+    "architecture": "x86_64",
+    "distribution": {"id": "debian", "version": "13", "family": "debian"},
+    "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
+    "memory_mib": 0,
+    "accelerators": [],
+    "toolchain": {
+        "cmake": "3.31",
+        "ninja": "1.12",
+        "c++": "14.2",
+        **backends.DECLARED_TOOLS,
+        "patch": "2.7",
+    },
+    "toolchains": None,
+    "scope": "system",
+    "python": "/usr/bin/python3",
+    "service_manager": "systemd",
+    "units_filter": True,
+    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
+    "prefix": "/opt/llamacpp",
+    "cache": "/var/cache/llamacpp",
+    "units": "/etc/systemd/system",
+}
+"""Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
+
+MOST_RELEASES = 1000
+"""That a host may keep."""
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+"""Of a variable of a process."""
+HOST_NAME = r"\w[\w.:@+-]*"
+"""Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
+"""Of a variable of a process whose value is a secret."""
+
+PLANNED_FROM = {
+    *DECLARED,
+    "device_groups",
+    "firewall",
+    "kernel",
+    "firmware",
+    "option_files",
+    "thunderbolt",
+    "reached_at",
+    "unified_heap",
+    "rates",
+    "interfaces",
+    "neighbours",
+    "disk_gib",
+}
+"""Facts that a plan depends on."""
+
+PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
+"""Of a host's own folders, which stand in definitions where a service manager has no quotes."""
+WORD = Text("[A-Za-z0-9_.:+~-]*")
+EXTERNAL = "llama_external_workers"
+PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
+MEMORY_MIB = Number(0, MOST_MIB)
+LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
+LEAST_FIGURE = 0.001
+"""Of a link: what is less was not measured."""
+KNOWN: dict[str, Any] = {
+    "system": Text(),
+    "architecture": WORD,
+    "distribution": {"id": Text(), "version": Text(), "family": Text()},
+    "cpu": {
+        "model": Text(),
+        "cores": Number(1, 1 << 16),
+        "features_id": Text(),
+        "amx": Maybe(bool),
+        "avx512": Maybe(bool),
+        "unusable": Maybe([Text()]),
+    },
+    "memory_mib": MEMORY_MIB,
+    "accelerators": [
+        {
+            "backend": tuple(backends.BACKENDS),
+            "name": Text(),
+            "architecture": WORD,
+            "memory_mib": MEMORY_MIB,
+            "unified": bool,
+        }
+    ],
+    "toolchain": Each(Maybe(Text())),
+    "toolchains": Maybe(
+        [
+            {
+                "backend": tuple(backends.BACKENDS),
+                "prefix": PATH,
+                "links": [PATH],
+                "version": Text(r"\d+(\.\d+)*"),
+                "compiler": Maybe(PATH),
+                "libraries": Maybe([Text()]),
+                "rocwmma": Maybe({"version": Text(), "architectures": [WORD]}),
+                "components": Maybe(Each(PATH)),
+            }
+        ]
+    ),
+    "packaged": Maybe({"version": Maybe(WORD), "installed": [WORD]}),
+    "scope": ("system", "user"),
+    "python": Maybe(PATH),
+    "service_manager": tuple(service_managers.MANAGERS),
+    "prefix": PATH,
+    "cache": PATH,
+    "units": PATH,
+    "tools": Maybe([WORD]),
+    "accounts": Maybe(Each(Text())),
+    "device_groups": Maybe([WORD]),
+    "firewall": Maybe(names.FIREWALLS),
+    "units_filter": Maybe(bool),
+    "option_files": Maybe([PATH]),
+    "disk_gib": Maybe(Number(0, MOST_MIB)),
+    "unified_heap": Maybe(bool),
+    "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
+    "kernel": Maybe(Text()),
+    "firmware": Maybe(Text()),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(device_rates.LEAST_GB_PER_S, 1 << 20, real=True)})),
+    "thunderbolt": Maybe(
+        [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
+    ),
+    "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
+    "reached_at": Maybe(Text(r"[0-9.]+", 15)),
+    "neighbours": Maybe(
+        [
+            {
+                "cluster": Text(names.CLUSTER, names.LONGEST_CLUSTER),
+                "ports": [{"service": WORD, "address": Text(r"[0-9.]+", 15), "port": Number(1, 65535)}],
+                "memory_mib": Each(MEMORY_MIB),
+            }
+        ]
+    ),
+    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
+}
+"""Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
+
+STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
+"""What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
+
+
+def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The hosts of a cluster, checked, with facts of the shape KNOWN: what each host says, overridden by its ``llama_hardware``.
+
+    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
+        host_info returned, or None.
+    :returns: the same; ``facts`` are None where nothing is known.
+    :raises Refusal: no plan can hold what an operator or a host says.
+    """
+    for host, given in hosts.items():
+        # After types were converted: a text may have become a mapping, and that has texts of its own.
+        check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
+        misspelt = validation.problem("a variable", given["unknown_variables"])
+        if misspelt:
+            raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
+    _check_name("the cluster", cluster)
+    names.of(cluster)
+    return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
+
+
+def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
+    """The cluster of an inventory.
+
+    :param hosts: what settle returns.
+    :raises Refusal: what the inventory says is not possible.
+    """
+    heads = [host for host, given in hosts.items() if "head" in given["groups"]]
+    if len(heads) != 1:
+        raise Refusal(
+            f"group llama_head has {len(heads)} hosts of this cluster{': ' if heads else ''}{', '.join(heads)}: "
+            "it must have exactly one"
+        )
+    variables = hosts[heads[0]]["variables"]
+    return Cluster(
+        name=name,
+        head=heads[0],
+        server=server_of(variables),
+        model=model_inputs.request_of(variables),
+        placement=variables["llama_placement"],
+        accepted=frozenset(variables["llama_accept_advisories"] or ()),
+        releases=_releases(variables),
+        external=_external(variables["llama_external_workers"] or (), hosts),
+        measures=variables["llama_benchmark_programs"],
+        hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
+    )
+
+
+def check(host: str, given: Mapping[str, Any]) -> None:
+    """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
+
+    :param given: variable → what the operator gave for this host.
+    """
+    _check_name("a host", host)
+    for variable, value in given.items():
+        problem = validation.problem(variable, value)
+        if problem:
+            raise Refusal(f"{problem.where} {problem.why} (host {host})")
+
+
+def _check_name(what: str, name: str) -> None:
+    problem = _problem_of_name(name)
+    if problem:
+        raise Refusal(
+            f"{what} has the name {validation.show(name)} in the inventory: {problem}; an address like ::1 goes into ansible_host"
+        )
+
+
+def _problem_of_name(name: str) -> str | None:
+    """What to write in place of a name that is none for a host; None of one that is."""
+    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.LONGEST_NAME:
+        return None
+    return f"use letters, digits, and . : @ + - _ between them, at most {validation.LONGEST_NAME}"
+
+
+def catalogue(packages: Mapping[str, Any]) -> Catalogue:
+    """:param packages: ``tools`` and ``llama`` of packages.yml."""
+    return Catalogue(packages["tools"], packages["llama"])
+
+
+def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    variables = given["variables"]
+    if given["facts"]:
+        _check_facts(name, given["facts"])
+    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
+    if facts and is_numeric(str(given["ansible_host"])):
+        facts.pop("reached_at", None)
+    declared = validation.mismatch("llama_hardware", facts, Maybe(KNOWN))
+    if declared:
+        raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
+    return facts
+
+
+def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
+    """:param hosts: names of all hosts of the cluster."""
+    variables = given["variables"]
+    facts = given["facts"]
+    if facts is None:
+        raise Refusal(
+            f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
+        )
+    return Host(
+        name=name,
+        is_head="head" in given["groups"],
+        is_worker="worker" in given["groups"],
+        address=facts.get("reached_at") or str(given["ansible_host"]),
+        facts=facts_of(facts),
+        kept_facts=facts_for_plan(facts),
+        backends=_backends(name, variables["llama_backend"]),
+        links=tuple(
+            _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
+        ),
+        endpoints=tuple(
+            _endpoint(f"llama_worker_endpoints[{index}] of {name}", endpoint)
+            for index, endpoint in enumerate(variables["llama_worker_endpoints"] or ())
+        ),
+        cmake_options=_cmake_options(name, variables["llama_build_cmake_options"]),
+        toolchain=variables["llama_build_toolchain"],
+        build_host=_build_host(name, variables["llama_build_host"], hosts),
+        share_builds=variables["llama_build_share"],
+        tuning=Tuning(
+            bool(variables["llama_host_tuning"]),
+            variables["llama_host_tuning_gtt_mib"],
+            variables["llama_host_tuned_profile"] or "",
+            bool(variables["llama_host_reboot"]),
+        ),
+        releases=_releases(variables),
+        unknown_variables=dict(given["unknown_variables"]),
+        visit_ms=_visit_ms(name, variables["llama_link_visit_ms"]),
+        keep_releases=_keep(name, variables["llama_build_keep"]),
+    )
+
+
+MOST_VISIT_MS = 10_000
+
+
+def _visit_ms(name: str, given: float | None) -> float | None:
+    if given is not None and not 0 < given <= MOST_VISIT_MS:
+        raise Refusal(
+            f"llama_link_visit_ms of {name} is {given:g}: use milliseconds as benchmark.md gives them, more than 0 and at most {MOST_VISIT_MS}, or leave it out"
+        )
+    return given
+
+
+def is_numeric(address: str) -> bool:
+    """Whether this is an IPv4 address, and not the name of a host."""
+    return bool(re.fullmatch(r"\d+(\.\d+){3}", address, re.ASCII))
+
+
+def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("llama_release", *(f"llama_release_{part}" for part in backends.BACKENDS))
+    asked = {name: variables[name] for name in names}
+    fast = variables["llama_build_fast_load"]
+    return {name: release_request.with_fast_load(value) for name, value in asked.items()} if fast else asked
+
+
+def _backends(name: str, value: Any) -> tuple[str, ...]:
+    wanted = value if isinstance(value, list) else [value]
+    if not wanted or len(set(map(str, wanted))) < len(wanted) or (len(wanted) > 1 and "auto" in wanted):
+        raise Refusal(
+            f"llama_backend of {name} is {value!r}: use auto, a backend, or a list that names each backend once"
+        )
+    return tuple(wanted)
+
+
+def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
+    if builder and builder not in hosts:
+        raise Refusal(
+            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use the name of a host in llama_head or "
+            "llama_workers, or remove it"
+        )
+    return builder or None
+
+
+def _keep(name: str, number: int) -> int:
+    limit = validation.limit(number, 1, MOST_RELEASES)
+    if limit:
+        raise Refusal(f"llama_build_keep of {name} is {number}: {limit}, because the release that serves counts")
+    return number
+
+
+def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
+    limit = validation.limit(given.get("mtu"), names.MTU[0], names.MTU[-1])
+    if limit:
+        raise Refusal(f"{where}.mtu of {host} is {given['mtu']}: {limit}, or leave it out")
+    address = str(given.get("address"))
+    try:
+        ipaddress.IPv4Interface(address)
+    except ValueError:
+        raise Refusal(
+            f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
+            "link is managed, like 10.99.0.12/24"
+        ) from None
+    return Link(
+        given.get("interface"),
+        address,
+        given.get("mtu"),
+        given.get("peer"),
+        bool(given.get("manage")),
+        given.get("thunderbolt"),
+        given.get("kind"),
+    )
+
+
+def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
+    return Endpoint(
+        name=given.get("name"),
+        backend=given.get("backend"),
+        device=given.get("device"),
+        port=given.get("port"),
+        staging_port=given.get("staging_port"),
+        threads=given.get("threads"),
+        cache=given.get("cache"),
+        cache_mib=given.get("cache_mib") or 0,
+        memory_mib=given.get("memory_mib"),
+        environment=environment(f"environment in {where}", given.get("environment")),
+        tunnel=given.get("tunnel"),
+    )
+
+
+def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
+    """Variables of a process as text: true and false as programs read them, not as Python writes them.
+
+    :param where: the variable of the inventory, for messages.
+    """
+    values = {}
+    for name, value in (given or {}).items():
+        if not re.fullmatch(NAME, str(name), re.ASCII):
+            raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
+        if value is None or isinstance(value, (dict, list)):
+            raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
+        _check_not_secret(where, str(name), str(value))
+        values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+    return values
+
+
+def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    try:
+        networks = [ipaddress.IPv4Network(value) for value in values or ()]
+        wrong = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is nobody's address; 0.0.0.0/0 is everybody's")
+        return tuple(map(str, networks))
+    except ValueError as error:
+        raise Refusal(
+            f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
+        ) from None
+
+
+def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+    """``llama_external_workers`` of the head.
+
+    :param hosts: names of the cluster's hosts.
+    :raises Refusal: an entry is not possible.
+    """
+    workers: list[External] = []
+    for index, values in enumerate(given):
+        where = f"{EXTERNAL}[{index}]"
+        address, port = _place(where, values.get("endpoint"))
+        worker = External(
+            address=address,
+            port=port,
+            host=values.get("host") or address,
+            memory_mib=values["memory_mib"],
+            protocol=values.get("protocol"),
+            backend=values.get("backend") or backends.CPU.name,
+            architecture=values.get("architecture") or "",
+        )
+        _check_external(where, worker, hosts, workers)
+        workers.append(worker)
+    return tuple(workers)
+
+
+def _place(where: str, given: Any) -> tuple[str, int]:
+    address, _colon, port = str(given).rpartition(":")
+    try:
+        parsed = ipaddress.IPv4Address(address)
+    except ValueError:
+        parsed = ipaddress.IPv4Address("0.0.0.0")
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    many = parsed.is_multicast or parsed.is_reserved  # 255.255.255.255 is reserved
+    if parsed.is_unspecified or many or not 0 < number < 65536:
+        raise Refusal(
+            f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+        )
+    return str(parsed), number
+
+
+def _check_external(where: str, worker: External, hosts: Collection[str], before: Sequence[External]) -> None:
+    limit = validation.limit(worker.memory_mib, 1, MOST_MIB)
+    if limit:
+        raise Refusal(f"{where} has the memory_mib {worker.memory_mib}: {limit}")
+    if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
+        raise Refusal(
+            f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+        )
+    if worker.backend not in backends.BACKENDS:
+        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
+    problem = _problem_of_name(worker.host)
+    if problem:
+        raise Refusal(f"{where} has the host {validation.show(worker.host)}: {problem}")
+    if worker.host in hosts:
+        raise Refusal(
+            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            "use another name"
+        )
+    if any((worker.address, worker.port) == (other.address, other.port) for other in before):
+        raise Refusal(
+            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+        )
+
+
+def _check_not_secret(where: str, name: str, value: str) -> None:
+    """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
+    option = options.of_variable(name)
+    if option and option.secret:
+        raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
+    if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
+        raise Refusal(
+            f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
+        )
+
+
+def _cmake_options(name: str, given: Mapping[Any, Any] | None) -> dict[str, str]:
+    where = f"llama_build_cmake_options of {name}"
+    values = {}
+    for option, value in (given or {}).items():
+        if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
+            raise Refusal(
+                f"{where} has {option!r}: {value!r}: use the name of an option of cmake, and a text as its value"
+            )
+        values[str(option)] = str(value)
+    return values
+
+
+def server_of(variables: Mapping[str, Any]) -> Server:
+    """:param variables: ``llama_server_…``, with their defaults."""
+    given = {name: variables[f"llama_server_{name}"] for name in Server._fields}
+    return Server(**given)._replace(
+        allowed=_networks("llama_server_allowed", given["allowed"]),
+        staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
+        tensor_split=tuple(given["tensor_split"] or ()),
+        override_tensor=tuple(given["override_tensor"] or ()),
+        extra_args=tuple(given["extra_args"] or ()),
+        environment=environment("llama_server_environment", given["environment"]),
+        memory_mib=_sizes("llama_server_memory_mib", given["memory_mib"]),
+    )
+
+
+def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """Name of a device → MiB."""
+    for name, mib in given.items():
+        if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
+            raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
+    return {str(name): int(mib) for name, mib in given.items()}
+
+
+def _check_facts(name: str, given: Any) -> None:
+    """Refuses facts that planning cannot read: a host may report anything."""
+    read = {key: value for key, value in given.items() if key in KNOWN} if isinstance(given, Mapping) else given
+    problem = validation.problem("", read) or validation.mismatch("", read, KNOWN)
+    if problem:
+        raise Refusal(
+            f"the facts of {name} are not as this version of the collection reads them ({problem.where.lstrip('.')} {problem.why}): run it again "
+            "when the host can be reached; a host that reports this itself is not what it seems"
+        )
+
+
+def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
+    """Host → one of LINK_FIGURES of its link."""
+    figures = {host: (link or {}).get(figure) or 0.0 for host, link in (given.get("measured") or {}).items()}
+    return {host: found if found >= LEAST_FIGURE else None for host, found in figures.items()}
+
+
+def facts_of(given: Mapping[str, Any]) -> Facts:
+    """Facts as values. What an older version did not ask for is empty.
+
+    :param given: of the shape KNOWN.
+    """
+    packaged, toolchains = given.get("packaged"), given.get("toolchains")
+    kept = ("system", "architecture", "memory_mib", "toolchain", "scope", "service_manager", "prefix", "cache", "units")
+    return Facts(
+        **{key: given[key] for key in kept},
+        cpu=_without_null(given["cpu"]),
+        python=given.get("python"),
+        distribution=Distribution(*(given["distribution"][field] for field in Distribution._fields)),
+        accelerators=tuple(
+            Accelerator(*(accelerator[field] for field in Accelerator._fields)) for accelerator in given["accelerators"]
+        ),
+        toolchains=None
+        if toolchains is None
+        else tuple({"compiler": None, "rocwmma": None, **_without_null(toolchain)} for toolchain in toolchains),
+        packaged=Packaged(packaged.get("version"), tuple(packaged["installed"])) if packaged else None,
+        accounts=given.get("accounts") or {},
+        device_groups=tuple(given.get("device_groups") or ()),
+        firewall=given.get("firewall"),
+        units_filter=given.get("units_filter"),
+        kernel=given.get("kernel") or "",
+        firmware=given.get("firmware") or "",
+        option_files=tuple(given.get("option_files") or ()),
+        unified_heap=bool(given.get("unified_heap")),
+        disk_gib=given.get("disk_gib"),
+        thunderbolt=tuple(
+            Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
+        ),
+        interfaces=tuple(
+            Interface(interface["name"], interface["kind"], tuple(interface["addresses"]))
+            for interface in given.get("interfaces") or ()
+        ),
+        addresses=tuple(given.get("addresses") or ()),
+        neighbours=tuple(
+            Neighbour(
+                entry["cluster"],
+                tuple(Port(port["service"], port["address"], port["port"]) for port in entry["ports"]),
+                dict(entry["memory_mib"]),
+            )
+            for entry in given.get("neighbours") or ()
+        ),
+        round_trips=_measured(given, "round_trip_ms"),
+        link_mbit=_measured(given, "mbit_per_second"),
+        rates={
+            device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
+            for device, rate in (given.get("rates") or {}).items()
+        },
+    )
+
+
+def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The facts of a host with the rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
+    if not isinstance(facts, Mapping) or not isinstance(kept, Mapping):
+        return facts or kept
+    return {**facts, "rates": kept["rates"]} if kept.get("rates") and not facts.get("rates") else facts
+
+
+def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
+    toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}
+    return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
+
+
+def merge_hardware(
+    name: str,
+    facts: Mapping[str, Any] | None,
+    hardware: Mapping[str, Any] | None,
+    scope: str = "auto",
+    cluster: str = names.DEFAULT_CLUSTER,
+) -> dict[str, Any] | None:
+    """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
+
+    :param facts: from host_info; None where the host was not contacted.
+    :param scope: ``llama_host_scope``; ``auto`` of a host that is not contacted is ``system``.
+    """
+    if hardware is None:
+        return dict(facts) if facts else None
+    declared = {key: value for key, value in hardware.items() if value is not None}
+    for tool, version in (declared.get("toolchain") or {}).items():
+        if version is not None and not isinstance(version, str):
+            raise Refusal(
+                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, because 3.30 is not 3.3"
+            )
+    for accelerator in declared.get("accelerators") or []:
+        if accelerator["backend"] not in backends.PREFERRED:
+            raise Refusal(
+                f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
+            )
+    if not facts:
+        facts = _declared_facts(name, declared, "user" if scope == "user" else "system", cluster)
+    elif "toolchain" in declared:
+        facts = {**facts, "toolchains": None}
+    return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
+
+
+def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str, cluster: str) -> dict[str, Any]:
+    """Facts of a host of which nothing but ``llama_hardware`` is known."""
+    system = hardware.get("system", "Linux")
+    possible = service_managers.possible(system, scope)
+    manager = hardware.get("service_manager", possible[0])
+    if manager not in possible:
+        raise Refusal(
+            f"llama_hardware of {name} has the service_manager {manager}, which a host with {system} and llama_host_scope {scope} does not "
+            f"have: use {' or '.join(possible)}, or leave it out"
+        )
+    facts = {
+        **DECLARED,
+        "system": system,
+        "architecture": hardware.get("architecture", "arm64" if system == "Darwin" else DECLARED["architecture"]),
+        "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
+        "scope": scope,
+        "service_manager": manager,
+        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}, cluster),
+    }
+    if system == "Darwin":
+        facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)
+    elif "distribution" in hardware:
+        identity, _space, version = hardware["distribution"].partition(" ")
+        facts["distribution"] = names.distribution(f"ID={identity}\nVERSION_ID={version}\n")
+        number = re.match(r"\d+", version)
+        too_old = number and int(number[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
+        if too_old or facts["distribution"]["family"] != DECLARED["distribution"]["family"]:
+            facts["packaged"] = None
+    return facts

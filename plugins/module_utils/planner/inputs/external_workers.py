@@ -1,0 +1,125 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Workers that others run: Windows, a container, another person's host. They are planned with and shaken hands with, and never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Accelerator,
+    External,
+    Facts,
+    Host,
+    Release,
+    Tuning,
+    Worker,
+)
+
+
+def check_protocol(workers: Sequence[External], release: Release) -> None:
+    """Refuses a worker whose protocol the head does not accept. What is not known is judged when they shake hands."""
+    for index, worker in enumerate(workers):
+        if worker.protocol and release.protocol and not rpc.compatible(release.protocol, worker.protocol):
+            raise Refusal(
+                f"{cluster_inputs.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: run that worker with the "
+                "release of this cluster, or set llama_release to its release"
+            )
+
+
+def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> None:
+    """Refuses a worker at an address of a host of the cluster, whose memory is counted already. A tunnel ends on loopback."""
+    owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
+    for index, worker in enumerate(workers):
+        owner = owners.get(worker.address)
+        if owner:
+            raise Refusal(
+                f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan counts "
+                f"already: remove it, and have {owner} in llama_workers lend the device"
+            )
+
+
+def _addresses(host: Host) -> set[str]:
+    known = {host.address, *host.facts.addresses, *(link.address.split("/", maxsplit=1)[0] for link in host.links)}
+    known.update(address for interface in host.facts.interfaces for address in interface.addresses)
+    return {address for address in known if not is_loopback(address)}
+
+
+def workers_of(externals: Sequence[External]) -> list[Worker]:
+    """The same as workers. Nothing is known of their ports, their cache and their threads."""
+    workers = []
+    for index, external in enumerate(externals):
+        workers.append(
+            Worker(
+                name=f"external{index}",
+                host=external.host,
+                address=external.address,
+                port=external.port,
+                staging_port=external.port,
+                backend=external.backend,
+                build="",
+                device=_device(externals, index),
+                alone=False,
+                threads=None,
+                cache=False,
+                cache_mib=0,
+                cache_why="",
+                shared=False,
+                capacity_mib=external.memory_mib,
+                environment={},
+            )
+        )
+    return workers
+
+
+def _device(externals: Sequence[External], index: int) -> str:
+    """What stands for the device of one of them, as llama.cpp would name it on its host."""
+    own = externals[index]
+    alike = [other for other in externals[:index] if (other.host, other.backend) == (own.host, own.backend)]
+    return backends.device_name(own.backend, len(alike))
+
+
+def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
+    """Name → what is known of a host on which others run workers: that they have these devices."""
+    return {
+        name: _host(name, [own for own in externals if own.host == name])
+        for name in {own.host: None for own in externals}
+    }
+
+
+def _host(name: str, externals: Sequence[External]) -> Host:
+    facts: Facts = cluster_inputs.facts_of(
+        {
+            **cluster_inputs.DECLARED,
+            "memory_mib": sum(own.memory_mib for own in externals),
+        }
+    )
+    accelerators = tuple(
+        Accelerator(own.backend, cluster_inputs.UNNAMED, own.architecture, own.memory_mib, False)
+        for own in externals
+        if own.backend != backends.CPU.name
+    )
+    return Host(
+        name=name,
+        is_head=False,
+        is_worker=True,
+        address=externals[0].address,
+        facts=facts._replace(accelerators=accelerators),
+        kept_facts={},
+        backends=(),
+        links=(),
+        endpoints=(),
+        cmake_options={},
+        toolchain=None,
+        build_host=None,
+        share_builds=False,
+        keep_releases=1,
+        tuning=Tuning(False, None, "", False),
+        releases={},
+        unknown_variables={},
+    )

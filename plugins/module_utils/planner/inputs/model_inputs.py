@@ -1,0 +1,212 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The variables ``llama_model_…`` become values here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    HuggingFace,
+    KnownAnswer,
+    ModelRequest,
+    ModelSource,
+)
+
+KINDS = ("path", "huggingface", "url", "ollama", "copy")
+"""Of sources; each is a variable ``llama_model_KIND``, and a key of llama_model_mmproj and llama_model_draft."""
+KNOWN_ANSWER = "llama_model_known_answer"
+REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
+QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+OLLAMA = re.compile(
+    r"(?P<scheme>https?://)?(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
+    r"(?::(?P<tag>\w[\w.-]*))?",
+    re.ASCII,
+)
+OLLAMA_REGISTRY = "registry.ollama.ai"
+OLLAMA_OF_HUGGING_FACE = ("hf.co", "huggingface.co")
+
+
+def request_of(variables: Mapping[str, Any]) -> ModelRequest:
+    """:raises Refusal: not exactly one source is set, or one of them is not possible."""
+    size = variables[KNOWN_ANSWER]
+    given = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
+    given += [KNOWN_ANSWER] * (size is not None)
+    if len(given) != 1:
+        both = "both" if len(given) == 2 else "all"
+        raise Refusal(
+            f"{' and '.join(given)} are {both} set: keep one of them, which is the model that is served"
+            if given
+            else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
+        )
+    own = {kind: variables[f"llama_model_{kind}"] for kind in (*KINDS, "checksum")}
+    return ModelRequest(
+        source=None if size is not None else _source(download_record.MODEL, "llama_model_", own),
+        known_answer=None if size is None else KnownAnswer(size["layers"], size["width"], size["type"]),
+        summary=variables["llama_model_gguf_summary"],
+        mmproj=_further(download_record.MMPROJ, variables["llama_model_mmproj"]),
+        draft=_further(download_record.DRAFT, variables["llama_model_draft"]),
+        token_file=variables["llama_model_token_file"],
+        fetched_by=variables["llama_model_fetched_by"],
+    )
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value != []
+
+
+def _further(role: str, given: Mapping[str, Any] | None) -> ModelSource | None:
+    """A source that is a mapping of its own."""
+    if given is None:
+        return None
+    variable = f"llama_model_{role}"
+    kinds = [kind for kind in KINDS if _is_set(given.get(kind))]
+    if len(kinds) != 1:
+        raise Refusal(f"{variable} has {' and '.join(kinds) or 'no source'}: give it one of {', '.join(KINDS)}")
+    return _source(role, f"{variable}.", given)
+
+
+def source_of(variable: str, given: Mapping[str, Any]) -> ModelSource | None:
+    """The source of a model that a mapping of its own describes; None where it has none.
+
+    :raises Refusal: it has several, or one that is not possible.
+    """
+    kinds = [kind for kind in KINDS if _is_set(given.get(kind))]
+    if len(kinds) > 1:
+        raise Refusal(f"{variable} has {' and '.join(kinds)}: give one")
+    return _source(download_record.MODEL, f"{variable}.", given) if kinds else None
+
+
+def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
+    """:param given: KINDS, of which one is set, and ``checksum``."""
+    kind = next(kind for kind in KINDS if _is_set(given.get(kind)))
+    variable, value = prefix + kind, given[kind]
+    if _is_set(given.get("checksum")) and kind not in ("url", "copy"):
+        raise Refusal(f"{prefix}checksum is set, and only files of {prefix}url and {prefix}copy have one: remove it")
+    if kind == "huggingface":
+        return ModelSource(role, variable, huggingface=_huggingface(variable, value))
+    if kind == "url":
+        urls = _urls(variable, value)
+        sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), len(urls))
+        if sums and len(urls) > 1:
+            sums = tuple(sums[value.index(url)] for url in urls)
+        return ModelSource(role, variable, url=urls, checksum=sums)
+    if kind == "ollama":
+        return ModelSource(role, variable, ollama=_ollama(variable, value))
+    if kind == "path" and not str(value).startswith("/"):
+        raise Refusal(f"{variable} is {value!r}: use the absolute path on the head")
+    if kind == "copy" and not str(value):
+        raise Refusal(f"{variable} is {value!r}: use the path on the controller")
+    if kind in ("path", "copy") and download_record.problem_of_name(download_record.base_name(str(value))):
+        raise Refusal(
+            f"{variable} is {value!r}, which does not end in a name that a file of a model can have: give the file one of letters from a to z, digits, "
+            "spaces and ._+@=,()- that begins with a letter or a digit"
+        )
+    if kind == "copy":
+        sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), 1)
+        return ModelSource(role, variable, copy=str(value), checksum=sums)
+    return ModelSource(role, variable, path=str(value))
+
+
+def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
+    repo, files = str(given["repo"]), tuple(given.get("files") or ())
+    if not re.fullmatch(REPOSITORY, repo):
+        raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
+    if given.get("quantisation") and files:
+        raise Refusal(f"{variable} has quantisation and files: keep one of them, files for names as they are there")
+    revision = given.get("revision") or "main"
+    for key, value, form in (
+        ("quantisation", given.get("quantisation"), QUANTISATION),
+        ("revision", revision, REVISION),
+    ):
+        if value is not None and not re.fullmatch(form, str(value)):
+            raise Refusal(f"{variable} has the {key} {validation.show(value)}: use its name as the repository has it")
+    for name in files:
+        if download_record.problem_of_name(name):
+            raise Refusal(f"{variable} has {validation.show(name)} in files: use names as the repository has them")
+    return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
+
+
+def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Names of files as a whole model has them, its parts in their order.
+
+    :raises Refusal: they are not of one model.
+    """
+    models = split_files.grouped(names)
+    if len(models) > 1:
+        raise Refusal(
+            f"{variable} has {' and '.join(model.names[0] for model in models[:3])}, which are not parts of one model: give one file, or the parts of "
+            "one split model"
+        )
+    return tuple(split_files.siblings(names[0])) if names else ()
+
+
+def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
+    named = {}
+    for url in given:
+        try:
+            address = urlsplit(url)
+            known = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        except ValueError:
+            known = None
+        if not known:
+            raise Refusal(f"{variable} has {validation.show(url)}: use the http:// or https:// address of a GGUF file")
+        name = download_record.name_of_url(url)
+        if download_record.problem_of_name(name):
+            raise Refusal(
+                f"{variable} has {validation.show(url)}, whose end is no name of a file: use the address of the file itself"
+            )
+        if name in named:
+            raise Refusal(f"{variable} has two addresses of {name}: give each part once")
+        named[name] = url
+    ordered = _of_one_model(variable, list(named))
+    if len(named) == 1:
+        return tuple(named.values())
+    missing = [name for name in ordered if name not in named]
+    if missing:
+        raise Refusal(
+            f"{variable} has {len(named)} of {len(ordered)} parts, {missing[0]} is missing: give all, or the first one alone"
+        )
+    return tuple(named[name] for name in ordered)
+
+
+def _checksums(variable: str, given: Sequence[str], count: int) -> tuple[str, ...]:
+    """Digits of each checksum; the order is that of the addresses as they are given."""
+    values = []
+    for checksum in given:
+        match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
+        if not match:
+            raise Refusal(
+                f"{variable} has {validation.show(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
+            )
+        values.append(match[1])
+    if values and count > 1 and len(values) != count:
+        raise Refusal(
+            f"{variable} has {len(values)} checksums for {count} addresses: give one for each, in the same order"
+        )
+    return tuple(values)
+
+
+def _ollama(variable: str, given: str) -> str:
+    """The whole name of a model, as Ollama itself completes it."""
+    match = OLLAMA.fullmatch(given)
+    if not match:
+        raise Refusal(
+            f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as ollama pull takes it, like gemma3:4b"
+        )
+    host = match["host"] or OLLAMA_REGISTRY
+    if host in OLLAMA_OF_HUGGING_FACE:
+        raise Refusal(
+            f"{variable} is {given!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
+        )
+    scheme = "http://" if match["scheme"] == "http://" else ""
+    return f"{scheme}{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

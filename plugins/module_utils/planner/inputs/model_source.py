@@ -1,0 +1,340 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where the files of a model lie on the head, and what is said of their source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    known_answer,
+    projector,
+    split_files,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Facts,
+    Model,
+    ModelFile,
+    ModelRequest,
+    ModelSource,
+    Quantisation,
+)
+
+PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
+"""The unit has its own ones (PrivateTmp)."""
+FURTHER = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
+"""Role of a file → the option of llama-server that names it."""
+CLOSED = validation.Text(longest=4096)
+"""A path."""
+
+CONTROLLER = "controller"
+LONGEST_FOLDER = 80
+"""Characters of a folder's name, before its digest."""
+VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
+"""Role of a further model → its variable."""
+FOUND = {
+    "files": Maybe([{**download_record.NAMED, "role": download_record.ROLES, "path": Maybe(Text(r"/.*", 4096))}]),
+    "sources": Maybe([{"role": download_record.ROLES, "source": Text(longest=4096), "revision": Maybe(Text())}]),
+    "refused": Maybe(Text(longest=8192)),
+    "offered": Maybe([{"quantisation": Text(), "bytes": Number()}]),
+    "further": Maybe({}),
+}
+"""What the module model reports beside ``summary`` and ``closed``."""
+
+
+def asked(source: ModelSource) -> dict[str, Any]:
+    """What is asked of a source, as its record has it: the same for the same variables."""
+    what: dict[str, Any] = {}
+    if source.huggingface:
+        what = {"huggingface": source.huggingface._asdict()}
+        what["huggingface"]["files"] = list(source.huggingface.files)
+    elif source.url:
+        what = {"url": list(source.url), "checksum": list(source.checksum)}
+    elif source.ollama:
+        what = {"ollama": source.ollama}
+    elif source.copy:
+        what = {"copy": source.copy, **({"checksum": list(source.checksum)} if source.checksum else {})}
+    return what if source.role == download_record.MODEL else {**what, "role": source.role}
+
+
+def folder(prefix: str, source: ModelSource) -> str:
+    """Folder on the head for the files of a source: a function of the variables alone, and no other source's."""
+    digest = hashlib.sha256(json.dumps(asked(source), sort_keys=True).encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(source)).strip("-.")[:LONGEST_FOLDER]
+    return f"{prefix}/{names.MODELS}/{name}-{digest}"
+
+
+def _named(source: ModelSource) -> str:
+    """What a person calls it."""
+    if source.huggingface:
+        wanted = source.huggingface
+        return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
+    if source.ollama:
+        return source.ollama.rpartition("/")[2].replace(":", "-")
+    name = download_record.name_of_url(source.url[0]) if source.url else posixpath.basename(str(source.copy))
+    return name.removesuffix(".gguf")
+
+
+class Resolved(NamedTuple):
+    """What the sources of a model were resolved to."""
+
+    files: tuple[ModelFile, ...]
+    records: tuple[Mapping[str, Any], ...]
+    source: str
+    revision: str | None
+    offered: tuple[Quantisation, ...]
+    fetched_by: str | None
+    """head or controller; None where the head has everything."""
+
+
+def check(report: Mapping[str, Any]) -> str | None:
+    """Why a report of what was found is not one; None where it is."""
+    given = {key: report.get(key) for key in FOUND}
+    problem = validation.problem("", given) or validation.mismatch("", given, FOUND)
+    if problem:
+        return f"{problem.where.lstrip('.')} {problem.why}"
+    for role, summary in (given["further"] or {}).items():
+        judge = projector.problem if role == download_record.MMPROJ else gguf.problem
+        wrong = judge(summary) if isinstance(summary, Mapping) else "is not a mapping"
+        if wrong:
+            return f"further.{role} {wrong}"
+    named = [file["name"] for file in given["files"] or ()]
+    return next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), None)
+
+
+def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Resolved:
+    """The files of a request, from what was found, or from the variables alone where nothing was looked for.
+
+    :param report: of the shape FOUND.
+    :raises Refusal: the names of its files are not known.
+    """
+    said = {entry["role"]: entry for entry in report.get("sources") or ()}
+    files: list[ModelFile] = []
+    records, fetched = [], []
+    for source in request.sources():
+        own = [file for file in report.get("files") or () if file["role"] == source.role]
+        own = own or _from_variables(source, request.summary)
+        where = folder(prefix, source)
+        placed = [_placed(source, file, where) for file in own]
+        files += placed
+        fetched += [source for file in own if not file.get("path")]
+        if any(file.url for file in placed):
+            entry = said.get(source.role) or {"source": shown(source), "revision": None}
+            records.append({"path": f"{where}/{download_record.RECORD}", **record(source, entry, own)})
+    first = (request.source and said.get(download_record.MODEL)) or {}
+    return Resolved(
+        tuple(files),
+        tuple(records),
+        first.get("source") or (shown(request.source) if request.source else ""),
+        first.get("revision"),
+        tuple(Quantisation(entry["quantisation"], entry["bytes"]) for entry in report.get("offered") or ()),
+        (CONTROLLER if all(source.copy for source in fetched) else request.fetched_by) if fetched else None,
+    )
+
+
+def record(source: ModelSource, said: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is written beside the files of a source once they are whole."""
+    return {
+        "schema": download_record.SCHEMA,
+        "asked": asked(source),
+        "source": said["source"],
+        "revision": said["revision"],
+        "resolved": [{key: file.get(key) for key in download_record.RESOLVED} for file in files],
+    }
+
+
+def shown(source: ModelSource, revision: str | None = None) -> str:
+    """A source for people."""
+    if source.huggingface:
+        return f"huggingface:{source.huggingface.repo}@{revision or source.huggingface.revision}"
+    if source.ollama:
+        return f"ollama:{source.ollama}"
+    if source.url:
+        return f"url:{source.url[0]}"
+    return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
+
+
+def size_of(summary: Mapping[str, Any]) -> int:
+    """Bytes of a model; of its tensors where the size of its files is not known."""
+    tensors = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
+    return int(summary.get("bytes") or tensors)
+
+
+def scaled(summary: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """The same model as if its files had so many bytes: every tensor in proportion."""
+    ratio = size / size_of(summary)
+    changed = {
+        **{key: int(summary[key] * ratio) for key in ("input_bytes", "output_bytes")},
+        "layer_bytes": [int(layer * ratio) for layer in summary["layer_bytes"]],
+        "bytes": size,
+    }
+    if "largest_tensor_bytes" in summary:
+        changed["largest_tensor_bytes"] = int(summary["largest_tensor_bytes"] * ratio)
+    if "expert_bytes" in summary:
+        changed["expert_bytes"] = [int(layer * ratio) for layer in summary["expert_bytes"]]
+    if "tensors" in summary:
+        changed["tensors"] = [{**row, "bytes": int(row["bytes"] * ratio)} for row in summary["tensors"]]
+    return {**summary, **changed}
+
+
+def as_json(model: Model) -> dict[str, Any]:
+    """What the plan says of the model."""
+    return {
+        "path": model.path,
+        "known_answer": model.known_answer._asdict() if model.known_answer else None,
+        **{key: model.summary[key] for key in ("name", "architecture", "layers")},
+        "source": model.source,
+        "revision": model.revision,
+        "files": [file._asdict() for file in model.files],
+        "records": list(model.records),
+        "fetched_by": model.fetched_by,
+    }
+
+
+def _placed(source: ModelSource, file: Mapping[str, Any], where: str) -> ModelFile:
+    path = file.get("path") or f"{where}/{download_record.base_name(file['name'])}"
+    return ModelFile(file["name"], path, file.get("url"), file.get("bytes"), file.get("sha256"), source.role)
+
+
+def _with_names(source: ModelSource) -> str:
+    """What to do where nobody looks for a source, as the end of a sentence."""
+    if source.huggingface:
+        return f"or give files in {source.variable}"
+    return (
+        "or give it files"
+        if source.role == download_record.MODEL
+        else f"or set url or path in {VARIABLES[source.role]}"
+    )
+
+
+def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The files of a source that nobody looked for, without their sizes."""
+    if source.path:
+        where, name = posixpath.split(source.path)
+        sizes = {file["name"]: file["bytes"] for file in (summary or {}).get("files") or ()}
+        own = split_files.siblings(name)
+        return [{"name": part, "path": posixpath.join(where, part), "bytes": sizes.get(part)} for part in own]
+    named: Sequence[str] = ()
+    if source.huggingface:
+        named = source.huggingface.files
+    elif source.url:
+        named = [download_record.name_of_url(url) for url in source.url]
+    elif source.copy:
+        named = split_files.siblings(posixpath.basename(source.copy))
+    if not named and summary and source.role == download_record.MODEL:
+        named = [file["name"] for file in summary.get("files") or ()]
+    if not named:
+        raise Refusal(
+            f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
+            f"llama_model_gguf_summary, {_with_names(source)}"
+        )
+    return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in named]
+
+
+def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, account: str) -> Model:
+    """Path and summary of the model that the head serves.
+
+    :param report: what gguf_info reports of ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
+    :param facts: of the head.
+    :param account: as which its services run in scope system.
+    """
+    if request.known_answer:
+        problem = known_answer.problem(*request.known_answer)
+        if problem:
+            raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
+        path = known_answer.path_of(facts.prefix, *request.known_answer)
+        own = Model(path, request.known_answer, known_answer.summary(*request.known_answer), "known-answer")
+        return _with_files(own, request, report, facts.prefix)
+    source = cast(ModelSource, request.source)
+    _check_report(source, report)
+    if report.get("refused"):
+        raise Refusal(report["refused"])
+    summary = report.get("summary") or _given_summary(source, request.summary)
+    if request.instead_bytes:
+        summary = scaled(summary, request.instead_bytes)
+    model = _with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
+    path = str(model.path_of(download_record.MODEL))
+    if facts.scope == "system" and report.get("closed"):
+        raise Refusal(
+            f"{source.variable} is {path!r}, but the account {account}, which serves it, cannot read {report['closed']}: open it with "
+            f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
+        )
+    for file in model.files:
+        if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
+            variable = source.variable if file.role == source.role else VARIABLES[file.role]
+            raise Refusal(
+                f"{variable} names {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
+            )
+    return model._replace(path=path)
+
+
+def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Model:
+    resolved = resolve(request, report, prefix)
+    roles = [source.role for source in request.sources() if source.role in FURTHER]
+    return model._replace(
+        source=model.source or resolved.source,
+        revision=resolved.revision,
+        files=resolved.files,
+        records=resolved.records,
+        fetched_by=resolved.fetched_by,
+        offered=resolved.offered,
+        further={role: one for role, one in (report.get("further") or {}).items() if role in roles},
+    )
+
+
+def summary_of(request: ModelRequest, report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known.
+
+    :param report: as of ``model_of``.
+    """
+    if request.known_answer:
+        size = request.known_answer
+        return None if known_answer.problem(*size) else known_answer.summary(*size)
+    summary = report.get("summary") or request.summary
+    return summary if isinstance(summary, Mapping) and not gguf.problem(summary) else None
+
+
+def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
+    """Refuses what cannot have been found of a model."""
+    summary, closed = report.get("summary"), report.get("closed")
+    problem = (
+        validation.problem("summary", summary)
+        or validation.problem("closed", closed)
+        or validation.mismatch("closed", closed, validation.Maybe(CLOSED))
+    )
+    wrong = f"{problem.where} {problem.why}" if problem else None
+    if not wrong and summary:
+        wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"
+    wrong = wrong or check(report)
+    if wrong:
+        raise Refusal(f"{_subject(source)}, for which {validation.not_possible('the head', wrong)}")
+
+
+def _subject(source: ModelSource) -> str:
+    """The beginning of a sentence about a model."""
+    return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {shown(source)}"
+
+
+def _given_summary(source: ModelSource, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """``llama_model_gguf_summary``, where the file itself was not read."""
+    if summary is None:
+        raise Refusal(
+            f"{_subject(source)}, but that file was not read: planning needs a reachable head, or "
+            "llama_model_gguf_summary"
+        )
+    problem = gguf.problem(summary)
+    if problem:
+        raise Refusal(f"llama_model_gguf_summary {problem}: set it to the summary that gguf_info returns")
+    return summary

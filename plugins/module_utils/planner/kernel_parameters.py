@@ -1,0 +1,46 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parameters of the kernel by which a host lends more of its memory to its graphics."""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator, Facts, Host
+
+DRIVER = "amdgpu"
+"""Of the kernel, whose devices these parameters are for."""
+PAGE_KIB = 4
+KEPT_MIB = 4096
+"""What the host keeps of its memory if nothing else is asked for."""
+LEAST_KEPT_MIB = 1024
+LEAST_GTT_MIB = 1024
+
+
+def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
+    """What the kernel needs to lend ``gtt_mib`` MiB of a memory of ``memory_mib`` MiB; without a size, all but 4 GiB."""
+    size = memory_mib - KEPT_MIB if gtt_mib is None else gtt_mib
+    if not LEAST_GTT_MIB <= size <= memory_mib - LEAST_KEPT_MIB:
+        raise ValueError(
+            f"{size} MiB of {memory_mib} MiB of memory cannot be lent to the graphics: set llama_host_tuning_gtt_mib from "
+            f"{LEAST_GTT_MIB} to {memory_mib - LEAST_KEPT_MIB}."
+        )
+    return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
+
+
+def after_reboot(host: Host) -> Host:
+    """The host as planning takes it: where the run tunes and reboots it, with the memory that its graphics have then."""
+    if not (host.tuning.wanted and host.tuning.reboot):
+        return host
+    return host._replace(facts=lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
+
+
+def lending(facts: Facts, size: int) -> Facts:
+    """Facts of a host whose kernel lends ``size`` MiB to the graphics."""
+    return facts._replace(accelerators=tuple(_at_least(accelerator, size) for accelerator in facts.accelerators))
+
+
+def _at_least(accelerator: Accelerator, size: int) -> Accelerator:
+    if not devices.is_lent_by_amdgpu(accelerator):
+        return accelerator
+    return accelerator._replace(memory_mib=max(accelerator.memory_mib, size))

@@ -1,0 +1,137 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Other clusters on the same hosts: each cluster leaves a record of its ports and its memory there, and takes nothing that another one has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Facts, Port, Server, Worker
+
+SCHEMA = 1
+
+
+def ports_of_worker(own: names.Names, worker: Worker) -> list[Port]:
+    """The port that serves, and the one that proves."""
+    part = f"worker-{worker.name}"
+    return [
+        Port(own.service(part), worker.address, worker.port),
+        Port(own.service(part, staged=True), worker.address, worker.staging_port),
+    ]
+
+
+def ports_of_server(own: names.Names, server: Server) -> list[Port]:
+    return [
+        Port(own.server, server.host, server.port),
+        Port(own.service("server", staged=True), names.LOOPBACK, server.staging_port),
+    ]
+
+
+def check(cluster: Cluster, planned: Mapping[str, Sequence[Port]]) -> None:
+    """Refuses names and ports that another cluster of a host has.
+
+    :param planned: host → ports of all its services.
+    """
+    own = names.of(cluster.name)
+    for host, entry in cluster.hosts.items():
+        for neighbour in entry.facts.neighbours:
+            if own.collides(names.of(neighbour.cluster)):
+                raise Refusal(
+                    f"{host} has the cluster {neighbour.cluster}, and firewalld would take its rules for those of {cluster.name}: give the group "
+                    "of one of them another name, and tear that cluster down under its old name before"
+                )
+    taken = [sentence for host, ports in planned.items() for sentence in _taken(cluster, host, ports)]
+    if taken:
+        raise Refusal("; ".join(taken))
+
+
+def _taken(cluster: Cluster, host: str, ports: Sequence[Port]) -> Iterator[str]:
+    neighbours = cluster.hosts[host].facts.neighbours
+    used = {port.port for port in ports} | {port.port for neighbour in neighbours for port in neighbour.ports}
+    for port in ports:
+        for neighbour in neighbours:
+            theirs = next((other for other in neighbour.ports if _same_place(port, other)), None)
+            if theirs:
+                free = _free(port.port, used)
+                used.add(free)
+                variable = names.PORT_VARIABLES[names.is_head(port.service), names.is_staged(port.service)]
+                yield (
+                    f"port {port.port} of {host} belongs to {theirs.service} of the cluster {neighbour.cluster}, and {port.service} is to listen "
+                    f"there: set {variable} of {host} to a port that is free there, like {free}"
+                )
+
+
+def _same_place(one: Port, other: Port) -> bool:
+    addresses = {one.address, other.address}
+    return one.port == other.port and (len(addresses) == 1 or names.EVERY_ADDRESS in addresses)
+
+
+def _free(port: int, used: Collection[int]) -> int:
+    """The next port that nobody on the host has by plan."""
+    after: list[int] = [*range(port + 1, 65536), *range(1024, port)]
+    return next(other for other in after if other not in used)
+
+
+def record(plan: Mapping[str, Any], host: str) -> str:
+    """What a cluster leaves on a host for others: its ports, and the MiB that it plans with on each device."""
+    memory = {device: math.ceil(total) for device, (total, _capacity) in sorted(memory_of(plan, host).items())}
+    return (
+        json.dumps(
+            {
+                "schema": SCHEMA,
+                "cluster": plan["cluster"],
+                "ports": plan["hosts"][host]["ports"],
+                "memory_mib": memory,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+def memory_of(plan: Mapping[str, Any], host: str) -> dict[str, tuple[float, float]]:
+    """Device of a host → MiB that the plan puts there, and MiB that it may hold."""
+    memory: dict[str, tuple[float, float]] = {}
+    for entry in plan["placement"]:
+        if entry["host"] == host:
+            device = _device(plan, host, entry)
+            total, capacity = memory.get(device, (0, 0))
+            memory[device] = total + entry["total_mib"], max(capacity, entry["capacity_mib"])
+    return memory
+
+
+def memories(
+    facts: Facts, own: Mapping[str, tuple[float, float]], theirs: Iterable[str]
+) -> Iterator[tuple[list[str], float]]:
+    """Devices that use one memory of a host, and MiB of it that programs can use.
+
+    :param own: of memory_of.
+    :param theirs: names of the devices of another cluster.
+    """
+    same, known = same_device.twins(facts), dict(same_device.named(facts))
+    usable = {backends.CPU.device: workers.usable_mib(facts.memory_mib)}
+    found: dict[str, list[str]] = {}
+    for device in sorted({*own, *theirs}):
+        accelerator = known.get(device)
+        memory = backends.CPU.device if accelerator and accelerator.unified else same.get(device, device)
+        found.setdefault(memory, []).append(device)
+        if accelerator:
+            size = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
+            usable[memory] = max(usable.get(memory, 0), size)
+    for memory, devices in found.items():
+        yield devices, max([usable.get(memory, 0), *(own[device][1] for device in devices if device in own)])
+
+
+def _device(plan: Mapping[str, Any], host: str, entry: Mapping[str, Any]) -> str:
+    """Name of a device on its own host; the head has one of its own as llama-server names it."""
+    own = [worker for worker in plan["hosts"][host]["workers"] if worker["endpoint"] == entry["endpoint"]]
+    return own[0]["device"] if own else str(entry["device"])

@@ -1,0 +1,308 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where llama-server holds a projector and a draft model, and what that takes.
+
+Left to itself it spreads a draft model over all devices, and gives the first one a projector: those of workers, as logged by build 11063 and
+read in builds 6170 to 9435. So it is told: one device of the head, or its processor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Device,
+    Facts,
+    Further,
+    Model,
+    Release,
+    Server,
+)
+
+READ_SINCE = 6170
+"""Oldest build that was read."""
+ONE_CONTEXT_SINCE = 9435
+"""Oldest build that was read in which the requests at the same time share one context of the draft model. In 6170 and 8643 each has its own."""
+PLACING = {
+    download_record.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
+    download_record.MMPROJ: ("projector-offload", "projector-device"),
+}
+"""Role → the options that say where it is."""
+NONE = "none"
+"""The place that is the head's processor."""
+TYPES_SINCE, FURTHER_TYPES_SINCE = 9435, 10458
+"""Oldest builds that were read in which a draft model is loaded and not used without --spec-type, and with the types for special ones."""
+TAKES_BACK = {"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"}
+"""Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
+
+
+def _given(server: Server, name: str) -> tuple[str, str] | None:
+    """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last argument, and a
+    variable only without one."""
+    words = [*server.environment.items(), *zip(server.extra_args, [*server.extra_args[1:], ""])]
+    option = options.of_name(name)
+    return next(
+        (pair for pair in reversed(words) if option in (options.of_word(pair[0]), options.of_variable(pair[0]))), None
+    )
+
+
+class Asked(NamedTuple):
+    """Where an operator puts a model: the name of a device, NONE, or nothing. ``word`` is the option that cannot be followed, if any."""
+
+    place: str = ""
+    word: str = ""
+
+
+def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> Asked:
+    given = {name: pair for name in PLACING[role] if (pair := _given(server, name))}
+    layers = given.pop("draft-layers", None)
+    if layers and (server_settings.number_of(layers[1]) or 0) <= model.further[role]["layers"]:
+        return Asked(word=layers[0])
+    if not given:
+        return Asked()
+    (name, (word, value)), *others = given.items()
+    names = {device.name for device in own} | ({NONE} if word.startswith("-") else set())
+    if name == "projector-offload" and options.meaning(word) == "off" and not others:
+        return Asked(NONE)
+    return Asked(value) if name.endswith("-device") and value in names and not others else Asked(word=word)
+
+
+def uncounted(model: Model, server: Server, release: Release, offered: Sequence[Device]) -> dict[str, str]:
+    """Role of a model beside the one that is served → why what it takes is not counted.
+
+    :param offered: devices that may be used, those of the head among them.
+    """
+    own = [device for device in offered if not device.worker]
+    roles = [role for role in model_source.FURTHER if model.path_of(role)]
+    return {role: why for role in roles if (why := _why_not(role, model, server, release, own))}
+
+
+def _why_not(role: str, model: Model, server: Server, release: Release, own: Sequence[Device]) -> str:
+    if not release.mainline:
+        return f"{release.fork} chooses its device, by rules that are not known here"
+    if release.generation < READ_SINCE:
+        return f"builds before {READ_SINCE} choose its device, by rules that are not known here"
+    if role not in model.further:
+        return "its header was not read"
+    word = _asked(role, model, server, own).word
+    return f"{word} is given, which puts it where the plan does not follow" if word else ""
+
+
+def homes(model: Model, server: Server, release: Release, own: Sequence[Device]) -> Iterator[tuple[Further, ...]]:
+    """What the models beside the one that is served may take, the best place of each first, that of a draft model before that of a projector.
+    Of devices that hold the same the fastest one is tried.
+
+    :param own: the devices that llama-server itself drives, the fastest first.
+    """
+    unknown = uncounted(model, server, release, own)
+    roles = [role for role in PLACING if role in model.further and role not in unknown]
+    return itertools.product(
+        *(
+            [_size(role, model, server, release, device) for device in _places(role, model, server, own)]
+            for role in roles
+        )
+    )
+
+
+def _places(role: str, model: Model, server: Server, own: Sequence[Device]) -> list[Device | None]:
+    """The devices that may have it; None is the head's processor."""
+    place = _asked(role, model, server, own).place
+    if place:
+        return [next((device for device in own if device.name == place), None)]
+    kinds: dict[Any, Device] = {}
+    for device in own:
+        alike = device.name if server.tensor_split or server.override_tensor else device.capacity_mib
+        kinds.setdefault((device.backend, alike), device)
+    return [*list(kinds.values())[: 1 if role == download_record.MMPROJ else None], None]
+
+
+def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> Further:
+    backend = backends.RECORDS[device.backend] if device else backends.CPU
+    summary = model.further[role]
+    if role == download_record.MMPROJ:
+        buffer = projector.bound(summary, release.generation)
+        return Further(role, device, projector.weights(summary, backend.alignment), 0, buffer)
+    settings, contexts = _settings(server, model.summary, release)
+    load = device_load.Load(_loaded(summary), settings, release.generation)
+    units = list(range(load.units))
+    kv, buffers = contexts * _cache(load, summary), contexts * load.compute
+    if not device:
+        return Further(role, None, load.on_head(units), kv, buffers)
+    return Further(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
+
+
+def _is_part(summary: Mapping[str, Any]) -> bool:
+    """Whether a draft model is a part of another one: its layers that predict further tokens, which count the others and do not have them."""
+    return not all(summary["layer_bytes"])
+
+
+def _loaded(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A summary without saying that such layers are not loaded, where there are no others."""
+    keys = {key: value for key, value in summary.get("keys", {}).items() if key != "nextn_predict_layers"}
+    return {**summary, "keys": keys} if _is_part(summary) else summary
+
+
+def _cache(load: device_load.Load, summary: Mapping[str, Any]) -> int:
+    """Bytes of a KV cache; of a part of another model at most, since only layers that it has get one (ctx_type in llama-model.cpp of build 11063)."""
+    sizes = load.kv[: load.layers]
+    return sum(map(bool, summary["layer_bytes"])) * max(sizes) if _is_part(summary) else sum(sizes)
+
+
+def _settings(server: Server, served: Mapping[str, Any], release: Release) -> tuple[kv_cache.Settings, int]:
+    """Of a context of the draft model, and how many contexts there are. Its cache has its own types, f16 where nothing is said.
+
+    :param served: summary of the model that is served.
+    """
+    settings = server_settings.settings_of(server, served, release.fork)
+    settings = settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))
+    if release.generation >= ONE_CONTEXT_SINCE:
+        return settings, 1
+    tokens = settings.context // settings.parallel
+    given = _given(server, "draft-context")
+    if given:
+        word, number = given
+        whole = server_settings.number_of(number)
+        if whole is None:
+            raise Refusal(f"llama_server_extra_args has {word} {gguf.short(number)}: use a number of tokens")
+        tokens = whole or tokens
+    return settings._replace(context=tokens, batch=tokens, parallel=1), settings.parallel
+
+
+def _type(server: Server, name: str) -> str:
+    given = _given(server, name)
+    if given and given[1] not in kv_cache.CACHE_TYPES:
+        raise Refusal(
+            f"llama_server_extra_args has {given[0]} {given[1]!r}: use one of {', '.join(kv_cache.CACHE_TYPES)}"
+        )
+    return given[1] if given else "f16"
+
+
+def in_memory(held: Sequence[Further]) -> int:
+    """Bytes in the head's memory."""
+    return sum(one.in_memory + (0 if one.device else one.total) for one in held)
+
+
+def on_device(held: Sequence[Further], device: Device) -> int:
+    """Bytes on a device."""
+    return sum(one.total for one in held if one.device and one.device.buffer == device.buffer)
+
+
+def without_buffers(held: Sequence[Further]) -> tuple[Further, ...]:
+    """The same without compute buffers, which are bounds and never a reason to refuse."""
+    return tuple(one._replace(compute=0) for one in held)
+
+
+def leave(offered: Sequence[Device], held: Sequence[Further], head: str, facts: Facts) -> list[Device] | None:
+    """The devices with what is left of their capacities; None where one of them holds less. What is in the head's memory is taken from the
+    largest device that shares it.
+
+    :param head: its name.
+    :param facts: of the head.
+    """
+    sharing = [device for device in offered if device.host == head and _shares(device, facts)]
+    largest = max(sharing, key=lambda device: device.capacity_mib, default=None)
+    left = []
+    for device in offered:
+        taken = on_device(held, device)
+        if taken > device.capacity_mib * MIB:
+            return None
+        taken += in_memory(held) if device is largest else 0
+        left.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-taken // MIB))))
+    return left
+
+
+def _shares(device: Device, facts: Facts) -> bool:
+    """Whether a device of the head uses the host's memory."""
+    accelerator = devices.accelerator_of(facts, device.name)
+    return accelerator.unified if accelerator else True
+
+
+def _speculation(model: Model, server: Server, release: Release) -> str:
+    """How a draft model is used, as build 11063 itself reads it from the header; empty where the operator says it, or nobody has to."""
+    older = not release.mainline or release.generation < TYPES_SINCE
+    if older or not model.path_of(download_record.DRAFT) or _given(server, options.SPECULATION):
+        return ""
+    summary = model.further.get(download_record.DRAFT, {})
+    tensors = {row["name"] for row in summary.get("tensors", ())}
+    special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
+    kind = special.get(summary.get("architecture", ""), "draft-simple")
+    if any(name.endswith(".nextn.eh_proj.weight") for name in tensors):
+        kind = "draft-mtp"
+    return kind if kind == "draft-simple" or release.generation >= FURTHER_TYPES_SINCE else ""
+
+
+def states_of_speculation(model: Model, server: Server, release: Release) -> list[str]:
+    """What is not counted of a recurrent model whose draft model takes back tokens (need_n_rs_seq of builds 9435 to 11063)."""
+    given = _given(server, options.SPECULATION)
+    kinds = set(given[1].split(",")) if given else {_speculation(model, server, release)}
+    recurrent = model.summary["architecture"] in kv_cache.RECURRENT | kv_cache.HYBRID
+    return ["states of tokens that may be taken back"] if recurrent and kinds & TAKES_BACK else []
+
+
+def arguments(held: Sequence[Further], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
+    """Options of llama-server that say where they are and how a draft model is used, and values."""
+    words = [(options.SPECULATION, _speculation(model, server, release))]
+    given = [name for name in itertools.chain(*PLACING.values()) if _given(server, name)]
+    for one in held:
+        if one.role == download_record.DRAFT:
+            words.append(("draft-device", one.device.name if one.device else NONE))
+            words += [("draft-layers", str(model.further[one.role]["layers"] + 1))] if one.device else []
+        elif not one.device:
+            words.append(("projector-offload", "off"))
+    return [(name, value) for name, value in words if name not in given]
+
+
+def environment(held: Sequence[Further]) -> dict[str, str]:
+    """What has llama-server use the planned device for a projector: all builds that were read take this variable."""
+    names = [one.device.name for one in held if one.role == download_record.MMPROJ and one.device]
+    return {options.of_name("projector-device").environment[0]: names[0]} if names else {}
+
+
+def refuse(held: Sequence[Further], offered: Sequence[Device], head: str) -> Refusal:
+    """Where the operator chooses a device that cannot hold a model beside the one that is served, whatever else it holds."""
+    full = {device.buffer: device for device in offered if on_device(held, device) > device.capacity_mib * MIB}
+    return Refusal(
+        "; ".join(
+            f"{model_source.VARIABLES[one.role]} needs {-(-(one.weights + one.kv) // MIB)} MiB, and llama_server_extra_args or "
+            f"llama_server_environment puts it on {one.device.name} of {head}, which holds {full[one.device.buffer].capacity_mib} MiB: let the plan "
+            "choose, or use a smaller one"
+            for one in held
+            if one.device and one.device.buffer in full
+        )
+    )
+
+
+def sentences(held: Sequence[Further], head: str) -> list[str]:
+    """What they need at least, for a plan that does not fit."""
+    return [
+        f"{model_source.VARIABLES[one.role]} needs {-(-(one.weights + one.kv) // MIB)} MiB of {one.device.name if one.device else 'the memory'} of {head}, "
+        "which are not left for the model"
+        for one in held
+    ]
+
+
+def as_json(held: Sequence[Further], model: Model, head: str) -> list[dict[str, Any]]:
+    """What the plan says of them."""
+    return [
+        {
+            "role": one.role,
+            "name": model.further[one.role]["name"],
+            "host": head,
+            "device": one.device.name if one.device else None,
+            **{f"{part}_mib": round(getattr(one, part) / MIB, 2) for part in ("weights", "kv", "compute", "total")},
+            "in_memory_mib": round(one.in_memory / MIB, 2),
+            "assumed": one.role == download_record.MMPROJ,
+        }
+        for one in held
+    ]

@@ -1,0 +1,377 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a token costs: on each device, and for each worker that takes part. Constants are calibrated in docs/performance.md."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Facts, Release
+
+MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
+"""Sources of a rate, the surest first."""
+
+
+class Rate(NamedTuple):
+    """How fast a device is."""
+
+    gb_per_s: float
+    """Bytes of weights and KV cache (1e9) that it reads per second in generation."""
+    prompt_gflops: float
+    """Reached in prompts."""
+    source: str
+    """MEASURED, TABLE or ASSUMED."""
+    node_us: float = 2.0
+    """Microseconds that each node of the graph takes besides reading."""
+    quantised: float = 1.0
+    """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
+
+
+def rate_of_row(row: device_rates.Known, source: str) -> Rate:
+    """What llama.cpp reaches of a row's figures."""
+    family = device_rates.FAMILIES[row.family]
+    reached = 1000 * row.tflops * family.prompt_share
+    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us, family.quantised)
+
+
+MEMORY_SHARE = 0.6
+"""Of the bandwidth that was measured of a memory, what generation reaches: 0.58, 0.59 and 0.74 with 2 cores (docs/performance.md), 0.63 behind a
+worker with 32, less with 16 (docs/hardware.md)."""
+
+
+def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
+    """The rate with what was measured of the device, where it is still the same one."""
+    found = facts.rates.get(device)
+    if not found or found.name != name:
+        return rate
+    return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED)
+
+
+def rate_of(device: Device, facts: Facts) -> Rate:
+    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind.
+
+    :param facts: of its host.
+    """
+    accelerator = devices.accelerator_of(facts, device.name)
+    if not accelerator:
+        return processor_rate(facts)
+    row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
+    kind = "unified" if accelerator.unified else "discrete"
+    rate = rate_of_row(row, TABLE) if row else rate_of_row(device_rates.ASSUMED[kind], ASSUMED)
+    return _measured(rate, facts, device.name, accelerator.name)
+
+
+def processor_rate(facts: Facts) -> Rate:
+    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
+    model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
+    shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
+    row = next(filter(None, map(device_rates.of_processor, (model, *shared))), None)
+    rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
+    most = cores * device_rates.CORE_GB_PER_S
+    if not (row and row.family == "apple-processor"):
+        reached = cores * device_rates.CORE_GFLOPS[facts.cpu.get("avx512", True)]
+        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
+        if most < rate.gb_per_s:
+            rate = rate._replace(gb_per_s=most, source=ASSUMED)
+    return _measured(rate, facts, backends.CPU.device, model)
+
+
+def _assumed_processor(facts: Facts) -> device_rates.Known:
+    """Of a processor that shares its memory with a known device: that memory, of which it reaches less than that device."""
+    assumed = device_rates.ASSUMED["board" if is_board(facts) else "processor"]
+    shared = [device for device in facts.accelerators if device.unified]
+    known = (device_rates.of_accelerator(device.architecture, device.name, device.memory_mib or 0) for device in shared)
+    rows = [row for row in known if row]
+    return assumed._replace(gb_per_s=rows[0].gb_per_s * device_rates.PROCESSORS_PART) if rows else assumed
+
+
+def is_board(facts: Facts) -> bool:
+    """Whether the host is taken for a small board."""
+    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib)
+
+
+EXPERTS = re.compile(r"_(?:ch)?exps\b")
+"""In names of tensors of which a token uses the chosen experts only."""
+
+
+def active_share(summary: Mapping[str, Any]) -> float:
+    """Of the experts' tensors, what a token reads."""
+    keys = summary.get("keys", {})
+    count, used = keys.get("expert_count") or 0, keys.get("expert_used_count") or 0
+    return min(1.0, used / count) if count and used else 1.0
+
+
+def read_of(part: device_load.Part, summary: Mapping[str, Any]) -> float:
+    """Bytes that a token reads of a tensor, or of a layer of a summary without names."""
+    if EXPERTS.search(part.name):
+        experts = part.bytes
+    elif not part.name and part.unit is not None and part.unit < len(summary.get("expert_bytes", ())):
+        experts = summary["expert_bytes"][part.unit]
+    else:
+        return float(part.bytes)
+    return part.bytes - experts * (1 - active_share(summary))
+
+
+def units_read(load: device_load.Load, summary: Mapping[str, Any]) -> list[float]:
+    """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
+    read = [0.0] * load.units
+    for part in load.parts:
+        if part.unit is not None:
+            read[part.unit] += read_of(part, summary)
+    return read
+
+
+ASSUMED_BITS = 4.85
+"""Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
+
+
+LAYER = re.compile(r"^blk\.\d+\.")
+QUANTISED_BITS = 15
+"""A weight with fewer is quantised."""
+
+
+class Bits:
+    """How many bits a weight of each tensor has."""
+
+    def __init__(self, load: device_load.Load, summary: Mapping[str, Any]) -> None:
+        rows = summary.get("tensors", ())
+        self._own = {(row["name"], row["bytes"]): 8 * row["bytes"] / math.prod(row["shape"]) for row in rows}
+        parameters, weights = summary.get("parameters"), sum(part.bytes for part in load.parts)
+        self._average = 8 * weights / parameters if parameters and weights else ASSUMED_BITS
+
+    def of(self, part: device_load.Part) -> float:
+        """Of one tensor, or of all together where the summary has no names."""
+        return self._own.get((LAYER.sub("blk.*.", part.name), part.bytes)) or self._average
+
+    def multiplied(self, part: device_load.Part, read: float) -> tuple[float, float]:
+        """Weights that a token is multiplied with, and those of them that are quantised.
+
+        :param read: bytes that a token reads of the part.
+        """
+        bits = self.of(part)
+        weights = 8 * read / bits
+        return weights, weights if bits < QUANTISED_BITS else 0.0
+
+
+NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
+"""Nodes of the graph for each layer, as llama-server's log counts them (31 of llama, 62 of qwen3moe), and so many more where layers have
+experts, latent attention, or a state in place of attention."""
+
+
+def nodes_per_layer(summary: Mapping[str, Any]) -> float:
+    """About how many nodes the graph has for each layer."""
+    recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
+    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary["layers"]
+    nodes += NODES["experts"] if active_share(summary) < 1 else 0
+    return nodes + (NODES["latent"] if summary["architecture"] in kv_cache.LATENT else 0)
+
+
+def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
+    """Milliseconds that a device takes for its part of a token.
+
+    :param read_bytes: of weights and cache.
+    :param nodes: of its part of the graph: its layers times nodes_per_layer.
+    """
+    return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
+
+
+RECOMPUTES_SINCE = (3, 5)
+"""Protocol from which on a worker keeps the graph, so that the head does not send it again for each token."""
+IK_RECOMPUTES_SINCE = 4033
+"""The same as a commit of ik_llama.cpp."""
+RECOMPUTES_SINCE_BUILD = 7183
+
+KEEPS_SEVERAL_SINCE = 8
+"""Protocol from which on it is assumed to keep more than the last graph. Up to 7, as read in the tree of 0.3.36, one to which a token comes more than
+once gets each of them again."""
+
+VISIT_MS = 0.6
+"""Each visit to a worker, besides round trips: 0.73 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
+WAKE_MS = 1.6
+"""So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
+MAC_MS = 20.0
+"""So much more where a worker on macOS is reached over a network: assumed, between 1 ms on loopback and 32 ms seen on one pair."""
+BOARD = 4
+"""So many times as long takes a small board: 16 ms were seen for each worker."""
+WAITS = {False: 2, True: 1}
+"""Whether the worker keeps the graph → round trips of each visit: the head waits for what the worker's one graph gives, and before for an answer to
+its command in older protocols. Inputs are sent without an answer. Read in the trees of 0.3.16 to 0.3.36, counted with 0.3.36 (docs/performance.md)."""
+NODE_US = {False: 4.9, True: 0.3}
+"""The same → microseconds for each node of a worker's part of the graph."""
+NODE_BYTES = {False: 420, True: 0}
+"""The same → bytes on the wire for each node: 1.4 tensors of 296 bytes."""
+TOKEN_BYTES = 5000
+"""Bytes on the wire for each worker besides: protocol 8, counted on loopback."""
+
+
+def keeps_graph(release: Release) -> bool:
+    """Whether workers of this release keep the graph from token to token."""
+    if not release.mainline:
+        return release.generation >= IK_RECOMPUTES_SINCE
+    if release.protocol:
+        return tuple(map(int, release.protocol.split(".")[:2])) >= RECOMPUTES_SINCE
+    return release.generation >= RECOMPUTES_SINCE_BUILD
+
+
+def _sends_graphs(release: Release, visits: int) -> bool:
+    """Whether the head sends a worker the graphs of each token."""
+    major = int(release.protocol.split(".")[0]) if release.mainline and release.protocol else 0
+    return not keeps_graph(release) or (visits > 1 and major < KEEPS_SEVERAL_SINCE)
+
+
+class Link(NamedTuple):
+    """How a worker is reached."""
+
+    kind: str
+    """As estimate.kind_of returns it."""
+    round_trip_ms: float
+    gbit: float
+    measured: bool
+    """Whether the round trip was; ``gbit`` may still be assumed."""
+    board: bool = False
+    """Whether the worker's host is a small board."""
+    mac: bool = False
+    visit_ms: float | None = None
+    """What a visit to a worker costs a token all in all, round trips among it, where a benchmark measured it."""
+
+
+LINKS = {
+    kind: Link(kind, round_trip_ms, gbit, measured=False)
+    for kind, round_trip_ms, gbit in (
+        ("loopback", 0.04, 11.0),
+        ("infiniband", 0.06, 40.0),
+        ("thunderbolt", 0.2, 9.4),
+        ("usb4", 0.24, 9.0),
+        ("ethernet", 0.3, 2.5),
+        ("wireless", 4.0, 0.3),
+        ("tunnel", 0.3, 2.5),
+    )
+}
+"""Kind of a link → what is assumed of it where nothing was measured. The round trip is through both systems' TCP. USB4 as between two Strix
+Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
+(kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
+beneath it, Ethernet as far as anybody knows."""
+
+
+def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:
+    """Milliseconds that a token costs for a worker, besides what its device computes.
+
+    :param nodes: of the graph that it computes.
+    :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
+    """
+    if link.visit_ms is not None:
+        return visits * link.visit_ms
+    keeps = not _sends_graphs(release, visits)
+    work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
+    if link.kind != "loopback":
+        work += WAKE_MS + visits * WAITS[keeps_graph(release)] * link.round_trip_ms
+    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / link.gbit / 1e6
+    return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
+
+
+class Work(NamedTuple):
+    """The part of the model that one device has."""
+
+    host: str
+    device: str
+    """For people."""
+    rate: Rate
+    layers: int
+    read: float
+    """Bytes that a token reads of its weights."""
+    weights: float
+    """Bytes of all of them."""
+    multiplied: float
+    """Weights that each token is multiplied with."""
+    nodes: float
+    """Of the graph."""
+    link: Link | None = None
+    """Of a worker."""
+    visits: int = 1
+    """How often a token comes to it."""
+    quantised: float = 0.0
+    """Of the weights that a token is multiplied with, those of less than 16 bits."""
+
+
+def device_ms(work: Work) -> float:
+    """Milliseconds that the device computes for a token."""
+    return generation_ms(work.rate, work.read, work.nodes)
+
+
+def link_ms(release: Release, work: Work) -> float:
+    """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
+    if not work.link or not work.visits:
+        return 0.0
+    return worker_ms(release, work.nodes, work.link, work.visits)
+
+
+def token_ms(release: Release, works: Sequence[Work]) -> float:
+    """Milliseconds for a token, with an empty context: one device computes after the other."""
+    return sum(device_ms(work) + link_ms(release, work) for work in works)
+
+
+PROMPT = 512
+"""Tokens of a prompt: one batch, as llama-bench measures it."""
+
+
+def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
+    """Milliseconds of a prompt of PROMPT tokens on one device, by what takes them. Every expert is read once, each token is multiplied with those
+    that it uses.
+
+    :param width: of the model, of which each token crosses the network as 32-bit numbers.
+    """
+    multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
+    costs = {
+        "memory of": work.weights / work.rate.gb_per_s / 1e6,
+        "computing on": 2 * PROMPT * multiplied / work.rate.prompt_gflops / 1e6,
+    }
+    if work.link:
+        wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
+        costs["link to"] = link_ms(release, work) + wire
+    return costs
+
+
+def prompt_ms(release: Release, works: Sequence[Work], width: int) -> float:
+    """Milliseconds for a prompt of PROMPT tokens; see prompt_costs."""
+    return sum(sum(prompt_costs(release, work, width).values()) for work in works)
+
+
+DISK_GB_PER_S = 0.8
+"""A model's files are taken to be read so fast: 138 and 205 GiB took 190 and 285 s in the field notes."""
+
+
+DISPATCHED_PROTOCOL = 6
+"""From this RPC protocol on the head hands its messages to a thread; older builds are those of the field notes, whose loads are in DISK_GB_PER_S."""
+HASH_S_PER_GB = 0.7
+"""llama.cpp's own hash of what a worker gets, before it is sent: 0.3.36, 9.0 GB in 27 to 30 s, and 23 s with a hash at the speed of memory."""
+COPY_S_PER_GB = {False: 2.4, True: 0.75}
+"""Whether the collection's patch is in → copies on head and worker while it is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the same machine
+in 29.0 and 7.9 s without a cache, alone in 1.2 s (docs/performance.md)."""
+
+
+def load_costs(release: Release, work: Work) -> dict[str, float]:
+    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time; it is hashed before."""
+    gb = work.weights / 1e9
+    read = {"disk of": gb / DISK_GB_PER_S}
+    if not work.link:
+        return read
+    together = {**read, "link to": gb * 8 / work.link.gbit}
+    before = 0.0
+    if release.mainline and release.protocol and int(release.protocol.split(".")[0]) >= DISPATCHED_PROTOCOL:
+        together["RPC on"] = gb * COPY_S_PER_GB[release.loads_fast]
+        before = 0.0 if release.loads_fast else gb * HASH_S_PER_GB
+    slowest = max(together, key=together.__getitem__)
+    costs = {slowest: together[slowest]}
+    return {**costs, "RPC on": costs.get("RPC on", 0.0) + before} if before else costs
+
+
+def load_s(release: Release, works: Sequence[Work]) -> float:
+    """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other; see load_costs."""
+    return sum(sum(load_costs(release, work).values()) for work in works)

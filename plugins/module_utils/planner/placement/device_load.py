@@ -1,0 +1,298 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which device gets which layers, and what that costs it, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
+
+llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. The
+names of tensors show which unit they belong to: they are the same in all files of an architecture.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Further, Worker
+
+ROWS = frozenset(("token_embd", "position_embd", "token_types"))
+STAYS = {kv_cache.OLD: ROWS | {"token_embd_norm"}, kv_cache.MIDDLE: ROWS, kv_cache.NEW: ROWS | {"per_layer_token_embd"}}
+"""Build → beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
+WITH_FIRST_LAYER = {
+    kv_cache.OLD: frozenset(),
+    kv_cache.MIDDLE: frozenset(("token_embd_norm",)),
+    kv_cache.NEW: frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm")),
+}
+"""Build → those that go with the first layer. Others go with the output."""
+WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
+"""Those of which every device that has layers gets a copy."""
+
+CPU = "CPU"
+"""The head's memory, as overrides name it."""
+FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
+
+
+class Part(NamedTuple):
+    """Tensors of one name and shape."""
+
+    name: str
+    bytes: int
+    unit: int | None
+    """The unit it belongs to; None of what stays in the head's memory."""
+    extra: int = 0
+    """Bytes by which a row of it is short of backends.MATRIX_ROW_PADDING."""
+    device: str | None = None
+    """The device it is on whatever its unit is; None where it goes with its unit."""
+
+
+def _short_of(row: Mapping[str, Any]) -> int:
+    """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
+    if row["type"] in FLOATS or not row["shape"]:
+        return 0
+    elements: int = -row["shape"][0] % backends.MATRIX_ROW_PADDING
+    size: int = row["bytes"]
+    return size * elements // int(math.prod(row["shape"]))
+
+
+def _parts(summary: Mapping[str, Any], build: int) -> tuple[list[Part], list[Part]]:
+    """The tensors that llama-server loads, and those of which devices get copies."""
+    layers, last = summary["layers"], summary["layers"] - kv_cache.next_layers(summary)
+    parts, copies = [], []
+    for row in summary["tensors"]:
+        if row["layers"] is not None:
+            names = ((layer, row["name"].replace("*", str(layer))) for layer in row["layers"] if layer < last)
+            parts += [Part(name, row["bytes"], layer, _short_of(row)) for layer, name in names]
+            continue
+        beginning = row["name"].split(".", 1)[0]
+        if beginning in WITH_EACH_DEVICE:
+            copies.append(Part(row["name"], row["bytes"], None))
+            continue
+        unit = None if beginning in STAYS[build] else 0 if beginning in WITH_FIRST_LAYER[build] else layers
+        parts.append(Part(row["name"], row["bytes"], unit, _short_of(row)))
+    if not any(part.name == "output.weight" for part in parts):
+        parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
+    return parts, copies
+
+
+def _parts_without_names(summary: Mapping[str, Any]) -> tuple[list[Part], list[Part]]:
+    sizes = [*summary["layer_bytes"], summary["output_bytes"]]
+    return [Part("", summary["input_bytes"], None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
+
+
+def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
+    """The tensors with those that an override names on its device. The first one that names a tensor counts."""
+    expressions = [(re.compile(pattern), device) for pattern, device in overrides]
+    moved = []
+    for part in parts:
+        device = next((device for expression, device in expressions if expression.search(part.name)), None)
+        moved.append(part if device is None else part._replace(unit=None, device=None if device == CPU else device))
+    return moved
+
+
+def _laid_out(part: Part, record: backends.Backend) -> int:
+    """Bytes that tensors take in a buffer of that backend."""
+    return kv_cache.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment)
+
+
+class Share(NamedTuple):
+    """What one device gets: layers, whether the output, and bytes of weights and of the cache."""
+
+    layers: int
+    output: bool
+    weights: int
+    kv: int
+
+
+def _unique(parts: Iterable[Part]) -> list[Part]:
+    """Tensors without duplicates of a name: the token embedding, and the output that is tied to it."""
+    return list({part.name or index: part for index, part in enumerate(parts)}.values())
+
+
+class Load:
+    """What the units cost: unit i is layer i, the last one the output."""
+
+    def __init__(
+        self,
+        summary: Mapping[str, Any],
+        settings: kv_cache.Settings,
+        generation: int,
+        overrides: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """
+        :param summary: gguf.summarize; of one without ``tensors`` the sizes of the layers are all there is.
+        :param generation: build number of the release.
+        :param overrides: expressions for names of tensors, each with the device that these are on.
+        """
+        self.layers: int = summary["layers"]
+        self.units: int = self.layers + 1
+        self.compute = compute_buffers.bound(summary, settings, generation)
+        self.kv, self.kv_exact = kv_cache.sizes(summary, settings, generation)
+        builds = kv_cache.readings(generation)
+        if "tensors" in summary:
+            readings = [_parts(summary, build) for build in builds]
+            known = kv_cache.is_known_architecture(summary) and kv_cache.is_known_build(generation)
+            self.weights_exact = known and all(entry == readings[0] for entry in readings)
+        else:
+            readings, self.weights_exact = [_parts_without_names(summary)], False
+        parts, self.copies = readings[-1]
+        self.parts = _with_overrides(parts, overrides)
+        windows = kv_cache.windowed(summary, builds[-1])
+        self.copied = [not (summary["architecture"] == "gemma4" and window) for window in windows]
+        self.weights = [0] * self.units
+        for part in self.parts:
+            if part.unit is not None:
+                self.weights[part.unit] += part.bytes
+        self.moved: dict[int, set[str]] = {}
+        for part, placed in zip(parts, self.parts):
+            if part.unit is not None and placed.unit is None:
+                self.moved.setdefault(part.unit, set()).add(placed.device or CPU)
+
+    def on_head(self, units: Sequence[int] = ()) -> int:
+        """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
+        own = {None, *units}
+        kept = [part for part in self.parts if part.device is None and part.unit in own]
+        kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
+        return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
+
+    def fixed(self, device: str, backend: str) -> int:
+        """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
+        own = _unique(part for part in self.parts if part.device == device)
+        return sum(_laid_out(part, backends.RECORDS[backend]) for part in own)
+
+    def sizes(self, backend: str) -> solver.Sizes:
+        """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
+        record = backends.RECORDS[backend]
+        held = [*self.kv[: self.layers], 0]
+        for part in self.parts:
+            if part.unit is not None:
+                held[part.unit] += _laid_out(part, record)
+        copies = sum(_laid_out(part, record) for part in self.copies)
+        return solver.Sizes(solver.prefix_sums(held), solver.prefix_sums([*self.copied, False]), copies)
+
+    def share(self, units: list[int], backend: str, device: str = "") -> Share:
+        """What a device with these units gets, to the byte.
+
+        :param backend: of the device, which knows how tensors are laid out.
+        :param device: its name in overrides.
+        """
+        record = backends.RECORDS[backend]
+        own = set(units)
+        parts = [part for part in self.parts if part.unit in own]
+        parts += _unique(part for part in self.parts if device and part.device == device)
+        parts += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
+        return Share(
+            sum(unit < self.layers for unit in units),
+            self.layers in own,
+            sum(_laid_out(part, record) for part in parts),
+            sum(self.kv[unit] for unit in units if unit < self.layers),
+        )
+
+
+def _float32(value: float) -> float:
+    """The nearest number that 32 bits hold."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | None]:
+    """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
+
+    :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
+    :param split: ``-ts``, a share for each device.
+    """
+    return list(_assigned(layers, gpu_layers, tuple(split)))
+
+
+@functools.lru_cache(maxsize=256)
+def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
+    """What ``assign`` returns: a plan asks for each of its devices, and again for what each of them holds and costs."""
+    first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
+    total, ends = 0.0, []
+    for share in split:
+        total = _float32(total + _float32(share))
+        ends.append(total)
+    ends = [_float32(end / total) for end in ends] if total else []
+    return tuple(
+        bisect.bisect_right(ends, _float32(_float32(unit - first) / taken)) if ends and unit >= first else None
+        for unit in range(layers + 1)
+    )
+
+
+class Placed(NamedTuple):
+    """The devices that are used, in llama-server's order, and what they are given."""
+
+    devices: tuple[Device, ...]
+    split: Sequence[float]
+    """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
+    load: Load
+    gpu_layers: int
+    reasons: tuple[str, ...] = ()
+    """Why it does not fit, if so."""
+    why: tuple[str, ...] = ()
+    """Of each device why it gets what it gets."""
+    missing_mib: int = 0
+    """By how much it does not fit, on all devices and in the head's memory."""
+    further: tuple[Further, ...] = ()
+    """Models beside it, as far as they are counted."""
+
+    def lent(self) -> list[Worker]:
+        """The workers whose devices are used."""
+        return [device.worker for device in self.devices if device.worker]
+
+    def own(self) -> list[Device]:
+        """The head's own devices."""
+        return [device for device in self.devices if not device.worker]
+
+    def units_of(self, device: int | None) -> list[int]:
+        """The units of one of the devices, or of the head's processor."""
+        shares = self.split if self.devices else []
+        return [unit for unit, other in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if other == device]
+
+    def shares(self) -> list[Share]:
+        """Of each device what it gets."""
+        return [
+            self.load.share(self.units_of(index), device.backend, device.buffer)
+            for index, device in enumerate(self.devices)
+        ]
+
+    def on_head(self) -> Share:
+        """What the head's processor keeps."""
+        units = self.units_of(None)
+        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units))
+
+    def over(self) -> list[tuple[Device, int]]:
+        """Devices that get more than they hold, each with how many MiB are missing."""
+        missing = [
+            -(-(share.weights + share.kv) // MIB) - device.capacity_mib
+            for device, share in zip(self.devices, self.shares())
+        ]
+        return [(device, mib) for device, mib in zip(self.devices, missing) if mib > 0]
+
+
+def check(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
+    """Computes as llama.cpp does where these shares put the units.
+
+    :param units: of each device, as ``-ts`` gives them.
+    :raises ValueError: llama.cpp would put some elsewhere.
+    """
+    wanted = [index for index, count in enumerate(units) for _unit in range(count)]
+    given = [device for device in assign(load.layers, gpu_layers, units) if device is not None]
+    if given != wanted:
+        raise ValueError(f"llama.cpp divides {len(given)} units by {','.join(map(str, units))} in another way")
+
+
+def proportional(units: int, capacities: Sequence[int]) -> list[int]:
+    """Units per device in proportion to the capacities: what a plan shows where the model does not fit."""
+    shares: list[int] = []
+    for index, capacity in enumerate(capacities):
+        left, later = units - sum(shares), len(capacities) - index - 1
+        wanted = round(left * capacity / max(1, sum(capacities[index:])))
+        shares.append(min(max(wanted, 1), max(left - later, 0)) if later else left)
+    return shares

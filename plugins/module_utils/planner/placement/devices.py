@@ -1,0 +1,305 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The devices that may hold a part of the model, and what is known of those that do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Accelerator,
+    Device,
+    Facts,
+    Host,
+    Release,
+    Server,
+    Worker,
+)
+
+MMAP_LIMIT_MIB = 30 * 1024
+"""Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
+GB10 = "12.1"
+"""Compute capability of NVIDIA's GB10 (DGX Spark)."""
+OTHER_DRIVERS = ("Intel", "NVIDIA")
+"""How names of devices begin that another Vulkan driver than Mesa's for AMD drives."""
+
+
+def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
+    """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
+    return dict(same_device.named(facts)).get(name)
+
+
+def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:
+    """Whether parameters of the kernel's driver for AMD decide how much of the host's memory the device has."""
+    by_amd = accelerator.backend in ("hip", "vulkan") and not accelerator.name.startswith(OTHER_DRIVERS)
+    return accelerator.unified and by_amd
+
+
+def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
+    """How much of a device's memory its driver shows as the device's own; no bound where the size of that memory is not known.
+
+    Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too as one heap and the rest as another, or with UNIFIED_HEAP
+    all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
+    programs that do not ask for a refusal (radv_alloc_memory), but llama.cpp was seen to fail there.
+
+    :param environment: of the program that drives the device.
+    """
+    whole = accelerator.memory_mib
+    if not whole:
+        return math.inf
+    split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
+    if not split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
+        return whole
+    return whole * 2 // 3
+
+
+def environments(
+    facts: Facts, endpoints: Mapping[str, Mapping[str, str]], own: Collection[str], server: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    """Name of a device → environment of the program that drives it, of those whose driver may show less than there is.
+
+    :param endpoints: name of the device → environment of its endpoint.
+    :param own: names of the devices that llama-server itself drives: heap_of_head has the driver show enough, unless its environment says else.
+    :param server: environment of llama-server.
+    """
+    heap = {backends.UNIFIED_HEAP: "true"} if facts.unified_heap else {}
+    lent = {name: {**heap, **environment} for name, environment in endpoints.items()}
+    return {**lent, **(dict.fromkeys(own, server) if backends.UNIFIED_HEAP in server else {})}
+
+
+def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
+
+    :param environments: name of the device → that of the program that drives it.
+    """
+    own = {
+        name: visible_mib(device.backend, device, environments[name])
+        for name, device in same_device.named(facts)
+        if name in environments
+    }
+    return {name: int(size) for name, size in own.items() if size < math.inf}
+
+
+def _with_visible_memory(device: Device, facts: Facts) -> Device:
+    """The device with no more capacity than its driver shows as its own."""
+    accelerator = accelerator_of(facts, device.name)
+    if not accelerator:
+        return device
+    visible = visible_mib(device.backend, accelerator, device.environment)
+    return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
+
+
+def with_heap(worker: Worker, facts: Facts) -> Worker:
+    """The worker, with what its host's configuration of Mesa says of shared memory in its environment, where that counts unless it says else."""
+    if not (facts.unified_heap and worker.shared and worker.backend == "vulkan"):
+        return worker
+    return worker._replace(environment={backends.UNIFIED_HEAP: "true", **worker.environment})
+
+
+def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Release, bounded: bool) -> list[Device]:
+    """The devices that workers lend.
+
+    :param bounded: whether they lend no more than their driver shows as their own.
+    """
+    devices = [
+        Device(
+            host=worker.host,
+            backend=worker.backend,
+            name=worker.device,
+            buffer=release.capabilities["buffer_name"].format(endpoint=worker.endpoint),
+            capacity_mib=worker.capacity_mib,
+            environment=worker.environment,
+            worker=worker,
+        )
+        for worker in used
+    ]
+    return [_with_visible_memory(device, hosts[device.host].facts) if bounded else device for device in devices]
+
+
+def _visible(facts: Facts, lent: Collection[str], backend: str, selects: bool) -> list[tuple[str, Accelerator]]:
+    """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
+    backend. Where others are hidden, only those before the first one that it lends.
+
+    :param lent: names of the devices that the host lends.
+    :param selects: whether llama-server can be told which devices to use.
+    """
+    same = same_device.twins(facts)
+    taken = {same[name] for name in lent if name in same}
+    of_backend = [(name, device) for name, device in same_device.named(facts) if device.backend == backend]
+    free = [(name, device) for name, device in of_backend if same[name] not in taken]
+    if backends.hiding(backend):
+        return [*itertools.takewhile(lambda entry: same[entry[0]] not in taken, of_backend)]
+    return free if selects or len(free) == len(of_backend) else []
+
+
+def driven_by_head(facts: Facts, lent: Collection[str], backend: str, selects: bool) -> list[tuple[str, Accelerator]]:
+    """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
+    llama.cpp does it. One whose memory is not known is left out."""
+    known = [entry for entry in _visible(facts, lent, backend, selects) if entry[1].memory_mib]
+    own = [entry for entry in known if not entry[1].unified]
+    lends_better = any(name in lent and not accelerator.unified for name, accelerator in same_device.named(facts))
+    return own or ([] if lends_better else known[:1])
+
+
+def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
+    """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it.
+
+    :param driven: of driven_by_head.
+    """
+    own = dict(driven)
+    for name, mib in server.memory_mib.items():
+        if name not in own:
+            offered = (
+                f"use one of {', '.join(own)}" if own else "it drives none; set memory_mib in llama_worker_endpoints"
+            )
+            raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {offered}")
+        if not 1 <= mib <= own[name].memory_mib:
+            raise Refusal(
+                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {own[name].memory_mib}, the memory of that device"
+            )
+    reserve = server.reserve_mib
+    if reserve is None:
+        return dict(server.memory_mib)
+    if reserve < 0:
+        raise Refusal(f"llama_server_reserve_mib is {reserve}: use a number of MiB, 0 or more")
+    return {**{name: max(0, device.memory_mib - reserve) for name, device in own.items()}, **server.memory_mib}
+
+
+def of_head(
+    head: Host,
+    driven: Sequence[tuple[str, Accelerator]],
+    shares: Mapping[str, int],
+    limits: Mapping[str, int],
+    environment: Mapping[str, str],
+    bounded: bool = True,
+) -> list[Device]:
+    """The devices that llama-server itself drives. They hold all of a memory that is the host's too, since heap_of_head has their driver show
+    it, unless the operator says what it shows.
+
+    :param driven: of driven_by_head.
+    :param shares: of workers.shares_of_memory.
+    :param limits: of limits_of_head.
+    :param environment: of llama-server.
+    :param bounded: whether they hold no more than their driver shows as their own.
+    """
+    same = same_device.twins(head.facts)
+    chosen = []
+    for name, accelerator in driven:
+        whole = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
+        capacity = shares[same[name]] if accelerator.unified else limits.get(name, max(0, whole))
+        chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
+    said = backends.UNIFIED_HEAP in environment
+    return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
+
+
+def alone(host: Host, backend: str, server: Server | None = None) -> list[Device]:
+    """The devices that llama-server would drive if this host served without workers.
+
+    :param server: of the head, whose limits count there; None of another host, of which they say nothing.
+    """
+    driven = driven_by_head(host.facts, (), backend, selects=True)
+    own = [name for name, _accelerator in driven]
+    limits: Mapping[str, int] = {}
+    if server:
+        given = {name: mib for name, mib in server.memory_mib.items() if name in own}
+        limits = limits_of_head(driven, server._replace(memory_mib=given))
+    return of_head(host, driven, workers.shares_of_memory(host, [], own, {}, limits), limits, {})
+
+
+def environment_of_head(
+    facts: Facts, lent: Collection[str], backend: str, uses_own: bool, uses_workers: bool
+) -> dict[str, str]:
+    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
+
+    :param lent: names of the devices that the head lends.
+    :param uses_own: whether it uses devices of its own.
+    :param uses_workers: whether it uses workers.
+    """
+    accelerators, hiding = facts.of_backend(backend), backends.hiding(backend)
+    bus_order = backends.RECORDS[backend].bus_order
+    environment: dict[str, str] = {}
+    if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
+        environment.update([bus_order])
+    seen = len(_visible(facts, lent, backend, selects=True))
+    if hiding and uses_own and seen < len(accelerators):
+        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
+    elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:
+        environment[hiding.variable] = hiding.none
+    return environment
+
+
+def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
+    """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that.
+
+    :param held: the devices that get layers.
+    :param environment: of llama-server.
+    """
+    for device in held:
+        accelerator = None if device.endpoint else accelerator_of(facts, device.name)
+        if accelerator and device.held_mib > visible_mib(device.backend, accelerator, environment):
+            return {backends.UNIFIED_HEAP: "true"}
+    return {}
+
+
+class Holder(NamedTuple):
+    """A device with layers. ``endpoint`` is None where llama-server drives it itself; sizes are in MiB, ``held_mib`` is weights and KV
+    cache."""
+
+    host: str
+    name: str
+    endpoint: str | None
+    backend: str
+    architecture: str
+    unified: bool
+    weights_mib: float
+    held_mib: float
+    visible_mib: float
+    host_memory_mib: int
+
+    @property
+    def hangs_on_mmap(self) -> bool:
+        """Whether loading from mapped pages was seen to hang or abort with such a share."""
+        return self.backend == "hip" and self.unified and self.weights_mib > MMAP_LIMIT_MIB
+
+    @property
+    def slow_on_mmap(self) -> bool:
+        """Whether loading from mapped pages was seen to take very long with such a share."""
+        return self.backend == "hip" and self.unified and self.weights_mib > self.host_memory_mib / 2
+
+    @property
+    def needs_less_with_mmap(self) -> bool:
+        """Whether llama-server needs more of the shared memory where it does not map the model."""
+        return self.backend == "vulkan" and self.unified
+
+    @property
+    def is_gb10(self) -> bool:
+        """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
+        Spark (#27742, comment of 26 August 2026)."""
+        return self.backend == "cuda" and self.unified and self.architecture == GB10
+
+
+def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
+    """The values of a device with layers that advisories need."""
+    accelerator = accelerator_of(facts, device.name)
+    backend = accelerator.backend if accelerator else backends.CPU.name
+    said = device.worker is not None or backends.UNIFIED_HEAP in device.environment
+    return Holder(
+        host=device.host,
+        name=device.name,
+        endpoint=device.endpoint,
+        backend=backend,
+        architecture=accelerator.architecture if accelerator else "",
+        unified=bool(accelerator and accelerator.unified),
+        weights_mib=weights_mib,
+        held_mib=weights_mib + kv_mib,
+        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and said else math.inf,
+        host_memory_mib=facts.memory_mib,
+    )

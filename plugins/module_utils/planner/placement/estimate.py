@@ -1,0 +1,431 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How fast the plan is: tokens per second, seconds to load, what limits them, and the same of the best of its hosts alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    cost_model,
+    device_load,
+    devices,
+    workers,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Device,
+    Host,
+    Interface,
+    Link,
+    Release,
+    Server,
+)
+
+NAMES = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
+"""How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
+IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface] = ()) -> str:
+    """Kind of the link over which the head reaches a worker, a key of speed.LINKS.
+
+    :param links: ``llama_links`` of the worker's host.
+    :param interfaces: those that its facts name.
+    """
+    address = endpoint.rsplit(":", 1)[0]
+    if is_loopback(address):
+        return "loopback"
+    own = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
+    names = {link.interface for link in own}
+    known = [link.kind for link in own if link.kind]
+    known += [interface.kind for interface in interfaces if address in interface.addresses or interface.name in names]
+    known += [kind for link in own for start, kind in NAMES.items() if (link.interface or "").startswith(start)]
+    return next(iter(known), "ethernet")
+
+
+def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.Link:
+    """How the head reaches a worker of this host, as it was measured or as it is assumed for the kind of its link."""
+    kind = kind_of(endpoint, host.links, host.facts.interfaces)
+    if kind == "loopback" and not host.is_head:
+        kind = "tunnel"
+    facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
+    measured = kind != "loopback"
+    round_trip = facts.round_trips.get(host.name) if measured else None
+    mbit = facts.link_mbit.get(host.name) if measured else None
+    assumed = cost_model.LINKS[kind]
+    return cost_model.Link(
+        kind,
+        round_trip or assumed.round_trip_ms,
+        mbit / 1000 if mbit else assumed.gbit,
+        bool(round_trip),
+        cost_model.is_board(host.facts),
+        host.facts.system == "Darwin",
+        host.visit_ms,
+    )
+
+
+class Case(NamedTuple):
+    """What is estimated."""
+
+    release: Release
+    placed: device_load.Placed
+    summary: Mapping[str, Any]
+    head: str
+    hosts: Mapping[str, Host]
+    """Those that the collection manages."""
+    places: Mapping[str, Host]
+    """All hosts with devices, also those of external workers."""
+    fits: bool
+    serves_of: Mapping[str, str]
+    """Host → the backend by which it would serve."""
+    server: Server | None = None
+
+    def own_devices(self, host: Host) -> list[Device]:
+        """Those that this host would use if it served without workers."""
+        return devices.alone(host, self.serves_of[host.name], self.server if host.is_head else None)
+
+
+class _Parts:
+    """Counts what each device has, by its place among those that are used; None is the head's processor."""
+
+    def __init__(self, case: Case) -> None:
+        placed, load = case.placed, case.placed.load
+        self.read: dict[int | None, float] = {}
+        self.weights: dict[int | None, float] = {}
+        self.multiplied: dict[int | None, float] = {}
+        self.quantised: dict[int | None, float] = {}
+        self.nodes: dict[int | None, float] = {}
+        self.visits: dict[int | None, int] = {}
+        names = {device.buffer: index for index, device in enumerate(placed.devices)}
+        shares = placed.split if placed.devices else []
+        self.owners = device_load.assign(load.layers, placed.gpu_layers, shares)
+        bits = cost_model.Bits(load, case.summary)
+        beside: list[list[int | None]] = [[] for _unit in range(load.units)]
+        for part in load.parts:
+            layer = IN_A_LAYER.match(part.name)
+            if part.unit is None and not part.device and not layer:
+                continue
+            owner = (
+                names[part.device] if part.device in names else None if part.unit is None else self.owners[part.unit]
+            )
+            read = cost_model.read_of(part, case.summary)
+            self.read[owner] = self.read.get(owner, 0) + read
+            multiplied, quantised = bits.multiplied(part, read)
+            self.multiplied[owner] = self.multiplied.get(owner, 0) + multiplied
+            self.quantised[owner] = self.quantised.get(owner, 0) + quantised
+            self.weights[owner] = self.weights.get(owner, 0) + part.bytes
+            if layer and part.unit is None:
+                beside[int(layer[1])].append(owner)
+        self._walk(beside, cost_model.nodes_per_layer(case.summary))
+
+    def _walk(self, beside: Sequence[Sequence[int | None]], nodes: float) -> None:
+        """Follows a token through the layers, each on its own device and those that overrides name beside it."""
+        last: object = self
+        for unit, own in enumerate(self.owners):
+            in_turn = list(dict.fromkeys([own, *beside[unit]]))
+            for owner in in_turn:
+                if owner != last:
+                    self.visits[owner] = self.visits.get(owner, 0) + 1
+                last = owner
+                if unit < len(self.owners) - 1:
+                    self.nodes[owner] = self.nodes.get(owner, 0) + nodes / len(in_turn)
+
+
+def works_of(case: Case) -> list[cost_model.Work]:
+    """The parts of the model: those of the devices in their order, before them that of the head's processor where it has layers."""
+    parts = _Parts(case)
+    processor = Device(case.head, backends.CPU.name, "", device_load.CPU, 0, {})
+    works = []
+    for index, device in ((None, processor), *enumerate(case.placed.devices)):
+        if not parts.visits.get(index):
+            continue
+        host = case.places[device.host]
+        works.append(
+            cost_model.Work(
+                device.host,
+                device.buffer,
+                cost_model.rate_of(device, host.facts),
+                sum(owner == index for owner in parts.owners[:-1]),
+                parts.read.get(index, 0),
+                parts.weights.get(index, 0),
+                parts.multiplied.get(index, 0),
+                parts.nodes.get(index, 0),
+                link_of(device.endpoint, host, case.places) if device.endpoint else None,
+                parts.visits[index],
+                parts.quantised.get(index, 0),
+            )
+        )
+    return works
+
+
+def _rounded(number: float) -> float:
+    """With three digits: more would say more than is known."""
+    return float(f"{number:.3g}")
+
+
+def _most(costs: Iterable[tuple[str, str, float]]) -> str:
+    """The largest cause: of kinds of costs the one with the largest sum, and of it the host with the largest part.
+
+    :param costs: kind (around the host's name), host, cost.
+    """
+    kinds: dict[str, dict[str, float]] = {}
+    for kind, host, cost in costs:
+        by_host = kinds.setdefault(kind, {})
+        by_host[host] = by_host.get(host, 0) + cost
+    kind = max(kinds, key=lambda name: sum(kinds[name].values()))
+    return kind.format(max(kinds[kind], key=lambda host: kinds[kind][host]))
+
+
+def _limit_of_generation(release: Release, works: Sequence[cost_model.Work]) -> str:
+    costs = [("memory of {}", work.host, work.read / work.rate.gb_per_s / 1e6) for work in works]
+    costs += [("steps of the graph on {}", work.host, work.nodes * work.rate.node_us / 1e3) for work in works]
+    return _most(
+        [*costs, *(("link to {}", work.host, cost_model.link_ms(release, work)) for work in works if work.link)]
+    )
+
+
+def _limit_of_prompts(case: Case, works: Sequence[cost_model.Work]) -> str:
+    costs = []
+    for work in works:
+        cost = cost_model.prompt_costs(case.release, work, case.summary["width"])
+        costs += [(f"{kind} {{}}", work.host, ms) for kind, ms in cost.items()]
+    return _most(costs)
+
+
+def _limit_of_load(case: Case, works: Sequence[cost_model.Work]) -> str:
+    costs = []
+    for work in works:
+        for kind, seconds in cost_model.load_costs(case.release, work).items():
+            costs.append((f"{kind} {{}}", work.host if kind == "link to" else case.head, seconds))
+    return _most(costs)
+
+
+class Speeds(NamedTuple):
+    """Tokens per second."""
+
+    generation: float
+    prompt: float
+
+
+def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
+    """What these parts of the model reach together."""
+    prompt = cost_model.prompt_ms(case.release, works, case.summary["width"])
+    return Speeds(1000 / cost_model.token_ms(case.release, works), 1000 * cost_model.PROMPT / prompt if prompt else 0.0)
+
+
+def generation_of(release: Release, works: Sequence[cost_model.Work]) -> float:
+    """Tokens per second."""
+    return _rounded(1000 / cost_model.token_ms(release, works))
+
+
+def of_plan(case: Case, moved: bool) -> dict[str, Any]:
+    """``estimate`` of the plan.
+
+    :param moved: whether tensors are on other devices than their layers.
+    """
+    works = works_of(case) if case.fits else []
+    estimate: dict[str, Any] = {
+        "generation_tokens_per_s": None,
+        "prompt_tokens_per_s": None,
+        "load_s": None,
+        "limited_by": None,
+        "prompt_limited_by": None,
+        "load_limited_by": None,
+        "rates": None,
+    }
+    if works:
+        speeds = speeds_of(case, works)
+        sources = [work.rate.source for work in works]
+        estimate = {
+            "generation_tokens_per_s": _rounded(speeds.generation),
+            "prompt_tokens_per_s": _rounded(speeds.prompt),
+            "load_s": _rounded(cost_model.load_s(case.release, works)),
+            "limited_by": _limit_of_generation(case.release, works),
+            "prompt_limited_by": _limit_of_prompts(case, works),
+            "load_limited_by": _limit_of_load(case, works),
+            "rates": max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index),
+        }
+    return {
+        **estimate,
+        "disk": {"gb_per_s": cost_model.DISK_GB_PER_S, "measured": False},
+        "devices": [_device(work) for work in works],
+        "best_single_host": _best(case),
+        **_network(case, works, moved),
+    }
+
+
+def _device(work: cost_model.Work) -> dict[str, Any]:
+    return {
+        "device": work.device,
+        "host": work.host,
+        "gb_per_s": work.rate.gb_per_s,
+        "prompt_gflops": work.rate.prompt_gflops,
+        "source": work.rate.source,
+        "ms_per_token": _rounded(cost_model.device_ms(work)),
+    }
+
+
+def _network(case: Case, works: Sequence[cost_model.Work], moved: bool) -> dict[str, Any]:
+    """``network_ms_per_token``, how it was made, and each worker's ``links``."""
+    by_buffer = {work.device: work for work in works}
+    links: list[dict[str, Any]] = []
+    total, visits = 0.0, 0
+    for device in case.placed.devices:
+        if not device.endpoint:
+            continue
+        link, work = link_of(device.endpoint, case.places[device.host], case.places), by_buffer.get(device.buffer)
+        cost = cost_model.link_ms(case.release, work) if work else 0.0
+        total, visits = total + cost, visits + (work.visits if work else 0)
+        links.append(
+            {
+                "host": device.host,
+                "endpoint": device.endpoint,
+                "kind": link.kind,
+                "one_way_ms": round(link.round_trip_ms / 2, 4),
+                "gbit_per_s": link.gbit,
+                "measured": link.measured,
+                "ms_per_token": _rounded(cost),
+                **({} if link.visit_ms is None else {"visit_ms": link.visit_ms}),
+            }
+        )
+    bound = "at least" if moved and links else "about"
+    crossings = 2 * cost_model.WAITS[cost_model.keeps_graph(case.release)] * visits
+    return {
+        "network_ms_per_token": round(total, 3),
+        "bound": bound,
+        "visits": visits,
+        "crossings": crossings,
+        "links": links,
+    }
+
+
+class Alone(NamedTuple):
+    """How fast a host would be without others."""
+
+    speeds: Speeds
+    gpu_layers: int | None
+    """``llama_server_gpu_layers`` with which it is; None where all units are on its devices."""
+
+
+def _best(case: Case) -> dict[str, Any]:
+    """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
+    needs = _needs(case)
+    alone = {name: _alone(case, host, needs) for name, host in case.hosts.items()}
+    fitting = {name: found for name, found in alone.items() if found}
+    memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
+    name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
+    best = fitting.get(name)
+    return {
+        "host": name,
+        "fits": bool(best),
+        "gpu_layers": best.gpu_layers if best else None,
+        "generation_tokens_per_s": _rounded(best.speeds.generation) if best else None,
+        "prompt_tokens_per_s": _rounded(best.speeds.prompt) if best else None,
+    }
+
+
+class Needs(NamedTuple):
+    """What each unit needs, on whatever device it is."""
+
+    weights: Sequence[int]
+    """Bytes."""
+    read: Sequence[float]
+    """Bytes of weights that a token reads."""
+    multiplied: Sequence[float]
+    """Weights that a token is multiplied with."""
+    quantised: Sequence[float]
+    """Of those, quantised ones."""
+    sizes: Sequence[int]
+    """Bytes with its part of the cache."""
+
+
+def _needs(case: Case) -> Needs:
+    load = case.placed.load
+    bits, end = cost_model.Bits(load, case.summary), load.units
+    weights, read, multiplied, quantised = [0] * end, [0.0] * end, [0.0] * end, [0.0] * end
+    for part in load.parts:
+        unit = _unit_of(part)
+        if unit is not None:
+            part_read = cost_model.read_of(part, case.summary)
+            weights[unit] += part.bytes
+            read[unit] += part_read
+            more = bits.multiplied(part, part_read)
+            multiplied[unit], quantised[unit] = multiplied[unit] + more[0], quantised[unit] + more[1]
+    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
+    return Needs(weights, read, multiplied, quantised, sizes)
+
+
+def _alone(case: Case, host: Host, needs: Needs) -> Alone | None:
+    """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
+    own = case.own_devices(host)
+    filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
+    found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
+    return max(found, key=lambda alone: alone.speeds) if found else None
+
+
+def _unit_of(part: device_load.Part) -> int | None:
+    """The unit that a tensor belongs to, wherever overrides put it; None of what stays in the head's memory in any case."""
+    layer = IN_A_LAYER.match(part.name)
+    return int(layer[1]) if layer else part.unit
+
+
+def _units_held(sizes: Sequence[int], own: Sequence[Device], kept: int) -> int:
+    """How many units, the last ones first, these devices hold one after the other.
+
+    :param sizes: bytes of each unit.
+    :param kept: bytes that stay free on each device.
+    """
+    end = len(sizes)
+    for device in own:
+        held = itertools.accumulate(reversed(sizes[:end]))
+        end -= sum(size <= device.capacity_mib * MIB - kept for size in held)
+    return len(sizes) - end
+
+
+def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[list[cost_model.Work], int | None]:
+    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it. Devices
+    that do not hold all leave room for the bound of the compute buffer.
+
+    :returns: the parts, and how many units are on devices; None of all of them.
+    """
+    load = case.placed.load
+    weights, read, multiplied, quantised, sizes = needs
+    end = load.units
+
+    def part_of(rate: cost_model.Rate, start: int) -> cost_model.Work:
+        layers = min(end, load.layers) - min(start, load.layers)
+        nodes = layers * cost_model.nodes_per_layer(case.summary)
+        own = slice(start, end)
+        return cost_model.Work(
+            host.name,
+            "",
+            rate,
+            layers,
+            read=sum(read[own]),
+            weights=sum(weights[own]),
+            multiplied=sum(multiplied[own]),
+            nodes=nodes,
+            quantised=sum(quantised[own]),
+        )
+
+    room = (host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True)) * MIB
+    works = []
+    by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts).gb_per_s)
+    kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
+    for device in by_speed:
+        start = end - _units_held(sizes[:end], [device], kept)
+        works.append(part_of(cost_model.rate_of(device, host.facts), start))
+        accelerator = devices.accelerator_of(host.facts, device.name)
+        room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
+        end = start
+    if end and sum(sizes[:end]) > room:
+        return [], None
+    works.append(part_of(cost_model.processor_rate(host.facts), 0))
+    return [work for work in works if work.weights], load.units - end if end and case.own_devices(host) else None

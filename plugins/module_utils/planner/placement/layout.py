@@ -1,0 +1,425 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which devices hold which part of the model, and why it does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    auxiliary_models,
+    cost_model,
+    device_load,
+    estimate,
+    solver,
+    workers,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Device,
+    Facts,
+    Host,
+    Model,
+    Release,
+    Server,
+)
+
+ALL = "all"
+"""The value of ``llama_placement`` with which every device is used."""
+
+
+class Pace(NamedTuple):
+    """What a device's part of a token costs, in milliseconds; the last three are 0 of the head's own devices."""
+
+    rate: cost_model.Rate
+    worker: float = 0.0
+    """For using the worker that lends it."""
+    visit: float = 0.0
+    """For each further time that a token comes to it."""
+    layer: float = 0.0
+    """For each layer, besides what the device takes for it."""
+
+
+def paces_of(
+    devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: Mapping[str, Any]
+) -> dict[str, Pace]:
+    """Device, as the log names it → its pace."""
+    nodes = cost_model.nodes_per_layer(summary)
+    paces = {}
+    for device in devices:
+        pace = Pace(cost_model.rate_of(device, hosts[device.host].facts))
+        if device.endpoint:
+            link = estimate.link_of(device.endpoint, hosts[device.host], hosts)
+            once = cost_model.worker_ms(release, 0, link)
+            twice = cost_model.worker_ms(release, 0, link, visits=2)
+            layer = cost_model.worker_ms(release, nodes, link) - once
+            pace = pace._replace(worker=once, visit=twice - once, layer=layer)
+        paces[device.buffer] = pace
+    return paces
+
+
+class Case(NamedTuple):
+    """What is to be placed, and where it may be."""
+
+    server: Server
+    mode: str | None
+    """``llama_placement``."""
+    model: Model
+    release: Release
+    devices: Sequence[Device]
+    """Those of workers, then the head's own."""
+    head: str
+    """Its name."""
+    hosts: Mapping[str, Host]
+
+    @property
+    def facts(self) -> Facts:
+        """Of the head."""
+        return self.hosts[self.head].facts
+
+
+def lay_out(case: Case) -> device_load.Placed:
+    """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
+    own = [device for device in case.devices if not device.worker]
+    own.sort(key=lambda device: -cost_model.rate_of(device, case.facts).gb_per_s)
+    places = list(auxiliary_models.homes(case.model, case.server, case.release, own))
+    whole, tried = {device.buffer: device for device in case.devices}, []
+    for held, reserved in [
+        *zip(places, places),
+        *((held, auxiliary_models.without_buffers(held)) for held in places if held),
+    ]:
+        left = auxiliary_models.leave(case.devices, reserved, case.head, case.facts)
+        if left is None:
+            continue
+        placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved))
+        placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), further=held)
+        if not placed.reasons:
+            return placed
+        tried.append(placed)
+    if not tried:
+        raise auxiliary_models.refuse(auxiliary_models.without_buffers(places[-1]), case.devices, case.head)
+    best = min(tried, key=lambda placed: placed.missing_mib)
+    return best._replace(reasons=(*best.reasons, *auxiliary_models.sentences(best.further, case.head)))
+
+
+def _of_the_model(case: Case, beside: int) -> device_load.Placed:
+    """The same of the model that is served.
+
+    :param beside: bytes of the head's memory that models beside this one take.
+    """
+    server, model, devices = case.server, case.model, case.devices
+    overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
+    if overrides and "tensors" not in model.summary:
+        raise Refusal(
+            "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
+        )
+    settings = server_settings.settings_of(server, model.summary, case.release.fork)
+    load = device_load.Load(model.summary, settings, case.release.generation, overrides)
+    gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
+    if not devices or not gpu_layers:
+        missing = _missing_on_head(case.facts, load, load.units, beside)
+        return device_load.Placed((), (), load, 0, _over_without_devices(case.head, missing), missing_mib=missing)
+    first = load.units - gpu_layers
+    selects = case.release.capabilities["device_name"] is not None
+    every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
+    if server.tensor_split:
+        placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
+    else:
+        runners = _runners(load, devices, paces_of(devices, case.hosts, case.release, model.summary), model.summary)
+        placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
+    _check_number(placed.devices, bool(server.tensor_split), every)
+    missing = _missing_on_head(case.facts, load, first, beside) if first or overrides or beside else 0
+    over, stays = placed.over(), bool(first or overrides)
+    reasons = [*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)]
+    return placed._replace(
+        reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
+        missing_mib=missing + sum(mib for _device, mib in over),
+    )
+
+
+def _as_asked(
+    split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int, selects: bool
+) -> device_load.Placed:
+    """The operator's own split between the devices that have a share or tensors of overrides.
+
+    :param selects: whether llama-server can be told which devices to use.
+    """
+    if len(split) != len(devices) or min(split) < 0 or not any(split):
+        raise Refusal(
+            f"llama_server_tensor_split is {list(split)}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
+            + ", ".join(device.label for device in devices)
+        )
+    used = [pair for pair in zip(devices, split) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
+    if not selects:
+        own = [pair for pair in zip(devices, split) if not pair[0].worker]
+        used = [*own, *(pair for pair in used if pair[0].worker)]
+    return device_load.Placed(
+        tuple(device for device, _share in used),
+        [share for _device, share in used],
+        load,
+        gpu_layers,
+        why=("llama_server_tensor_split",) * len(used),
+    )
+
+
+class Runner(NamedTuple):
+    """A device with what it costs there."""
+
+    device: Device
+    pace: Pace
+    place: solver.Place
+
+
+def _runners(
+    load: device_load.Load, devices: Sequence[Device], paces: Mapping[str, Pace], summary: Mapping[str, Any]
+) -> list[Runner]:
+    """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
+    layers it gets then follows from the room, and whether it gets any from what its worker costs."""
+    read, nodes = cost_model.units_read(load, summary), cost_model.nodes_per_layer(summary)
+    each = [paces[device.buffer] for device in devices]
+    whole = [cost_model.generation_ms(pace.rate, sum(read), nodes * load.layers) for pace in each]
+    groups = solver.groups_of([1 / ms for ms in whole])
+    costs: dict[int, list[int]] = {}
+    for group in set(groups):
+        members = [index for index, other in enumerate(groups) if other == group]
+        rate = each[min(members, key=lambda index: whole[index])].rate
+        layer = sum(each[index].layer for index in members) / len(members)
+        ms = [cost_model.generation_ms(rate, size, nodes) + layer for size in read[: load.layers]]
+        ms += [cost_model.generation_ms(rate, size, 0) for size in read[load.layers :]]
+        costs[group] = [solver.cost_of(time) for time in ms]
+    visits = {buffer: solver.cost_of(pace.visit) for buffer, pace in paces.items()}
+    return [
+        Runner(device, pace, _place(load, device, pace, costs[group], visits, group))
+        for device, pace, group in zip(devices, each, groups)
+    ]
+
+
+def _place(
+    load: device_load.Load,
+    device: Device,
+    pace: Pace,
+    costs: Sequence[int],
+    visits: Mapping[str, int],
+    group: int,
+) -> solver.Place:
+    """:param costs: of each unit on this device, for itself.
+    :param visits: device → what it costs to go there and back once more.
+    """
+    fixed, here = load.fixed(device.buffer, device.backend), device.buffer
+    own = list(costs)
+    for unit, others in load.moved.items():
+        for other in others - {here}:
+            own[unit] += visits[here] + visits.get(other, 0) + (solver.MOVE if other != device_load.CPU else 0)
+    base = solver.cost_of(pace.worker) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+    return solver.Place(
+        capacity=device.capacity_mib * MIB,
+        fixed=fixed,
+        compute=load.compute,
+        sizes=load.sizes(device.backend),
+        cost=solver.prefix_sums(own),
+        base=0 if fixed else base,
+        group=group,
+    )
+
+
+def _ordered(runners: Sequence[Runner], load: device_load.Load, selects: bool) -> list[Runner]:
+    """The devices in the order in which llama-server takes layers: workers and then the head's own, each with the fastest last, which so gets
+    the output, whose result then need not cross the network. With overrides devices have the order of the layers that are there.
+
+    :param selects: whether llama-server can be told which devices to use; else it takes all of the head's own, then the workers.
+    """
+    if not selects:
+        return sorted(runners, key=lambda runner: runner.device.worker is not None)
+    by_speed = sorted(runners, key=lambda runner: (runner.device.worker is None, -runner.place.group))
+    layers: dict[str, list[int]] = {}
+    for unit, devices in load.moved.items():
+        for buffer in devices:
+            layers.setdefault(buffer, []).append(unit)
+    middle = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
+    return sorted(by_speed, key=lambda runner: middle.get(runner.device.buffer, load.units))
+
+
+def _fastest(
+    runners: Sequence[Runner], load: device_load.Load, first: int, every: bool, selects: bool
+) -> tuple[device_load.Placed, bool]:
+    """The placement of the fewest seconds, and whether the model fits; where not, the shares are those of the capacities.
+
+    :param every: whether every device gets layers, as far as there are enough.
+    :param selects: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
+    """
+    places = [runner.place for runner in runners]
+    must = [place._replace(base=place.base - solver.MUST) for place in places] if every else places
+    units, gpu_layers = solver.solve(must, first), load.units - first
+    if units is None:
+        room = [max(0, place.capacity - place.fixed) for place in places]
+        devices, shares = tuple(runner.device for runner in runners), device_load.proportional(gpu_layers, room)
+        return device_load.Placed(
+            devices, shares, load, gpu_layers, why=("the model does not fit",) * len(shares)
+        ), False
+    device_load.check(load, gpu_layers, units)
+    why = _why(runners, units, every)
+    kept = [
+        index
+        for index, runner in enumerate(runners)
+        if units[index] or runner.place.fixed or not (selects or runner.device.worker)
+    ]
+    placed = device_load.Placed(
+        tuple(runners[index].device for index in kept),
+        [units[index] for index in kept],
+        load,
+        gpu_layers,
+        why=tuple(why[index] for index in kept),
+    )
+    return placed, True
+
+
+def _why(runners: Sequence[Runner], units: Sequence[int], every: bool) -> list[str]:
+    """Why each device gets what it gets, in some words."""
+    groups = [runner.place.group for runner in runners]
+    used = [group for group, count in zip(groups, units) if count]
+    sentences = []
+    for runner, count in zip(runners, units):
+        rate, several = runner.pace.rate, used.count(runner.place.group) > 1
+        even = ", shared evenly" if count and several else ""
+        words = _words(runner, count, used, groups, every)
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
+    return sentences
+
+
+def _words(runner: Runner, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
+    """:param used: groups of the devices with units.
+    :param groups: of all devices.
+    """
+    group = runner.place.group
+    if not count:
+        return "what llama_server_override_tensor puts there" if runner.place.fixed else "nothing"
+    if every and min(used) < group and count == 1:
+        return "one layer, since every device is used"
+    if min(used) < group:
+        return "what has no room in faster memory"
+    if max(used) > group:
+        return "the most, since the rest is slower" if every else "as much as it has room for, since the rest is slower"
+    if min(groups) < group:
+        return "faster devices would cost more than they save"
+    return "the fastest memory" if len(groups) > 1 else "the only device"
+
+
+def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
+    """Refuses more devices than llama.cpp schedules over; it would end with an assertion.
+
+    :param asked: whether the operator gives each device its share.
+    :param every: whether every device is used.
+    """
+    if len(used) <= capabilities.MAX_DEVICES:
+        return
+    lent = sum(device.worker is not None for device in used)
+    remedy = "use fewer, larger ones"
+    if asked:
+        remedy = "give 0 in llama_server_tensor_split to those that can be left out"
+    elif every:
+        remedy = "set llama_placement to fastest, which uses no more than the model needs"
+    raise Refusal(
+        f"the plan needs {len(used)} devices ({lent} of workers, {len(used) - lent} of the head), but llama.cpp uses {capabilities.MAX_DEVICES} at most "
+        f"beside the head's processor: {remedy}"
+    )
+
+
+def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: int) -> int:
+    """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit."""
+    held = load.on_head(range(first)) + sum(load.kv[:first]) + beside
+    room = facts.memory_mib - workers.reserve_mib(facts.memory_mib, shared=True)
+    return max(0, -(-held // MIB) - room)
+
+
+def _over_without_devices(name: str, missing: int) -> tuple[str, ...]:
+    """A sentence if the whole model does not fit into the head's memory."""
+    if not missing:
+        return ()
+    return (f"the model does not fit into the memory of {name}: {missing} MiB are missing; add a worker",)
+
+
+def _over_on_head(name: str, load: device_load.Load, first: int, missing: int, stays: bool) -> tuple[str, ...]:
+    """A sentence if the layers before ``first`` do not fit into the head's memory.
+
+    :param stays: whether the operator leaves any of the model there.
+    """
+    if not missing:
+        return ()
+    if not stays:
+        return (f"{missing} MiB are missing in the memory of {name}",)
+    return (
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
+        f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",
+    )
+
+
+def _without_tensors(overrides: Sequence[tuple[str, str]], load: device_load.Load) -> list[str]:
+    """Overrides that move nothing, which may be why the model does not fit."""
+    names = {part.name for part in load.parts}
+    return [
+        f"llama_server_override_tensor has {f'{pattern}={device}'!r}, and no tensor of the model has such a name: correct or remove it"
+        for pattern, device in overrides
+        if not any(re.search(pattern, name) for name in names)
+    ]
+
+
+def _over_on_devices(over: Sequence[tuple[Device, int]], asked: bool) -> list[str]:
+    """What is missing where.
+
+    :param over: of Placed.over.
+    :param asked: whether the operator's own shares are the reason, since the model would fit.
+    """
+    if asked:
+        return [
+            f"llama_server_tensor_split or llama_server_override_tensor is too much for {device.label}: {missing} MiB are missing, "
+            f"and it holds {device.capacity_mib} MiB; give it a smaller share"
+            for device, missing in over
+        ]
+    empty = list(dict.fromkeys(device.host for device, _missing in over if device.endpoint and not device.capacity_mib))
+    kept = f"; all memory of {', '.join(empty)} is kept for the system: memory_mib in llama_worker_endpoints says what a worker there may hold"
+    return [
+        f"the model does not fit: {sum(missing for _device, missing in over)} MiB are missing, "
+        + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in over)
+        + ": add a worker, or choose a smaller model"
+        + (kept if empty else "")
+    ]
+
+
+def as_json(placed: device_load.Placed, as_planned: bool, load_mode: str | None) -> list[dict[str, Any]]:
+    """What the plan says of each device.
+
+    :param as_planned: whether nothing that the operator adds changes what devices hold.
+    :param load_mode: ``llama_server_load_mode``.
+    """
+    load = placed.load
+    entries = []
+    for device, share, why in zip(placed.devices, placed.shares(), placed.why):
+        beside = auxiliary_models.on_device(placed.further, device)
+        sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute, "further": beside}
+        sizes["total"] = sum(sizes.values())
+        mapped = (
+            backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
+        )
+        unknown = device.worker is not None and device.worker.external
+        exact = {"weights_mib": load.weights_exact and not mapped and not unknown, "kv_mib": load.kv_exact}
+        entries.append(
+            {
+                "device": device.buffer,
+                "host": device.host,
+                "worker": device.worker.name if device.worker else None,
+                "endpoint": device.endpoint,
+                "layers": share.layers,
+                "output": share.output,
+                **{f"{kind}_mib": round(size / MIB, 2) for kind, size in sizes.items()},
+                "capacity_mib": device.capacity_mib,
+                "reason": why,
+                "exact": [size for size, sure in exact.items() if sure and as_planned and not beside],
+            }
+        )
+    return entries

@@ -1,0 +1,444 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The workers that a host declares: addresses, ports, devices and command lines."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
+    MOST_MIB,
+    MOST_THREADS,
+    STAGING_DISTANCE,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Build,
+    Endpoint,
+    Host,
+    Release,
+    Tunnel,
+    Worker,
+)
+
+FIRST_PORT = 50052
+LEAST_MIB = 2048
+"""What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
+SHARING = {"GOMP_SPINCOUNT": "10000"}
+"""Environment with which the threads of a worker on the processor soon leave it to other programs of the host when a graph is computed. By
+itself GNU's OpenMP waits for milliseconds: with two such workers on 2 cores a token took 38 ms, and 21 so (docs/performance.md)."""
+WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
+
+
+class Lendable(NamedTuple):
+    """A device that the host's builds offer."""
+
+    backend: str
+    build: str
+    """Backend of the build that offers it."""
+    device: str
+    name: str
+    """For people."""
+    memory_mib: int
+    shared: bool
+    """Whether that memory is the host's own."""
+
+
+def reserve_mib(total_mib: int, shared: bool) -> int:
+    """What is left to the system: more where the device's memory is the host's own."""
+    return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
+
+
+def _bits_in_common(address: str, other: str) -> int:
+    """With how many bits both addresses begin; -1 where one is the name of a host."""
+    try:
+        first, second = (ipaddress.IPv4Address(text.split("/", maxsplit=1)[0]) for text in (address, other))
+    except ValueError:
+        return -1
+    return 32 - (int(first) ^ int(second)).bit_length()
+
+
+def address_of(host: Host, peer: str, towards: str | None = None) -> str:
+    """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of
+    the first link without a peer, or where the host is reached.
+
+    :param towards: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
+    """
+    joining = [index for index, link in enumerate(host.links) if link.peer == peer]
+    others = [index for index, link in enumerate(host.links) if not link.peer]
+    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*joining, *others]]
+    places += [("ansible_host", host.address)]
+    variable, address = places[0]
+    if towards and not joining:
+        variable, address = max(places, key=lambda place: _bits_in_common(place[1], towards))
+    try:
+        parsed = ipaddress.IPv4Address(address.split("/", maxsplit=1)[0])
+    except ValueError:
+        raise Refusal(
+            f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
+            "set it in ansible_host, or in llama_links the address in the network that joins them; a host that answers by SSH says it itself"
+        ) from None
+    if parsed.is_loopback:
+        raise Refusal(
+            f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
+            f"with {peer}, in ansible_host or llama_links"
+        )
+    if parsed.is_multicast or parsed.is_reserved:
+        raise Refusal(
+            f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
+        )
+    if parsed.is_unspecified:
+        raise Refusal(
+            f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
+        )
+    return str(parsed)
+
+
+def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
+    """All devices that the host's builds offer, the CPU last.
+
+    :param built: the host's backends.
+    """
+    devices = [
+        Lendable(
+            backend,
+            backend,
+            backends.device_name(backend, index),
+            accelerator.name,
+            accelerator.memory_mib,
+            accelerator.unified,
+        )
+        for backend in built
+        if backend != "cpu"
+        for index, accelerator in enumerate(host.facts.of_backend(backend))
+    ]
+    build = "cpu" if "cpu" in built else next(iter(built))
+    return [*devices, Lendable("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
+
+
+def _no_device(where: str, host: str, backend: str, built: Collection[str], offered: list[Lendable]) -> Refusal:
+    """An endpoint that gives a backend alone, of which no device is left."""
+    lent = [device.device for device in offered if device.backend == backend]
+    if lent:
+        return Refusal(
+            f"{where} has the backend {backend!r}, but earlier endpoints lend all its devices ({', '.join(lent)}): remove it, or declare "
+            "further devices in llama_hardware"
+        )
+    return Refusal(
+        f"{where} has the backend {backend!r}, but the host builds llama.cpp for {', '.join(built)}: use one of these, or add it to "
+        f"llama_backend of {host}"
+    )
+
+
+def _device_of(
+    where: str, host: str, endpoint: Endpoint, offered: list[Lendable], lent: Collection[str], built: Collection[str]
+) -> Lendable:
+    """The device that an endpoint lends: the one that it names, or else the first of its backend that is left.
+
+    :param lent: devices of the endpoints before it.
+    """
+    free = [device for device in offered if device.device not in lent and endpoint.backend in (None, device.backend)]
+    if not free and not endpoint.device and endpoint.backend not in (None, "cpu"):
+        raise _no_device(where, host, str(endpoint.backend), built, offered)
+    name = endpoint.device or (free or offered[-1:])[0].device
+    device = next((device for device in offered if device.device == name), None)
+    if device is None:
+        raise Refusal(
+            f"{where} has the device {name!r}: use one of {', '.join(d.device for d in offered)}, or declare it in llama_hardware"
+        )
+    if endpoint.backend not in (None, device.backend):
+        raise Refusal(
+            f"{where} has the backend {endpoint.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
+        )
+    if device.backend != "cpu" and name in lent:
+        raise Refusal(f"{where} lends {name} a second time: two workers cannot share an accelerator")
+    if device.backend != "cpu" and not (device.memory_mib or endpoint.memory_mib):
+        raise Refusal(
+            f"{where} lends {name}, {device.name}, whose memory size is unknown: set memory_mib there, or declare the "
+            "device in llama_hardware"
+        )
+    return device
+
+
+def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int, taken: Collection[int]) -> None:
+    """:param taken: ports of the endpoints before it."""
+    for variable, value, most in (
+        ("threads", endpoint.threads, MOST_THREADS),
+        ("memory_mib", endpoint.memory_mib, MOST_MIB),
+        ("cache_mib", endpoint.cache_mib or None, MOST_MIB),
+    ):
+        limit = validation.limit(value, 1, most)
+        if limit:
+            raise Refusal(f"{where} has the {variable} {value}: {limit}, or leave it out")
+    for variable, number in (("port", port), ("staging_port", staging_port)):
+        if isinstance(number, bool) or not 0 < number < 65536:
+            raise Refusal(f"{where} has the {variable} {number}: use 1 to 65535")
+        if number in taken:
+            raise Refusal(
+                f"{where} has the {variable} {number}, which another worker of this host uses too: give each worker its own ports"
+            )
+
+
+def _name_of(where: str, endpoint: Endpoint, default: str, taken: Collection[str]) -> str:
+    name = endpoint.name or default
+    if not re.fullmatch(WORKER_NAME, name):
+        raise Refusal(f"{where} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
+    if name in taken:
+        raise Refusal(f"{where} has the name {name!r}, which another worker of this host has too: use another name")
+    return name
+
+
+class Declared(NamedTuple):
+    """An endpoint with its device and all that the inventory may leave out."""
+
+    name: str
+    endpoint: Endpoint
+    device: Lendable
+    port: int
+    staging_port: int
+    tunnel: Tunnel | None
+
+
+def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
+    """Where a tunnel ends on the head, which alone can tell: an address of the head's loopback, and its staging port as far above the port as
+    a worker's is."""
+    if given is None:
+        return None
+    address, _colon, number = given.rpartition(":")
+    try:
+        ends_on_head = ipaddress.IPv4Address(address).is_loopback
+    except ValueError:
+        ends_on_head = False
+    port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
+    if not ends_on_head or not 0 < port < 65536 - STAGING_DISTANCE:
+        raise Refusal(
+            f"{where} has the tunnel {given!r}: use address and port at which it ends on the head, like 127.0.0.1:60052, and "
+            f"a port up to {65535 - STAGING_DISTANCE}, since the tunnel to the staging port ends {STAGING_DISTANCE} above it"
+        )
+    if host.is_head:
+        raise Refusal(f"{where} has the tunnel {given!r}, but the head reaches its own workers itself: remove tunnel")
+    return Tunnel(address, port, port + STAGING_DISTANCE)
+
+
+def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
+    """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
+
+    A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
+
+    :param serves: on the head, the backend of its llama-server.
+    """
+    same = same_device.twins(host.facts)
+    keeps = [device.device for device in offered if device.backend == serves] if len(built) > 1 else []
+    taken = {same[name] for name in keeps if name in same}
+    lent = []
+    for device in offered:
+        again = same.get(device.device) in taken
+        if not again and (device.device != "CPU" or "cpu" in built):
+            lent.append(device)
+            taken |= {same[device.device]} if host.backends == ("auto",) and device.device in same else set()
+    return lent
+
+
+def declare(host: Host, built: Collection[str], serves: str | None) -> list[Declared]:
+    """The endpoints of a host, those that it gives or those that it has by default.
+
+    :param built: the host's backends.
+    :param serves: on the head, the backend of its llama-server; None elsewhere.
+    """
+    offered = lendable(host, built)
+    lent = _by_default(host, built, offered, serves)
+    endpoints: Sequence[Endpoint] = host.endpoints or [Endpoint(device=device.device) for device in lent]
+    declared: list[Declared] = []
+    for index, endpoint in enumerate(endpoints):
+        where = f"llama_worker_endpoints[{index}] of {host.name}"
+        device = _device_of(where, host.name, endpoint, offered, {other.device.device for other in declared}, built)
+        port = FIRST_PORT + index if endpoint.port is None else endpoint.port
+        staging_port = port + STAGING_DISTANCE if endpoint.staging_port is None else endpoint.staging_port
+        taken = {number for other in declared for number in (other.port, other.staging_port)}
+        _check_numbers(where, endpoint, port, staging_port, taken)
+        number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""
+        name = _name_of(where, endpoint, device.device.lower() + number, {other.name for other in declared})
+        declared.append(Declared(name, endpoint, device, port, staging_port, _tunnel(where, host, endpoint.tunnel)))
+    return declared
+
+
+def shares_of_memory(
+    host: Host,
+    declared: Sequence[Declared],
+    driven: Collection[str],
+    shown: Mapping[str, int],
+    limits: Mapping[str, int],
+) -> dict[str, int]:
+    """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
+
+    It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
+
+    :param driven: names of the accelerators that llama-server itself drives.
+    :param shown: of devices.shown_by_drivers.
+    :param limits: MiB that some of these may hold, where the operator says so.
+    """
+    same, facts = same_device.twins(host.facts), host.facts
+    wanted: dict[str, int] = {}
+    sizes = {name: accelerator.memory_mib for name, accelerator in same_device.named(facts) if accelerator.unified}
+    given = {entry.device.device: entry.endpoint.memory_mib for entry in declared if entry.endpoint.memory_mib}
+    given.update(limits)
+    for name in [*driven, *(entry.device.device for entry in declared)]:
+        if name in sizes:
+            most = given.get(name) or max(0, sizes[name] - reserve_mib(sizes[name], shared=True))
+            most = min(most, (shown or {}).get(name, most))
+            wanted[same[name]] = max(wanted.get(same[name], 0), most)
+    processors = [entry for entry in declared if entry.device.device == "CPU"]
+    if len(wanted) + len(processors) < 2:
+        return {**wanted, "CPU": usable_mib(facts.memory_mib)}
+    dividing = sum(not entry.endpoint.memory_mib for entry in processors)
+    room = usable_mib(facts.memory_mib) - sum(entry.endpoint.memory_mib or 0 for entry in processors)
+    for_accelerators = max(0, room - LEAST_MIB * dividing)
+    asked = sum(wanted.values())
+    if asked > for_accelerators:
+        wanted = {name: size * for_accelerators // asked for name, size in wanted.items()}
+    return {**wanted, "CPU": max(0, room - sum(wanted.values())) // max(1, dividing)}
+
+
+def usable_mib(memory_mib: int) -> int:
+    """Of a host's memory."""
+    return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
+
+
+def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
+    """Of a worker's process, as far as its release does not matter."""
+    environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.endpoint.environment}
+    bus_order = backends.RECORDS[entry.device.backend].bus_order
+    if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
+        environment.setdefault(*bus_order)
+    if entry.endpoint.cache:
+        ending = fast_load.CACHE_ENDING if release_request.wants_fast_load(host.releases["llama_release"]) else ""
+        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{ending}")
+        if not environment["LLAMA_CACHE"].startswith("/"):
+            raise Refusal(
+                f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "
+                "from / on, or remove it"
+            )
+    return environment
+
+
+def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
+    """The declared workers of one host.
+
+    :param head: name of the head.
+    :param shares: of shares_of_memory.
+    """
+    same = same_device.twins(host.facts)
+    direct = any(entry.tunnel is None for entry in declared) and not host.is_head
+    address = address_of(host, head) if direct else LOOPBACK
+    cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
+    workers = []
+    for entry in declared:
+        endpoint, device = entry.endpoint, entry.device
+        threads = endpoint.threads
+        if device.backend == "cpu" and threads is None:
+            threads = max(1, host.facts.cpu["cores"] // cpu_workers)
+        own = max(0, device.memory_mib - reserve_mib(device.memory_mib, device.shared))
+        workers.append(
+            Worker(
+                name=entry.name,
+                host=host.name,
+                address=LOOPBACK if entry.tunnel else address,
+                port=entry.port,
+                staging_port=entry.staging_port,
+                backend=device.backend,
+                build=device.build,
+                device=device.device,
+                alone=False,
+                threads=threads,
+                cache=bool(endpoint.cache),
+                cache_mib=endpoint.cache_mib,
+                cache_why=endpoint.cache_why,
+                shared=device.shared,
+                capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
+                environment=_environment_of(host, entry),
+                tunnel=entry.tunnel,
+            )
+        )
+    return workers
+
+
+def usable(
+    workers: Sequence[Worker],
+    order: Sequence[str],
+    fitting: Collection[str],
+    same: Mapping[str, str],
+    driven: Collection[str],
+) -> list[Worker]:
+    """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
+
+    :param order: backends, the preferred ones first.
+    :param fitting: backends whose release is of the head's source.
+    :param same: physical.twins of the host.
+    :param driven: names of the devices that llama-server itself drives there.
+    """
+    taken = {same[name] for name in driven}
+    chosen = set()
+    for worker in sorted(
+        (worker for worker in workers if worker.build in fitting), key=lambda worker: order.index(worker.build)
+    ):
+        device = same.get(worker.device)
+        if device is None or device not in taken:
+            chosen.add(worker.name)
+            taken |= {device} if device else set()
+    return [worker for worker in workers if worker.name in chosen]
+
+
+def on_its_staging_port(worker: Worker) -> Worker:
+    """The worker with its two ports exchanged, and those of its tunnel."""
+    tunnel = worker.tunnel and worker.tunnel._replace(port=worker.tunnel.staging_port, staging_port=worker.tunnel.port)
+    return worker._replace(port=worker.staging_port, staging_port=worker.port, tunnel=tunnel)
+
+
+def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
+    """The worker; if its program has no option for the device, with an environment that hides all other devices.
+
+    :param release: of its build.
+    :param devices: how many of its kind the host has.
+    """
+    visible = backends.RECORDS[worker.backend].visible
+    if "d" in release.capabilities["worker_flags"] or visible is None:
+        return worker
+    variable = visible.variable
+    if variable not in worker.environment and devices > 1:
+        value = visible.devices.format(re.sub(r"\D", "", worker.device))
+        worker = worker._replace(environment={**worker.environment, variable: value})
+    return worker._replace(alone=variable in worker.environment)
+
+
+def argv_of(worker: Worker, build: Build, release: Release, folder: str) -> list[str]:
+    """:param folder: where releases are installed."""
+    flags, program = release.capabilities["worker_flags"], release.capabilities["worker_binary"]
+    device = options.render_worker("worker-device", worker.device, flags)
+    cache = options.render_worker("tensor-cache", "on", flags)
+    if not device and worker.device != backends.device_name(build.backend, 0) and not worker.alone:
+        raise Refusal(
+            f"the worker {worker.name} of {worker.host} lends {worker.device}, but rpc-server of {build.release} can lend "
+            f"{backends.device_name(build.backend, 0)} only: declare only that one in llama_worker_endpoints, or set llama_release to a newer build"
+        )
+    if worker.cache and not cache:
+        raise Refusal(
+            f"the worker {worker.name} of {worker.host} has cache: true, but {program} of {build.release} has no cache: remove cache "
+            "from llama_worker_endpoints, or set llama_release to b4981 or newer"
+        )
+    return [
+        f"{folder}/{build.id}/bin/{program}",
+        *options.render_worker("address", worker.address, flags),
+        *options.render_worker("worker-port", str(worker.port), flags),
+        *device,
+        *(options.render_worker("processor", "CPU", flags) if worker.device == "CPU" else []),
+        *(options.render_worker("worker-threads", str(worker.threads), flags) if worker.threads else []),
+        *(cache if worker.cache else []),
+    ]

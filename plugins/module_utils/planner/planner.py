@@ -1,0 +1,878 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From inventory and facts to the plan: the whole intended state as data. Reads and writes nothing.
+
+The plan depends on the inventory and on facts that stay the same from run to run; its form is described in docs/plan.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
+    cache_prefill,
+    kernel_parameters,
+    neighbours,
+    server_settings,
+    services,
+    staging,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, remedies, table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import unused_memory as idle
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
+    external_workers,
+    model_source,
+    release_request,
+    same_device,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    auxiliary_models,
+    device_load,
+    devices,
+    estimate,
+    fallbacks,
+    layout,
+    workers,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Accelerator,
+    Build,
+    Catalogue,
+    Cluster,
+    Device,
+    Equipped,
+    Facts,
+    Host,
+    Model,
+    Port,
+    Quantisation,
+    Release,
+    Server,
+    Worker,
+)
+
+SCHEMA = 1
+KNOCKING_HOSTS = 2
+"""So many other hosts try whether a worker's port is closed to them."""
+
+
+def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
+    """The plan of a refused cluster: only the reason."""
+    name = validation.printable(cluster)
+    return {"schema": SCHEMA, "cluster": name, "refused": True, "fits": False, "reasons": [str(refusal)]}
+
+
+def make(
+    cluster: Cluster,
+    model_found: Mapping[str, Any],
+    catalogue: Catalogue,
+    runtime_id: str,
+    staged: bool = False,
+) -> dict[str, Any]:
+    """The plan, or the reasons why there is none.
+
+    :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
+        nothing is known.
+    :param runtime_id: identifies the runtime that is installed on hosts.
+    :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
+    :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
+    """
+    cluster = cluster._replace(elsewhere=external_workers.hosts_of(cluster.external))
+
+    def attempt(given: Cluster, trial: bool = True) -> Planned:
+        changed = given._replace(
+            hosts={name: kernel_parameters.after_reboot(host) for name, host in given.hosts.items()},
+            served=model_source.summary_of(given.model, model_found),
+        )
+        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        return _plan(prepared, runtime_id, staged, not (trial or staged))
+
+    try:
+        planned = attempt(cluster, trial=False)
+    except Refusal as refusal:
+        return refused(cluster.name, refusal)
+    return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
+
+
+class Planned(NamedTuple):
+    """A plan without remedies, and what these are chosen from."""
+
+    plan: dict[str, Any]
+    seen: Seen
+    met: list[table.Met]
+    idle: Sequence[idle.Idle]
+    offered: Sequence[Quantisation]
+    """That the repository of the model has."""
+
+
+def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
+    """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
+    plan = planned.plan
+    if plan["fits"] and not planned.met:
+        return plan
+
+    def judged(changed: Cluster) -> dict[str, Any] | None:
+        try:
+            return _judge(attempt(changed).plan, changed.accepted)
+        except Refusal:
+            return None
+
+    trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
+    room = (
+        [] if plan["fits"] else [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, planned.offered)]
+    )
+    offer = idle.sentence(planned.idle, trial)
+    return {
+        **plan,
+        "reasons": [*plan["reasons"], *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "advisories": table.with_remedies(planned.seen, planned.met, trial),
+    }
+
+
+def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
+    """The plan with ``accepted``, ``reasons`` and ``refused``, which follow from its advisories."""
+    met = [{**advisory, "accepted": advisory["id"] in accepted} for advisory in plan["advisories"]]
+    refusing: dict[str, list[dict[str, Any]]] = {}
+    for advisory in met:
+        if advisory["severity"] == "error" and not advisory["accepted"]:
+            refusing.setdefault(advisory["id"], []).append(advisory)
+    reasons = [
+        f"{' '.join(dict.fromkeys(advisory[part] for part in ('message', 'remedy') for advisory in alike))} "
+        f"To run it anyway, add {identifier} to llama_accept_advisories."
+        for identifier, alike in refusing.items()
+    ]
+    reasons = [*plan["reasons"], *reasons]
+    return {**plan, "advisories": met, "reasons": reasons, "refused": bool(reasons)}
+
+
+class Prepared(NamedTuple):
+    """All decisions from which the plan is written."""
+
+    cluster: Cluster
+    equipped: Mapping[str, Equipped]
+    wanted: Mapping[str, Release]
+    """Backend → release."""
+    builds: Mapping[str, Mapping[str, Build]]
+    """Host → backend → build."""
+    serves: str
+    """The backend whose llama-server runs."""
+    case: layout.Case
+    """What was placed; its devices are all that could be used."""
+    placed: device_load.Placed
+    idle: Sequence[idle.Idle]
+    """What could hold layers of a model that does not fit."""
+
+    @property
+    def head(self) -> Equipped:
+        return self.equipped[self.cluster.head]
+
+    @property
+    def model(self) -> Model:
+        return self.case.model
+
+    @property
+    def release(self) -> Release:
+        return self.wanted[self.serves]
+
+
+class Lending(NamedTuple):
+    """Who drives the devices of each host: its workers, or on the head llama-server itself."""
+
+    declared: Mapping[str, Sequence[workers.Declared]]
+    """Host → its endpoints."""
+    driven: Sequence[tuple[str, Accelerator]]
+    """The head's own devices, with their names."""
+    shares: Mapping[str, Mapping[str, int]]
+    """Host → workers.shares_of_memory."""
+    limits: Mapping[str, int]
+    """The head's own device → what the operator lets it hold."""
+
+
+def _lending(
+    cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool, bounded: bool
+) -> Lending:
+    """:param selects: whether llama-server can be told which devices to use.
+    :param bounded: whether devices hold no more than their drivers show as their own.
+    """
+    head = cluster.hosts[cluster.head]
+    declared = {
+        name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
+        for name, host in cluster.hosts.items()
+    }
+    lends = [entry.device.device for entry in declared[head.name]]
+    driven = devices.driven_by_head(head.facts, lends, serves, selects)
+    names_of_driven = [name for name, _device in driven]
+    limits = devices.limits_of_head(driven, cluster.server)
+    shares = {}
+    for name, host in cluster.hosts.items():
+        own = names_of_driven if host.is_head else []
+        endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
+        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
+    return Lending(declared, driven, shares, limits)
+
+
+def _with_caches(
+    cluster: Cluster, declared: Mapping[str, Sequence[workers.Declared]], wanted: Mapping[str, Release]
+) -> dict[str, list[workers.Declared]]:
+    """Host → its endpoints, of which is decided whether they have a cache."""
+    return {
+        name: [
+            entry._replace(
+                endpoint=cache_prefill.with_cache(
+                    entry.endpoint,
+                    cluster.hosts[name].facts,
+                    wanted[entry.device.build].capabilities["worker_flags"],
+                    cluster.served,
+                )
+            )
+            for entry in own
+        ]
+        for name, own in declared.items()
+    }
+
+
+def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
+    built = _backends(cluster, catalogue)
+    wanted = _releases(cluster, built)
+    built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
+    head = cluster.hosts[cluster.head]
+    serves = server_settings.backend_of(
+        cluster.server, built[head.name], {name for names in built.values() for name in names}
+    )
+    release = wanted[serves]
+    secured = serves if cluster.server.tls else None
+    bounded = predicates.VULKAN_MEMORY not in cluster.accepted
+    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
+    lending = lending._replace(declared=_with_caches(cluster, lending.declared, wanted))
+    equipped = {
+        name: _equip(
+            names.of(cluster.name),
+            host,
+            built[name],
+            catalogue,
+            wanted,
+            workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
+            secured,
+        )
+        for name, host in cluster.hosts.items()
+    }
+    for backend, needed in wanted.items():
+        builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
+        releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
+    own = devices.of_head(
+        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
+    )
+    fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
+    driven = {head.name: [name for name, _device in lending.driven]}
+    serving = _within(cluster, _serving(equipped, cluster.server.backend or serves, fitting, driven, staged))
+    if staged:
+        equipped = {
+            name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
+            for name, entry in equipped.items()
+        }
+    external_workers.check_protocol(cluster.external, release)
+    others = _within(cluster, external_workers.workers_of(cluster.external))
+    running = [worker for entry in equipped.values() for worker in entry.workers]
+    _check_tunnels([*running, *others], cluster.server)
+    _check_endpoints([*running, *others])
+    external_workers.check_addresses(cluster.external, cluster.hosts)
+    _check_names_of_the_head(head, equipped)
+    if not staged:
+        neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
+    builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
+    model = model_source.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
+    server_settings.check_further(cluster.server, cluster.model)
+    server_settings.check(head.name, cluster.server, equipped[head.name].workers, release)
+    server_settings.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
+    if running and not serving and cluster.within is None:
+        raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
+    lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
+    case = layout.Case(cluster.server, cluster.placement, model, release, (*lent, *own), head.name, cluster.places)
+    placed = layout.lay_out(case)
+    request = cluster.releases[releases.variable_of(serves, cluster.releases)]
+    unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
+    return Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused)
+
+
+class Laid(NamedTuple):
+    """A placement as the plan has it, and what its devices hold."""
+
+    placed: device_load.Placed
+    entries: Sequence[Mapping[str, Any]]
+    holders: Sequence[devices.Holder]
+
+
+def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
+    cluster = prepared.cluster
+    uncounted = auxiliary_models.uncounted(prepared.model, cluster.server, prepared.release, prepared.case.devices)
+    drafts = any(one.role == download_record.DRAFT for one in placed.further)
+    sizes = [server_settings.size_of_further(prepared.model, role) for role in uncounted]
+    sizes += auxiliary_models.states_of_speculation(prepared.model, cluster.server, prepared.release)
+    as_planned = server_settings.as_planned(cluster.server, drafts) and not sizes
+    without = [*sizes, *server_settings.uncounted(cluster.server, drafts)]
+    placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
+    holders = [
+        devices.holder(
+            device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"] + entry["further_mib"]
+        )
+        for device, entry in zip(placed.devices, placing)
+    ]
+    return Laid(placed, [{**entry, "without": without} for entry in placing], holders)
+
+
+def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
+    """What is served after each loss; nothing where the model does not even fit on all devices."""
+    if prepared.placed.reasons:
+        return []
+    return fallbacks.of_plan(prepared.case, prepared.placed)
+
+
+def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> dict[str, Any]:
+    """What the plan says of a fallback."""
+    works = estimate.works_of(_case(prepared._replace(placed=laid.placed), laid))
+    return {
+        "without": loss.name,
+        "endpoint": loss.workers[0].endpoint,
+        "placement": laid.entries,
+        "head": {"argv": heads.argv_of(_serving_head(prepared, laid, runtime_id, False))},
+        "workers": [worker.endpoint for worker in laid.placed.lent()],
+        "generation_tokens_per_s": estimate.generation_of(prepared.release, works),
+    }
+
+
+def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
+    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
+    laid = _lay(prepared, prepared.placed)
+    lost = _after_losses(prepared) if with_fallbacks else []
+    plan = _write(prepared, laid, lost, runtime_id, staged)
+    judged = _judge_fallbacks(prepared, plan, laid, lost, runtime_id)
+    if judged != lost:
+        plan = _write(prepared, laid, judged, runtime_id, staged)
+    hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
+    seen = _seen(prepared, plan, laid)
+    met = table.meet(seen)
+    return Planned(
+        {**plan, "hosts": hosts, "advisories": table.untried(met)},
+        seen,
+        met,
+        prepared.idle,
+        prepared.model.offered,
+    )
+
+
+def _seen(prepared: Prepared, plan: Mapping[str, Any], laid: Laid) -> Seen:
+    return Seen(plan, prepared.cluster, prepared.release, prepared.model.summary, laid.holders)
+
+
+def _judge_fallbacks(
+    prepared: Prepared, plan: dict[str, Any], laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
+) -> list[fallbacks.Fallback]:
+    """The fallbacks without those that meet an error which the plan itself does not meet, and which is not accepted."""
+    known = {one.advisory.id for one in table.meet(_seen(prepared, plan, laid))} if lost else set()
+    judged = []
+    for entry in lost:
+        errors = []
+        if entry.placed:
+            other = _lay(prepared, entry.placed)
+            head = heads.plan_of(_serving_head(prepared, other, runtime_id, False), plan["head"]["environment"])
+            served = {**plan, "head": {**plan["head"], **head}, "placement": other.entries}
+            met = table.meet(_seen(prepared, served, other))
+            errors = [
+                one.as_json(["-"])["message"]
+                for one in met
+                if one.advisory.severity == "error" and one.advisory.id not in known | prepared.cluster.accepted
+            ]
+        judged.append(fallbacks.Fallback(entry.loss, None, reason=errors[0].rstrip(".")) if errors else entry)
+    return judged
+
+
+def _write(
+    prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], runtime_id: str, staged: bool
+) -> dict[str, Any]:
+    """The plan without services and advisories."""
+    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
+    spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
+    predicted = estimate.of_plan(_case(prepared, laid), bool(cluster.server.override_tensor))
+    return {
+        "schema": SCHEMA,
+        "cluster": cluster.name,
+        "staging": staged,
+        "reasons": list(placed.reasons),
+        "release": release.as_json(),
+        "releases": {
+            prepared.wanted[backend].id: prepared.wanted[backend].as_json()
+            for entry in prepared.equipped.values()
+            for backend in entry.backends
+        },
+        "model": {**model_source.as_json(model), "large_tensor_bytes": cache_prefill.large_sizes(model.summary)},
+        "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
+        "external_workers": _external(prepared),
+        "head": {
+            **_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
+            "start_timeout": heads.start_timeout_of(cluster.server, predicted["load_s"]),
+        },
+        "placement": laid.entries,
+        "further": auxiliary_models.as_json(placed.further, model, cluster.head),
+        "further_uncounted": [
+            {"role": role, "reason": why}
+            for role, why in auxiliary_models.uncounted(model, cluster.server, release, prepared.case.devices).items()
+        ],
+        "fits": not placed.reasons,
+        "links": [
+            name
+            for name, entry in prepared.equipped.items()
+            if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
+        ],
+        "fallbacks": [_fallback(prepared, loss, other, runtime_id) for loss, other in spare],
+        "no_fallback": [entry.as_json() for entry in lost if not entry.placed],
+        "estimate": predicted,
+    }
+
+
+def _case(prepared: Prepared, laid: Laid) -> estimate.Case:
+    """What is estimated."""
+    cluster, placed = prepared.cluster, prepared.placed
+    known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
+    return estimate.Case(
+        release=prepared.release,
+        placed=placed,
+        summary=prepared.model.summary,
+        head=cluster.head,
+        hosts=cluster.hosts,
+        places=cluster.places,
+        fits=not placed.reasons,
+        serves_of={
+            name: server_settings.backend_of(cluster.server, entry.backends, known)
+            for name, entry in prepared.equipped.items()
+        },
+        server=cluster.server,
+    )
+
+
+def _load_mode(prepared: Prepared, laid: Laid) -> str | None:
+    cluster = prepared.cluster
+    return heads.load_mode_of(cluster.server.load_mode, prepared.release, laid.holders, cluster.head)
+
+
+def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
+    """Host → the backends that it builds for."""
+    sources = releases.sources_of(cluster.releases)
+    return {
+        name: requirements.backends_of(
+            host, sources, catalogue.llama.get(host.facts.distribution.family, {"libraries": {}})["libraries"]
+        )
+        for name, host in cluster.hosts.items()
+    }
+
+
+def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:
+    """The backends of a host without those that ``auto`` added and that their release does not have."""
+    if host.backends != ("auto",):
+        return chosen
+    return (chosen[0], *(backend for backend in chosen[1:] if releases.supports(backend, wanted[backend])))
+
+
+def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
+    return [backend for backend in backends.BACKENDS if any(backend in own for own in built.values())]
+
+
+def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str, Release]:
+    facts = {name: host.facts for name, host in cluster.hosts.items()}
+    return releases.of_backends(cluster.releases, facts, _backends_in_use(built))
+
+
+def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
+    """The variables of the head that give a release of which some host has a build: what the controller has to look up.
+
+    :raises Refusal: hosts give different releases, or a release has no valid form.
+    """
+    _check_same_release(cluster)
+    used = _backends_in_use(_backends(cluster, catalogue))
+    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used))
+
+
+def _check_same_release(cluster: Cluster) -> None:
+    """All hosts must give the same releases as the head."""
+    for name, host in cluster.hosts.items():
+        for variable, value in host.releases.items():
+            if release_request.wants_fast_load(value) != release_request.wants_fast_load(cluster.releases[variable]):
+                raise Refusal(
+                    f"llama_build_fast_load of {name} differs from that of the head {cluster.head}, and head and workers need the same patch: set "
+                    "it for the whole group"
+                )
+            if value != cluster.releases[variable]:
+                raise Refusal(
+                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "
+                    "for the whole group, or llama_release_<backend> where backends differ"
+                )
+
+
+def _equip(
+    own: names.Names,
+    host: Host,
+    built: tuple[str, ...],
+    catalogue: Catalogue,
+    wanted: Mapping[str, Release],
+    declared: Sequence[Worker],
+    secured: str | None,
+) -> Equipped:
+    """The host with its workers and the tools that it needs.
+
+    :param secured: backend of the llama-server that speaks TLS.
+    """
+    facts = host.facts
+    homes = {own.account: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    for account, home in facts.accounts.items():
+        if facts.scope == "system" and home != homes.get(account, home):
+            raise Refusal(
+                f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
+            )
+    manager = service_managers.MANAGERS[facts.service_manager]
+    if not manager.host_settings and any(link.manage for link in host.links):
+        raise Refusal(
+            f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
+            "set manage: false"
+        )
+    return Equipped(
+        host=host,
+        backends=built,
+        tools=requirements.tools_of(host, built, catalogue, wanted, secured),
+        optional_tools=requirements.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
+        workers=tuple(
+            devices.with_heap(
+                workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend))),
+                facts,
+            )
+            for worker in declared
+        ),
+    )
+
+
+def _serving(
+    equipped: Mapping[str, Equipped], backend: str, fitting: set[str], driven: Mapping[str, Sequence[str]], staged: bool
+) -> list[Worker]:
+    """The workers that the head may use, for staging with their two ports exchanged.
+
+    :param backend: that is preferred where several drive a device.
+    :param fitting: backends whose release is of the head's source.
+    :param driven: host → names of the devices that llama-server itself drives there.
+    """
+    serving = [
+        worker
+        for name, entry in equipped.items()
+        for worker in workers.usable(
+            entry.workers,
+            (backend, *entry.backends),
+            fitting,
+            same_device.twins(entry.host.facts),
+            driven.get(name, ()),
+        )
+    ]
+    return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
+
+
+def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
+    """Those of the workers whose hosts may hold layers."""
+    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
+
+
+def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:
+    """Why the head can use no worker, and what to set.
+
+    :param built: the head's backends.
+    """
+    theirs = list(dict.fromkeys(worker.build for worker in running))
+    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (serves, *theirs))
+    common = [backend for backend in theirs if backend in built]
+    other = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    return f"the head serves with {serves}, and no worker has a build of the same release: set {other}{remedies.listed(variables)} to the same release"
+
+
+def _check_endpoints(declared: Sequence[Worker]) -> None:
+    """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
+    owners: dict[str, str] = {}
+    for worker in declared:
+        own = not (worker.external or worker.tunnel)
+        for place, what in ((worker.endpoint, "worker"), *([(worker.address, "address")] if own else [])):
+            other = owners.setdefault(place, worker.host)
+            if other != worker.host:
+                once = ", or name that machine once, with all its llama_worker_endpoints" if what == "address" else ""
+                raise Refusal(
+                    f"{worker.host} and {other} both have the {what} {place}: give each host its own address "
+                    f"in ansible_host, llama_links or llama_external_workers{once}"
+                )
+
+
+def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
+    """Refuses a tunnel that ends on a port of the head which something else has."""
+    taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
+    for worker in declared:
+        if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
+            taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
+    for worker in declared:
+        ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel else []
+        if worker.external and names.is_loopback(worker.address):
+            ends = [worker.port]
+        for port in ends:
+            if port in taken:
+                variable = (
+                    "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
+                )
+                raise Refusal(
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
+                    f"one, and set {variable} to that"
+                )
+            taken[port] = f"the tunnel to {worker.name} of {worker.host}"
+
+
+def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
+    """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
+    for name, entry in equipped.items():
+        direct = [worker for worker in entry.workers if not worker.tunnel]
+        if name == head.name or not direct:
+            continue
+        address = workers.address_of(head, name, direct[0].address)
+        if direct[0].address == address:
+            raise Refusal(
+                f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
+                f"{head.name} itself to llama_workers if it lends its devices"
+            )
+
+
+def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool) -> heads.Serving:
+    """What llama-server's command line is made of, for one placement."""
+    server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
+    return heads.Serving(
+        server=server._replace(load_mode=_load_mode(prepared, laid)),
+        host=prepared.head.host,
+        release=prepared.release,
+        model=prepared.model,
+        placed=laid.placed,
+        build=prepared.builds[name][prepared.serves].id,
+        runtime=_runtime(facts, runtime_id),
+        state=_state_folder(facts, staged),
+        service=names.of(prepared.cluster.name).service("server", staged),
+        beside=auxiliary_models.arguments(laid.placed.further, prepared.model, server, prepared.release),
+    )
+
+
+def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool) -> dict[str, Any]:
+    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
+    server, facts = prepared.cluster.server, prepared.head.host.facts
+    build = prepared.builds[prepared.cluster.head][prepared.serves]
+    run = laid if server.fallback else laid[:1]
+    own = devices.environment_of_head(
+        facts,
+        [worker.device for worker in prepared.head.workers],
+        prepared.serves,
+        any(_drives(other) for other in run),
+        any(other.placed.lent() for other in run),
+    )
+    own.update(next(filter(None, (auxiliary_models.environment(other.placed.further) for other in run)), {}))
+    own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
+    environment = {**backends.service_environment(build.backend, build.environment), **own}
+    used = sorted({device.backend for other in run for device in _drives(other)})
+    return {**heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment), "backends": used}
+
+
+def _drives(laid: Laid) -> list[Device]:
+    """The head's own devices that hold something."""
+    beside = [one.device for one in laid.placed.further if one.device]
+    return list({device.buffer: device for device in (*laid.placed.own(), *beside)}.values())
+
+
+def _runtime(facts: Facts, runtime_id: str) -> str:
+    return f"{facts.prefix}/runtime/{runtime_id}"
+
+
+def _state_folder(facts: Facts, staged: bool) -> str:
+    return f"{facts.prefix}/state{'/staging' if staged else ''}"
+
+
+def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) -> dict[str, Any]:
+    """The plan's part for a host."""
+    host, facts = entry.host, entry.host.facts
+    is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
+    sources = {prepared.wanted[backend].source for backend in entry.backends}
+    needs_runtime = is_head or any(
+        services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
+    )
+    built = prepared.builds[host.name]
+    manager = service_managers.MANAGERS[facts.service_manager]
+    own = names.of(prepared.cluster.name)
+    accounts = _accounts(own, facts, sources) if system else []
+    return {
+        **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
+        "names": own.as_dict(),
+        "account": own.account if system else None,
+        "accounts": accounts,
+        "build_account": accounts[-1]["name"] if accounts else None,
+        "host_settings": manager.host_settings,
+        "folders": _folders(facts, own.account if system else None, sources),
+        "tuning": _tuning(host),
+        "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
+        "tools": entry.tools,
+        "optional_tools": entry.optional_tools,
+        "unused_accelerators": [] if sources == {"binary"} else requirements.unused_accelerators(host, entry.backends),
+        "builds": [build.as_json() for build in built.values() if build.targets],
+        "keep_releases": host.keep_releases,
+        "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
+        "ports": [port._asdict() for port in _ports(prepared.cluster, entry)],
+        "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
+        "firewall_manager": facts.firewall if system and manager.host_settings else None,
+        "unit_closes": _unit_closes(facts),
+        "knocks": [] if staged else _knocks(prepared, entry),
+        "links": [link._asdict() for link in host.links],
+        "state": _state_folder(facts, staged),
+    }
+
+
+def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
+    release = prepared.wanted[worker.build]
+    shown = (
+        "name",
+        "endpoint",
+        "listens",
+        "staging_port",
+        "backend",
+        "device",
+        "shared",
+        "cache",
+        "cache_mib",
+        "cache_why",
+    )
+    build, folder = prepared.builds[worker.host][worker.build], facts.prefix + "/releases"
+    rows = cache_prefill.share(prepared.placed, worker.endpoint)
+    return {
+        **{key: getattr(worker, key) for key in shown},
+        "environment": {**backends.service_environment(build.backend, build.environment), **worker.environment},
+        "used": worker.endpoint in {used.endpoint for used in prepared.placed.lent()},
+        "protocol": release.protocol,
+        "argv": workers.argv_of(worker, build, release, folder),
+        "seed": cache_prefill.of_worker(worker, build, release, folder, rows),
+    }
+
+
+def _external(prepared: Prepared) -> list[dict[str, Any]]:
+    """What the plan says of workers that others run."""
+    used = {worker.endpoint for worker in prepared.placed.lent()}
+    return [
+        {
+            "name": worker.name,
+            "host": worker.host,
+            "endpoint": worker.endpoint,
+            "backend": worker.backend,
+            "memory_mib": worker.capacity_mib,
+            "protocol": declared.protocol or prepared.release.protocol,
+            "used": worker.endpoint in used,
+        }
+        for worker, declared in zip(external_workers.workers_of(prepared.cluster.external), prepared.cluster.external)
+    ]
+
+
+def _ports(cluster: Cluster, entry: Equipped) -> list[Port]:
+    """On which the services of a host listen, and on which they prove a release."""
+    own = names.of(cluster.name)
+    of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
+    return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
+
+
+def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
+    """Both ports of each worker are open to the head alone."""
+    return [
+        {
+            "port": port,
+            "protocol": "tcp",
+            "sources": [workers.address_of(head, worker.host, worker.address)],
+            "address": worker.address,
+        }
+        for worker in declared
+        if not worker.tunnel
+        for port in (worker.port, worker.staging_port)
+    ]
+
+
+def _door(server: Server) -> list[dict[str, Any]]:
+    """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    if not server.allowed or server_settings.is_local(server):
+        return []
+    sources = [network.removesuffix("/32") for network in server.allowed]
+    return [{"port": server.port, "protocol": "tcp", "sources": sources, "address": server.host}]
+
+
+def _unit_closes(facts: Facts) -> bool:
+    """Whether the definition of a service closes its port to those who are not planned to connect."""
+    return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
+
+
+def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
+    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
+    name = entry.host.name
+    if name == prepared.cluster.head:
+        return []
+    names = [other for other in prepared.equipped if other != prepared.cluster.head]
+    place = names.index(name)
+    following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
+    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
+    own = [entry] if _unit_closes(entry.host.facts) else []
+    return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
+
+
+def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
+    """The account of services, and the one that builds where something is compiled."""
+    serves = {"name": own.account, "groups": list(facts.device_groups), "home": facts.prefix}
+    builds = {"name": names.BUILD_ACCOUNT, "groups": [], "home": names.BUILD_HOME}
+    return [serves, *([builds] if sources & set(release_request.COMPILED) else [])]
+
+
+def _tuning(host: Host) -> dict[str, Any]:
+    """Kernel parameters and profile of tuned, if asked for, and whether the run may reboot the host for them."""
+    if not host.tuning.wanted:
+        return {"parameters": {}, "profile": "", "reboot": False}
+    if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
+        raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
+    drivers = {
+        backends.RECORDS[accelerator.backend].kernel_driver
+        for accelerator in host.facts.accelerators
+        if accelerator.unified
+    }
+    if kernel_parameters.DRIVER not in drivers:
+        raise Refusal(
+            f"llama_host_tuning of {host.name} is set, but the host has no AMD graphics with shared memory: leave it out, or declare the device "
+            "in llama_hardware"
+        )
+    try:
+        parameters = kernel_parameters.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
+    except ValueError as error:
+        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
+    return {"parameters": parameters, "profile": host.tuning.profile, "reboot": host.tuning.reboot}
+
+
+def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[str, Any]]:
+    """Folders of the installation: path, owner and mode; the service manager's own is only made where it is missing."""
+    prefix, root = facts.prefix, "root" if account else None
+    paths = [
+        (prefix, root, "0755"),
+        (f"{prefix}/{names.FOLDER_MARK}", root, "0755"),
+        (prefix + "/models", root, "0755"),
+        (prefix + "/state", account, "0750"),
+        (f"{prefix}/{names.PLANS}", root, "0700"),
+        (facts.units, None, None),
+    ]
+    if sources != {"package"}:
+        mode = (
+            "0755" if account else "0700"
+        )  # the controller's own cache, which is private, where it is this account's host
+        paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
+    return [{"path": path, "owner": owner, "mode": mode} for path, owner, mode in paths]

@@ -1,0 +1,235 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the head serves, and llama-server's command line."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Facts,
+    Host,
+    Model,
+    Release,
+    Server,
+)
+
+HANDED_OVER = "/run/credentials/{service}.service/"
+"""Where systemd puts what LoadCredential names, for the service alone."""
+
+
+LOADS, START_SECONDS = 5, (900, 86400)
+"""A run waits so many times as long as a load is predicted to take, since what is assumed of links and disks may be wrong by as much, and workers
+compute hashes of what they get; and at least and at most so many seconds."""
+
+
+def _address_for_clients(server: Server, host: Host) -> str:
+    """Where the server listens; where that is every address, one of the head's own: of a network of its clients if there is one."""
+    if server.host != names.EVERY_ADDRESS:
+        return server.host
+    own = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
+    reachable = [address for address in own if address != "localhost" and not names.is_loopback(address)]
+    networks = [ipaddress.IPv4Network(network) for network in server.allowed]
+    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
+
+
+def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
+    try:
+        return any(ipaddress.IPv4Address(address) in network for network in networks)
+    except ValueError:
+        return False
+
+
+class Serving(NamedTuple):
+    """What llama-server's command line is made of."""
+
+    server: Server
+    host: Host
+    release: Release
+    model: Model
+    placed: device_load.Placed
+    build: str
+    """Id of the build whose llama-server runs."""
+    runtime: str | None
+    """Folder of the launcher."""
+    state: str
+    """Folder for what the launcher writes down."""
+    service: str
+    """Name of the service."""
+    beside: Sequence[tuple[str, str]] = ()
+    """Options that say where models beside it are, and values."""
+
+    @property
+    def facts(self) -> Facts:
+        return self.host.facts
+
+
+def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The plan's part for the head: llama-server's command line, and the launcher's before it.
+
+    :param environment: that llama-server needs to use its devices as planned.
+    """
+    server, placed, protocol = serving.server, serving.placed, serving.release.protocol
+    scheme = "https" if server.tls else "http"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
+    kept, own = placed.on_head(), placed.own()
+    launcher = [
+        str(serving.facts.python),
+        f"{serving.runtime}/runtime.py",
+        "head",
+        "--url",
+        own_url,
+        "--state",
+        serving.state,
+    ]
+    launcher += ["--protocol", protocol] if protocol else []
+    for worker in placed.lent():
+        launcher += ["--worker", worker.endpoint]
+    if server.fallback:
+        launcher += ["--fallbacks", f"{serving.facts.prefix}/{names.FALLBACKS}"]
+        launcher += ["--fallback-after", str(server.fallback_after)]
+    return {
+        "host": serving.host.name,
+        "service": serving.service,
+        "argv": argv_of(serving),
+        "launcher": launcher,
+        "runtime": serving.runtime,
+        "environment": {**environment, **server.environment},
+        "devices": [device.name for device in own],
+        "url": f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
+        "own_url": own_url,
+        "address": server.host,
+        "allowed": list(server.allowed),
+        "port": server.port,
+        **{field: getattr(server, field) for field in server_settings.CREDENTIALS.values()},
+        "fallback_after": server.fallback_after if server.fallback else None,
+        "context": server_settings.context_of(server, serving.model.summary),
+        "context_per_request": server_settings.context_per_request(server, serving.model.summary),
+        "load_mode": server.load_mode,
+        "cpu": {
+            "layers": kept.layers,
+            "weights_mib": round(kept.weights / MIB, 2),
+            "kv_mib": round(kept.kv / MIB, 2),
+        },
+    }
+
+
+def argv_of(serving: Serving) -> list[str]:
+    """llama-server's command line. Devices of workers have to be known before --device and --override-tensor name them."""
+    server, placed, release = serving.server, serving.placed, serving.release
+    values: list[tuple[str, str | Sequence[str] | None]] = [
+        ("rpc", [worker.endpoint for worker in placed.lent()]),
+        ("device", _device_names(release, placed)),
+        ("override-tensor", server.override_tensor if placed.devices else None),
+        ("model", serving.model.path),
+        *((option, serving.model.path_of(role)) for role, option in model_source.FURTHER.items()),
+        *serving.beside,
+        ("host", server.host),
+        ("port", str(server.port)),
+        ("gpu-layers", str(placed.gpu_layers)),
+        ("tensor-split", [f"{share:.9g}" for share in placed.split] if len(placed.devices) > 1 else None),
+        ("context", str(server_settings.context_of(server, serving.model.summary))),
+        ("parallel", str(server.parallel)),
+        ("cache-type-k", server.cache_type_k),
+        ("cache-type-v", server.cache_type_v),
+        ("flash-attention", server.flash_attention),
+        ("threads", str(server.threads or "")),
+        ("load-mode", server.load_mode),
+        ("repack", "off" if _crashes_with_amx(serving) else None),
+        ("warmup", "on" if server.warmup else "off"),
+        ("api-key-file", _readable(serving, server_settings.KEYS)),
+        ("tls-certificate", _readable(serving, server_settings.CERTIFICATE)),
+        ("tls-key", _readable(serving, server_settings.KEY)),
+        ("fit", "off"),
+        ("log-verbosity", "4"),
+    ]
+    argv = [f"{serving.facts.prefix}/releases/{serving.build}/bin/llama-server"]
+    for name, value in values:
+        try:
+            argv += options.render(name, value, release.generation, release.fork)
+        except options.UnknownOption:
+            raise Refusal(_unknown(name, value, release)) from None
+    return [*argv, *server.extra_args]
+
+
+def _crashes_with_amx(serving: Serving) -> bool:
+    """Whether AMX would hold attn_k_b of MLA on the head. Its buffers cannot be read back, so llama-server ends with SIGSEGV when the
+    scheduler moves that tensor (ggml-org/llama.cpp#11115, seen with 0.3.36)."""
+    if not serving.facts.cpu.get("amx") or not serving.release.mainline:
+        return False
+    units = {None, *serving.placed.units_of(None)}
+    return any(
+        ".attn_k_b." in part.name and part.device is None and part.unit in units for part in serving.placed.load.parts
+    )
+
+
+def _device_names(release: Release, placed: device_load.Placed) -> list[str] | None:
+    """What --device names, in the order of the plan; None where llama-server has no such option. Workers are numbered as --rpc lists them."""
+    name: str | None = release.capabilities["device_name"]
+    if name is None:
+        return None
+    endpoints = [worker.endpoint for worker in placed.lent()]
+    return [
+        name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
+        if device.endpoint
+        else device.name
+        for device in placed.devices
+    ]
+
+
+def _unknown(name: str, value: object, release: Release) -> str:
+    """Why a setting cannot be said to this release."""
+    known = options.sayable(name, release.generation, release.fork)
+    first = options.first_saying(name, str(value), release.generation, release.fork)
+    newer = f", or a build from b{first} on" if first and release.mainline else ""
+    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
+
+
+def _readable(serving: Serving, name: str) -> str | None:
+    """Where the service finds a credential: systemd hands it over, so that the file itself may be root's alone. None without one."""
+    path: str | None = getattr(serving.server, server_settings.CREDENTIALS[name])
+    handed_over = service_managers.MANAGERS[serving.facts.service_manager].hands_over_keys
+    return HANDED_OVER.format(service=serving.service) + name if path and handed_over else path
+
+
+def start_timeout_of(server: Server, load_s: float | None) -> int:
+    """Seconds until llama-server has to be healthy.
+
+    :param load_s: what a load takes by the estimate; None where there is none.
+    """
+    if server.start_timeout is not None:
+        return server.start_timeout
+    shortest, longest = START_SECONDS
+    return min(longest, max(shortest, math.ceil(LOADS * (load_s or 0))))
+
+
+def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is llama-server's
+    default.
+
+    :param used: the devices that get layers.
+    :param head: the host that reads the model.
+    """
+    if not wanted and any(device.is_gb10 and device.host == head for device in used):
+        return "none"
+    if wanted:
+        return wanted
+    if any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
+        return unmapped_mode(release)
+    return None
+
+
+def unmapped_mode(release: Release) -> str:
+    """The fastest way to read a model without mmap."""
+    return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"

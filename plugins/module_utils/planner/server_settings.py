@@ -1,0 +1,362 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    compute_buffers,
+    gguf,
+    kv_cache,
+    tensor_types,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Model,
+    ModelRequest,
+    Release,
+    Server,
+    Worker,
+)
+
+EVERY_ADDRESS = "0.0.0.0"
+KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
+CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
+"""Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
+LIMITS = {
+    "context": (1, (1 << 31) - 1),
+    "parallel": (1, 1024),
+    "threads": (1, MOST_THREADS),
+    "gpu_layers": (0, (1 << 31) - 1),
+    "start_timeout": (1, 7 * 86400),
+    "fallback_after": (1, 7 * 86400),
+}
+"""Field of Server → its smallest and its largest value."""
+
+
+def settings_of(server: Server, summary: Mapping[str, Any], fork: str = options.MAINLINE) -> kv_cache.Settings:
+    """The settings of llama-server's cache and compute buffers."""
+    given = _memory_arguments(server.extra_args)
+    return kv_cache.Settings(
+        context=context_of(server, summary),
+        parallel=server.parallel,
+        type_k=server.cache_type_k,
+        type_v=server.cache_type_v,
+        flash_attention=server.flash_attention,
+        unified="unified" in given and options.meaning(given["unified"][0]) != "off",
+        full_window="full_window" in given,
+        micro_batch=_whole_number(given, "micro_batch", 1, "a number of tokens") or kv_cache.MICRO_BATCH,
+        batch=_whole_number(given, "batch", 1, "a number of tokens") or kv_cache.BATCH,
+        fork=fork,
+        latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
+        attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
+    )
+
+
+def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:
+    """The value of a further argument; None where it is not given.
+
+    :param what: it is, for the message.
+    """
+    if field not in given:
+        return None
+    word, number = given[field]
+    whole = number_of(number)
+    if whole is None or whole < least:
+        raise Refusal(f"llama_server_extra_args has {word} {gguf.short(number)}: use {what}, {least} or more")
+    return whole
+
+
+def number_of(text: str) -> int | None:
+    """The whole number of a further argument, 0 or more; None of what llama-server would not read as one."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
+    return number if number is None or number < 1 << 31 else None
+
+
+def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Field of caches.Settings → the further argument that sets it, and the one after it. The last one counts."""
+    given = {}
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        option = options.of_word(word)
+        if option and option.memory:
+            given[option.memory] = (word, following)
+    return given
+
+
+def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
+    """Expressions for names of tensors and the device of each, from ``llama_server_override_tensor``.
+
+    :param devices: names that may stand there.
+    """
+    overrides = []
+    for entry in server.override_tensor:
+        pattern, _equals, device = entry.partition("=")
+        if not pattern or device not in devices or "," in pattern:
+            raise Refusal(
+                f"llama_server_override_tensor has {entry!r}: use an expression for tensor names without , and =, then = and one of "
+                + ", ".join(devices)
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise Refusal(
+                f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
+            ) from None
+        overrides.append((pattern, device))
+    return overrides
+
+
+def _given_options(server: Server) -> list[options.Option]:
+    """Of the further arguments and the environment, those that are known."""
+    found = [
+        *(options.of_word(word) for word in server.extra_args),
+        *(options.of_variable(name) for name in server.environment),
+    ]
+    return [option for option in found if option]
+
+
+def _unplanned(server: Server, drafts: bool) -> list[options.Option]:
+    """Given options with which devices hold something else than planned.
+
+    :param drafts: whether a draft model is counted: what it is used for changes nothing then.
+    """
+    given = [option for option in _given_options(server) if option.memory == options.UNPLANNED]
+    return [option for option in given if not (drafts and option.name == options.SPECULATION)]
+
+
+def as_planned(server: Server, drafts: bool = False) -> bool:
+    """Whether neither a further argument nor the environment changes what devices hold. ``drafts`` as of ``_unplanned``."""
+    return not _unplanned(server, drafts)
+
+
+def uncounted(server: Server, drafts: bool = False) -> list[str]:
+    """What llama-server is told to load beside the model, and the plan does not count. ``drafts`` as of ``_unplanned``."""
+    return list(dict.fromkeys(option.adds for option in _unplanned(server, drafts) if option.adds))
+
+
+def size_of_further(model: Model, role: str) -> str:
+    """A further model and its size, where that is known."""
+    sizes = [file.bytes for file in model.files if file.role == role]
+    mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
+    return f"{model_source.VARIABLES[role]}{mib}"
+
+
+def check_further(server: Server, request: ModelRequest) -> None:
+    """Refuses options for a further model that a variable gives already."""
+    for source in request.sources():
+        option = options.of_name(model_source.FURTHER[source.role]) if source.role in model_source.FURTHER else None
+        words = [word for word in server.extra_args if option and options.of_word(word) == option]
+        words += [name for name in server.environment if option and options.of_variable(name) == option]
+        if words:
+            raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
+
+
+def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
+    """Refuses settings of the server that cannot be.
+
+    :param name: of the head.
+    :param declared: workers of the head.
+    """
+    for field, (least, most) in LIMITS.items():
+        limit = validation.limit(getattr(server, field), least, most)
+        if limit:
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
+    _check_extra_arguments(server.extra_args, release)
+    _check_environment(server.environment)
+    _check_files(server)
+    for field in ("cache_type_k", "cache_type_v"):
+        if getattr(server, field) not in kv_cache.CACHE_TYPES:
+            raise Refusal(
+                f"llama_server_{field} is {getattr(server, field)!r}: use one of {', '.join(kv_cache.CACHE_TYPES)}"
+            )
+    _check_flash(server, release)
+    try:
+        ipaddress.IPv4Address(server.host)
+    except ValueError:
+        raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
+    _check_ports(name, server, declared)
+
+
+def _check_flash(server: Server, release: Release) -> None:
+    """Refuses quantised values without flash attention, of which llama-server and that of ik_llama.cpp make no context."""
+    asked, kind = server.flash_attention, server.cache_type_v
+    by_itself = release.generation >= (compute_buffers.AUTO_FLASH_SINCE if release.mainline else options.FUSED_SINCE)
+    if kind in kv_cache.WHOLE or asked == "on" or (by_itself and asked != "off"):
+        return
+    given = "'off'" if asked == "off" else f"{repr(asked) if asked else 'not set'}, which is off in {release.ref}"
+    raise Refusal(
+        f"llama_server_cache_type_v is {kind}, which needs flash attention, and llama_server_flash_attention is {given}: set it to 'on', or "
+        "llama_server_cache_type_v to f16"
+    )
+
+
+def _check_files(server: Server) -> None:
+    for field in CREDENTIALS.values():
+        if getattr(server, field):
+            _check_whole(f"llama_server_{field}", getattr(server, field))
+    given = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
+    if len(given) == 1:
+        other = "key" if given == ["certificate"] else "certificate"
+        raise Refusal(
+            f"llama_server_tls_{given[0]}_file is set and llama_server_tls_{other}_file is not: TLS needs both, so set or remove both"
+        )
+
+
+def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
+    taken = {port for worker in declared for port in (worker.port, worker.staging_port)}
+    for variable, number in (("llama_server_port", server.port), ("llama_server_staging_port", server.staging_port)):
+        if not 0 < number < 65536:
+            raise Refusal(f"{variable} is {number}: use 1 to 65535")
+        if number in taken:
+            raise Refusal(f"{variable} is {number}, which a worker of {name} uses too: give one of them another port")
+    if server.port == server.staging_port:
+        raise Refusal(
+            f"llama_server_staging_port is {server.port}, which is llama_server_port too: give one of them another port"
+        )
+
+
+def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
+    """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
+    for word in arguments:
+        name = re.split(r"[\s=]", word, maxsplit=1)[0]
+        option = options.of_word(name)
+        if option and option.secret:
+            raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
+        if re.match(r"--?\w[\w-]*\s", word):
+            raise Refusal(
+                f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
+            )
+    given = {word: option for word in arguments if (option := options.of_word(word))}
+    _check_fork(given, release)
+    for word, option in given.items():
+        if option.owned:
+            raise Refusal(
+                f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
+            )
+    stray = options.stray(arguments)
+    if stray is not None:
+        raise Refusal(
+            f"llama_server_extra_args has {stray!r}, which is neither an option nor the value of one, so llama-server would not start: remove it"
+        )
+
+
+def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
+    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has, or that only older builds have.
+
+    :param given: argument → its option.
+    """
+    fork, build = release.fork, release.generation
+    strange = [word for word in given if fork not in options.forks_of(word)]
+    if strange:
+        owner = options.IK_LLAMA if release.mainline else options.MAINLINE
+        remedy = (
+            f"set llama_release to a release of {owner}"
+            if release.mainline
+            else "use the variables llama_server_... instead"
+        )
+        raise Refusal(
+            f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {fork}: "
+            f"remove them, or {remedy}"
+        )
+    for word, option in given.items():
+        since = max((spelling.last or 0 for spelling in option.spellings), default=0) + 1
+        if option.replaced and build >= since:
+            raise Refusal(
+                f"llama_server_extra_args has {word}, which {fork} {option.replaced} since its commit {since} and no longer knows: "
+                "remove it"
+            )
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    """Refuses what stands for an option that the plan decides, or that it takes into account as a further argument only."""
+    for name in environment:
+        option = options.of_variable(name)
+        if option and option.owned:
+            raise Refusal(f"llama_server_environment has {name}, which the plan decides: {option.instead()}")
+        if option and option.memory not in ("", options.UNPLANNED):
+            raise Refusal(
+                f"llama_server_environment has {name}, which changes the KV cache: put {option.spellings[0].words[0]} into "
+                "llama_server_extra_args instead, where the plan counts it"
+            )
+
+
+def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> str:
+    """The backend whose build of llama-server the head runs, and whose workers it uses where a host has several.
+
+    :param head: the head's backends.
+    :param known: those of all hosts.
+    """
+    wanted = server.backend
+    if wanted and wanted not in known:
+        raise Refusal(
+            f"llama_server_backend is {wanted!r}, which no host of this cluster has: use one of {', '.join(sorted(known))}, or add it to llama_backend"
+        )
+    return wanted if wanted and wanted in head else head[0]
+
+
+def is_local(server: Server) -> bool:
+    """Whether only the head itself reaches the server."""
+    return ipaddress.IPv4Address(server.host).is_loopback
+
+
+def context_of(server: Server, summary: Mapping[str, Any]) -> int:
+    """Tokens of context, no more than the model has: what its file says, or ``--override-kv`` in place of that."""
+    key = re.escape(context_key(summary))
+    given = re.findall(rf"(?<![\w.-]){key}=int:(\d{{1,18}})(?![^,\s])", " ".join(server.extra_args))
+    return min(server.context, int(given[-1]) if given else int(summary["context"]))
+
+
+def context_key(summary: Mapping[str, Any]) -> str:
+    """What a model's file calls the context for which it was trained."""
+    return f"{summary['architecture']}.context_length"
+
+
+def check_types(path: str, summary: Mapping[str, Any], release: Release, variable: str) -> None:
+    """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it.
+
+    :param variable: that sets the release.
+    """
+    kinds = {row["type"] for row in summary.get("tensors", ())}
+    strange = tensor_types.of_others(kinds, release.fork)
+    if strange:
+        other = options.IK_LLAMA if release.mainline else options.MAINLINE
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
+            f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
+        )
+    later = tensor_types.of_later_builds(kinds, release.fork, release.generation)
+    if later:
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} does not have ({', '.join(sorted(later))}): set "
+            f"{variable} to build {max(later.values())} of {release.fork} or a newer one, or use a file of the model without these types"
+        )
+
+
+def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
+    """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
+    settings = settings_of(server, summary)
+    if settings.unified:
+        return settings.context
+    if settings.context < settings.parallel:
+        raise Refusal(
+            f"llama_server_parallel is {settings.parallel}, more than the {settings.context} tokens of context that requests divide: use a longer "
+            "llama_server_context, or fewer requests"
+        )
+    return settings.context // settings.parallel
+
+
+def _check_whole(variable: str, path: str) -> None:
+    """``~`` and relative paths mean other places on the controller, to Ansible's account on the head, and to the service's."""
+    if not path.startswith("/"):
+        raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")

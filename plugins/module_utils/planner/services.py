@@ -1,0 +1,160 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The services of a host, as its service manager needs them."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+
+
+def _placements(plan: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The placement that is planned, and those that the head may fall back to."""
+    fallbacks = plan["fallbacks"] if plan["head"]["fallback_after"] is not None else []
+    return [plan["placement"], *(fallback["placement"] for fallback in fallbacks)]
+
+
+def needs_launcher(manager: str, cache: bool) -> bool:
+    """Whether a worker has a launcher: on Linux to be watched, elsewhere only to keep its cache in bounds."""
+    return cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
+
+
+def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[str]:
+    """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned model needs.
+    A worker on its staging port has none: it shares that cache and leaves the keeping of it to the one that serves."""
+    own = plan["hosts"][host]
+    if plan["staging"] or not needs_launcher(own["service_manager"], worker["cache"]):
+        return []
+    launcher = [own["python"], own["runtime"] + "/runtime.py", "worker", "--port", worker["listens"].rsplit(":", 1)[1]]
+    if worker["cache"]:
+        needed = max(
+            sum(entry["weights_mib"] for entry in placement if entry["endpoint"] == worker["endpoint"])
+            for placement in _placements(plan)
+        )
+        limit = max(worker["cache_mib"], math.ceil(needed))
+        launcher += ["--cache", rpc_upload.cache_of(worker["environment"]), "--limit-mib", str(limit)]
+        launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
+    return [*launcher, "--"]
+
+
+def _sizes_of_files(plan: dict[str, Any]) -> list[int]:
+    """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
+    sizes nobody has read."""
+    uncounted = any(entry["without"] for entry in plan["placement"])
+    return [] if uncounted else list(plan["model"]["large_tensor_bytes"])
+
+
+def _models(model: dict[str, Any]) -> list[str]:
+    """Paths of the model that is served and of those beside it, of each the first part."""
+    first = {file["role"]: file["path"] for file in reversed(model["files"])}
+    return [model["path"], *(path for role, path in sorted(first.items()) if role != download_record.MODEL)]
+
+
+BETWEEN = re.compile("[=,:;]")
+"""Between several paths in a word, or beside one."""
+HOMES = re.compile(rf"(?:^|{BETWEEN.pattern})/+(?:home|root|run/user)(?:/|$)")
+"""What systemd takes for folders of users (ProtectHome), in a word."""
+OURS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
+"""Folders that have no links into homes."""
+SIMPLE = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
+"""A path that needs no quotes among those of a unit."""
+
+
+def _homes_of_head(plan: dict[str, Any]) -> list[str] | None:
+    """Paths that the head's service sees where links lead into homes, or below them: of homes it sees nothing else. None where it has to see
+    all of them, since other words name homes, or a path cannot stand beside others in a unit.
+
+    A path is that of the link: systemd follows it, outside and inside. The prefix may be one, and files of a model may be links of their own, so
+    each is named, and its folder where that is in a home.
+    """
+    head, own = plan["head"], plan["hosts"][plan["head"]["host"]]
+    files = {*_models(plan["model"]), *(file["path"] for file in plan["model"]["files"])}
+    starts = [head["argv"], *(fallback["head"]["argv"] for fallback in plan["fallbacks"])]
+    words = {word for argv in starts for word in argv} | set(head["environment"].values())
+    parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
+    others = {part for part in parts if not part.startswith((*OURS, own["prefix"] + "/"))}
+    folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
+    paths = {own["prefix"], f"{own['prefix']}/{names.MODELS}", *files, *folders, *others}
+    hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
+    return sorted(paths) if hidden else None
+
+
+def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
+    """To whom the head's service may talk: its networks, its workers and itself; empty where others connect, and nobody said which."""
+    head = plan["head"]
+    if not head["allowed"] and not names.is_loopback(head["address"]):
+        return []
+    used = [entry["endpoint"] for placement in _placements(plan) for entry in placement if entry["endpoint"]]
+    own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
+    return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
+
+
+def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
+    """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
+    address = worker["listens"].rsplit(":", 1)[0]
+    return [source for rule in host["firewall"] if rule["address"] == address for source in rule["sources"]]
+
+
+def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
+    """The services of one host, as its service manager needs them."""
+    own = names.of(plan["cluster"])
+    services = [
+        {
+            "name": own.service(f"worker-{worker['name']}", plan["staging"]),
+            "kind": "worker",
+            "temporary": plan["staging"],
+            "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
+            "argv": [*_launcher(plan, host, worker), *worker["argv"]],
+            "process": worker["argv"],
+            "environment": worker["environment"],
+            "listens": worker["listens"],
+            "protocol": worker["protocol"],
+            "reads": [],
+            "homes": [],
+            "after": [],
+            "credentials": {},
+            "devices": backends.device_files(worker["backend"]),
+            "allow": sorted(
+                {
+                    "localhost",
+                    worker["listens"].rsplit(":", 1)[0],
+                    *_may_connect(plan["hosts"][host], worker),
+                }
+            ),
+        }
+        for worker in plan["hosts"][host]["workers"]
+    ]
+    if host == plan["head"]["host"]:
+        head = plan["head"]
+        credentials = {name: head[key] for name, key in server_settings.CREDENTIALS.items() if head[key]}
+        services.append(
+            {
+                "name": head["service"],
+                "kind": "head",
+                "temporary": plan["staging"],
+                "description": f"llama.cpp server of cluster {plan['cluster']}",
+                "argv": [*head["launcher"], "--", *head["argv"]],
+                "process": head["argv"],
+                "fallbacks": [
+                    {"name": fallback["without"], "process": fallback["head"]["argv"]}
+                    for fallback in (plan["fallbacks"] if head["fallback_after"] is not None else [])
+                ],
+                "environment": head["environment"],
+                "listens": f"{head['address']}:{head['port']}",
+                "reads": [*_models(plan["model"]), *credentials.values()],
+                "homes": _homes_of_head(plan),
+                "after": [service["name"] for service in services],
+                "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
+                "credentials": credentials,
+                "allow": _reachable_for_head(plan),
+            }
+        )
+    return services

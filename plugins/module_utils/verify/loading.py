@@ -1,0 +1,146 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How far a model is loaded: what the head's launcher writes of it, beside what the plan has on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB, amount, duration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
+
+FORM = Maybe({"seconds": Number(real=True), "read": Maybe(Number()), "sent": Each(Number())})
+"""Of ``load`` in names.SERVING: the fields of launcher/progress.py's Load. Null while no model is loaded, and where the kernel says nothing."""
+SAID = {"state": Text(), "process": Number(), "load": FORM}
+FILE_BYTES = 1024 * 1024
+LEAST_SECONDS = 0.001
+"""Of which a rate can be told."""
+
+
+class Expected(NamedTuple):
+    """Bytes of weights that a plan has on its devices. Empty where only the head's part of a plan is known."""
+
+    workers: Mapping[str, int]
+    """Endpoint → bytes."""
+    own: int
+    """On the head's own devices and its processor."""
+    cached: bool
+    """Whether a worker keeps tensors: what it has already is not sent."""
+
+
+class Worker(NamedTuple):
+    endpoint: str
+    sent_bytes: int | None
+    """None where the kernel does not say it."""
+    planned_bytes: int | None
+
+
+class Progress(NamedTuple):
+    seconds: float
+    """Since llama-server was started."""
+    read_bytes: int | None
+    """Of files."""
+    planned_bytes: int | None
+    """Of the whole model."""
+    workers: list[Worker]
+    bytes_per_s: int | None
+    left_s: int | None
+    """None where nothing has moved, or it is not known how much is missing."""
+    at_most: bool
+    """Whether ``left_s`` may be less, since workers may have tensors in their caches."""
+
+
+def load_in(folder: Path, launchers: Collection[int]) -> dict[str, Any] | None:
+    """What one of these launchers wrote of a load that goes on; None where there is none, or where it cannot be believed.
+
+    :param folder: of the head's launcher.
+    """
+    try:
+        said = reading.read_object(folder / names.SERVING, FILE_BYTES)
+    except (OSError, ValueError):
+        return None
+    shown = {name: said.get(name) for name in SAID}
+    if validation.problem("", shown) or validation.mismatch("", shown, SAID):
+        return None
+    shown = validation.complete(shown, SAID)
+    if shown["state"] != "loading" or shown["process"] not in launchers or not shown["load"]:
+        return None
+    return {name: shown["load"][name] for name in ("seconds", "read", "sent")}
+
+
+def expected_of(plan: Mapping[str, Any]) -> Expected:
+    """:param plan: whole, or a head's part."""
+    placement = plan.get("placement") or []
+    workers: dict[str, int] = {}
+    own = round((plan["head"].get("cpu") or {}).get("weights_mib", 0) * MIB) if placement else 0
+    for entry in placement:
+        size = round(entry["weights_mib"] * MIB)
+        if entry["endpoint"]:
+            workers[entry["endpoint"]] = workers.get(entry["endpoint"], 0) + size
+        else:
+            own += size
+    known = [worker for host in plan.get("hosts", {}).values() for worker in host.get("workers", ())]
+    cached = any(worker.get("cache") and worker["endpoint"] in workers for worker in known)
+    return Expected(workers, own, cached)
+
+
+def _done(load: Mapping[str, Any], expected: Expected) -> int:
+    """Bytes that are where they belong. What was read and not sent is taken for the head's own."""
+    sent = {endpoint: min(size, expected.workers.get(endpoint, size)) for endpoint, size in load["sent"].items()}
+    if expected.workers and not sent:
+        return min(load["read"] or 0, expected.own + sum(expected.workers.values()))
+    own = max(0, (load["read"] or 0) - sum(sent.values()))
+    return sum(sent.values()) + min(own, expected.own)
+
+
+def progress_of(load: Mapping[str, Any], expected: Expected, before: Mapping[str, Any] | None = None) -> Progress:
+    """
+    :param load: of the form FORM.
+    :param before: an earlier one of the same start, from which on the rate is counted.
+    """
+    whole = expected.own + sum(expected.workers.values())
+    endpoints = expected.workers or load["sent"]
+    if before and before["seconds"] >= load["seconds"]:
+        before = None
+    seconds = load["seconds"] - (before["seconds"] if before else 0)
+    moved = _done(load, expected) - (_done(before, expected) if before else 0)
+    rate = round(moved / seconds) if seconds >= LEAST_SECONDS and moved > 0 else None
+    missing = whole - _done(load, expected)
+    return Progress(
+        round(load["seconds"], 1),
+        load["read"],
+        whole or None,
+        [Worker(endpoint, load["sent"].get(endpoint), expected.workers.get(endpoint)) for endpoint in endpoints],
+        rate,
+        round(missing / rate) if rate and missing > 0 else None,
+        expected.cached,
+    )
+
+
+def _part(done: int | None, whole: int | None) -> str:
+    """«1.2 of 4.1 GB», «80 of 300 MB», «? of 4.1 GB», «1.2 GB»."""
+    large = max(done or 0, whole or 0) >= GB
+    figure = f"{done / GB:.1f}" if large and done is not None else "?" if done is None else f"{done / MB:.0f}"
+    rest = "" if whole is None else f" of {whole / GB:.1f}" if large else f" of {whole / MB:.0f}"
+    return f"{figure}{rest} {'GB' if large else 'MB'}"
+
+
+def sentence(progress: Progress) -> str:
+    """What a person is shown: bytes to each worker, bytes that were read, the rate, and what is left."""
+    known = [worker for worker in progress.workers if worker.sent_bytes is not None]
+    parts = [
+        f"{_part(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in progress.workers
+    ]
+    if progress.workers and not known:
+        parts = ["what workers have got is not known, since the kernel lends no sockets"]
+    if progress.read_bytes is not None:
+        parts.append(f"{_part(progress.read_bytes, progress.planned_bytes)} read from files")
+    if progress.bytes_per_s:
+        parts.append(f"{amount(progress.bytes_per_s)}/s")
+    if progress.left_s is not None:
+        parts.append(f"{'at most' if progress.at_most else 'about'} {duration(progress.left_s)} left")
+    return ", ".join(parts)

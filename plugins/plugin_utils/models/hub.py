@@ -1,0 +1,385 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hugging Face: what a repository has at a commit, and which of its files are the model that is wanted."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import stat
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urlsplit
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files as parts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    HuggingFace,
+    ModelSource,
+    Quantisation,
+)
+
+ENDPOINT = "https://huggingface.co"
+SECONDS = 20
+"""Without an answer."""
+MOST_FILES = 20000
+REPLY_BYTES = 8 << 20
+"""Of an answer: 20,000 files take 5.4 MB."""
+MOST_PARTS = 100_000
+"""Lists, objects and pieces of the transfer in an answer; 20,000 files are 40,000. 8 MiB of short strings, the worst that is left,
+take 0.4 s and 252 MiB, measured, of which the program itself has 46; nested lists would take 478 MiB."""
+MOST_NAMED = 60
+"""Names in a message."""
+TOKEN_BYTES = 4096
+TOKEN_FILE = "llama_model_token_file"
+LISTED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(download_record.SHA256))}
+COMMIT = r"[0-9a-f]{40,64}"
+LABEL = re.compile(
+    r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
+    re.IGNORECASE,
+)
+"""A quantisation in the name of a file or a folder, as people write it."""
+
+
+class Listed(NamedTuple):
+    """A file of a repository."""
+
+    name: str
+    bytes: int | None
+    sha256: str | None
+
+
+class Listing(NamedTuple):
+    """What a repository has at a commit."""
+
+    commit: str
+    files: tuple[Listed, ...]
+
+
+def endpoint() -> str:
+    """The server, as huggingface_hub takes it from the environment.
+
+    :raises Refusal: it is no address.
+    """
+    given = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
+    try:
+        if urlsplit(given).hostname and urlsplit(given).port != 0:
+            return given
+    except ValueError:
+        pass
+    raise Refusal(
+        f"HF_ENDPOINT of the controller is {validation.show(web.shown(given))}, which is no address of a server: use one like {ENDPOINT}"
+    )
+
+
+def read_token(path: str | None) -> str | None:
+    """The token in a file that its owner alone can read; None without a file.
+
+    :raises Refusal: the file has no token, or others can read it.
+    """
+    if path is None:
+        return None
+    named = f"{TOKEN_FILE} is {path}, which"
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refusal(f"{named} is not a file: write the token into a file")
+        if status.st_mode & 0o077:
+            raise Refusal(f"{named} others can read: run chmod 600 {path}")
+        with Path(path).open("rb") as stream:
+            token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
+    except OSError as error:
+        raise Refusal(f"{named} cannot be read on the controller ({error.strerror}): correct the path") from None
+    if not re.fullmatch(r"[!-~]+", token):
+        raise Refusal(f"{named} has no token: write it there as its only line, as its server shows it")
+    return token
+
+
+def listing(source: ModelSource, token: str | None) -> Listing:
+    """What the repository has.
+
+    :raises Refusal: it cannot be asked, or has no such revision.
+    """
+    wanted = cast(HuggingFace, source.huggingface)
+    if validation.has_secret(endpoint()):
+        raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
+    try:
+        # It takes a quarter of a second to import: only when a server is asked.
+        from huggingface_hub import HfApi, get_session
+        from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    except ImportError as error:
+        raise Refusal(
+            f"{source.variable} is looked up with the Python package huggingface_hub, which {sys.executable} on the controller does not have "
+            f"({error}): install the collection's requirements.txt there"
+        ) from None
+    _limit(get_session(), HTTPError)
+    api = HfApi(endpoint=endpoint(), token=token or False, headers={"Accept-Encoding": "identity"})
+    try:
+        about = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=SECONDS)
+        said: list[dict[str, Any]] = [
+            {"name": file.rfilename, "bytes": file.size, "sha256": file.lfs.sha256 if file.lfs else None}
+            for file in about.siblings or ()
+        ]
+        commit = about.sha
+    except HfHubHTTPError as error:
+        raise Refusal(f"{_subject(source)} {_why_refused(api, wanted, error, token)}") from None
+    except (HTTPError, OSError) as error:
+        raise Refusal(
+            f"{_subject(source)} cannot be looked up at {endpoint()} ({_short(error)}): {_offline()}"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refusal(
+            f"{_subject(source)} {endpoint()} does not describe as a repository ({_short(error)}): {_offline()}"
+        ) from None
+    problem = validation.mismatch("", {"commit": commit}, {"commit": Text(COMMIT)}) or _problem(said)
+    if problem:
+        raise Refusal(
+            f"{_subject(source)} {endpoint()} describes with a value that is not possible ({problem.where} {problem.why}): {_offline()}"
+        )
+    return Listing(str(commit), tuple(Listed(**entry) for entry in said if validation.is_plain(entry["name"])))
+
+
+class _Limited:
+    """So much of an answer, and no more: what is packed can become any size, and what is nested takes 50 times its size in memory."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.close = stream, stream.close
+
+    def __iter__(self) -> Iterator[bytes]:
+        count = parts = 0
+        for piece in self.stream:
+            count += len(piece)
+            parts += 1 + piece.count(b"[") + piece.count(b"{")
+            if count > REPLY_BYTES or parts > MOST_PARTS:
+                raise ValueError(f"its answer has more than {REPLY_BYTES >> 20} MiB or {MOST_PARTS} parts")
+            yield piece
+
+
+def _limit(client: Any, library_error: type) -> None:
+    """Limits the answers and the redirects that the client of huggingface_hub reads.
+
+    :param library_error: of the client's library, which is httpx up to huggingface_hub 1 and httpx2 after it.
+    """
+    library: Any = importlib.import_module(library_error.__module__.partition(".")[0])
+    limited: Any = type("Limited", (_Limited, library.SyncByteStream), {})
+
+    def limit(response: Any) -> None:
+        packing = response.headers.get("Content-Encoding", "identity")
+        if packing != "identity":
+            raise ValueError(f"its answer is packed as {packing}, although that was not asked for")
+        response.stream = limited(response.stream)
+
+    client.max_redirects = web.MAX_REDIRECTS
+    client.event_hooks = {**client.event_hooks, "response": [limit]}
+
+
+def _problem(said: Sequence[Mapping[str, Any]]) -> validation.Problem | None:
+    if len(said) > MOST_FILES:
+        return validation.Problem("files", f"are {len(said)}")
+    return next(filter(None, (validation.mismatch("files", entry, LISTED) for entry in said)), None)
+
+
+def _short(error: BaseException) -> str:
+    return validation.printable(str(error).strip().partition("\n")[0] or type(error).__name__, 200)
+
+
+def _offline() -> str:
+    return "check the network, https_proxy and HF_ENDPOINT, or use a model that the head has (llama_model_path)"
+
+
+def _subject(source: ModelSource) -> str:
+    return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
+
+
+def _why_refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> str:
+    """What a server's refusal means, as the end of a sentence."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    code = error.response.status_code if error.response is not None else 0
+    page = f"{endpoint()}/{wanted.repo}"
+    if isinstance(error, RevisionNotFoundError):
+        return f"has no revision {wanted.revision!r}: {_revisions(api, wanted)}"
+    if isinstance(error, GatedRepoError) and not token:
+        return f"is gated (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
+    if isinstance(error, GatedRepoError):
+        return f"is gated, and the account of the token in {TOKEN_FILE} has no access (HTTP {code}): accept its conditions on {page} with that account"
+    if isinstance(error, RepositoryNotFoundError):
+        seen = f"or is not shown to the account of the token in {TOKEN_FILE}" if token else "or is private"
+        remedy = "correct the name" + (
+            "" if token else f", or set {TOKEN_FILE} to a file with a token of an account that may see it"
+        )
+        return f"does not exist at {endpoint()}, {seen} (HTTP {code}): {remedy}"
+    if code in (401, 403) and token:
+        return f"cannot be read with the token in {TOKEN_FILE} (HTTP {code}): write a valid token into that file"
+    if code in (401, 403):
+        return f"needs a token (HTTP {code}): set {TOKEN_FILE}"
+    if code == 429:
+        remedy = "wait some minutes" + ("" if token else f", or set {TOKEN_FILE}")
+        return f"cannot be read now, because its server has had too many requests (HTTP {code}): {remedy}"
+    return f"cannot be looked up at {endpoint()} (HTTP {code}): try again later"
+
+
+def _revisions(api: Any, wanted: HuggingFace) -> str:
+    """The revisions that a repository has."""
+    try:
+        references = api.list_repo_refs(wanted.repo)
+        named = [reference.name for reference in (*references.branches, *references.tags)]
+    except Exception:  # Whatever it is: the sentence goes on without them.
+        return f"see {endpoint()}/{wanted.repo}/tree/main"
+    return f"it has {_names(named)}"
+
+
+def _names(names: Iterable[str]) -> str:
+    """A list for a message, with an end."""
+    known = [validation.printable(name, 200) for name in dict.fromkeys(names)]
+    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    return ", ".join(known[:MOST_NAMED]) + more
+
+
+class Candidate(NamedTuple):
+    """A model of a repository: its files, and what its quantisation is called."""
+
+    label: str
+    files: tuple[Listed, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes or 0 for file in self.files)
+
+
+def is_projector(name: str) -> bool:
+    return "mmproj" in download_record.base_name(name).lower()
+
+
+def candidates(found: Listing, role: str) -> list[Candidate]:
+    """The models that a repository has for a role."""
+    known = {file.name: file for file in found.files}
+    names = [
+        name
+        for name in known
+        if name.lower().endswith(".gguf")
+        and is_projector(name) == (role == download_record.MMPROJ)
+        and "imatrix" not in download_record.base_name(name).lower()
+    ]
+    return [
+        Candidate(label_of(model.names[0]), tuple(known[name] for name in model.names), model.missing)
+        for model in parts.grouped(names)
+    ]
+
+
+def label_of(name: str) -> str:
+    """The quantisation in the name of a file, else in that of its folder; empty without one."""
+    folder, _slash, base = _stem(name).rpartition("/")
+    labels = LABEL.findall(base) or LABEL.findall(folder)
+    return labels[-1] if labels else ""
+
+
+def _stem(name: str) -> str:
+    """The name of a file without its number and its ending."""
+    match = parts.PART.fullmatch(name)
+    return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
+
+
+def _without_label(name: str) -> str:
+    """What the files of one model are called in every quantisation."""
+    return LABEL.sub("", download_record.base_name(_stem(name))).lower()
+
+
+def quantisations(found: Listing, source: ModelSource, name: str) -> list[Quantisation]:
+    """Those of a model that ``quantisation`` chooses and that the repository has whole, the smallest first.
+
+    :param name: of a file of the model.
+    """
+    models = candidates(found, source.role)
+    count = Counter(model.label.lower() for model in models)
+    own = [
+        Quantisation(model.label, model.bytes)
+        for model in models
+        if count[model.label.lower()] == 1
+        and not model.missing
+        and _without_label(model.files[0].name) == _without_label(name)
+    ]
+    return sorted((one for one in own if one.name), key=lambda one: one.bytes)
+
+
+def choose(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
+    """The files that are wanted, parts in their order.
+
+    :raises Refusal: the repository does not have them, or several models are meant.
+    """
+    wanted = cast(HuggingFace, source.huggingface)
+    if wanted.files:
+        return _by_name(found, source, wanted.files)
+    models = candidates(found, source.role)
+    named = f"{_subject(source)} has"
+    if not models:
+        kind = "projector (mmproj)" if source.role == download_record.MMPROJ else "GGUF file"
+        others = _names(file.name for file in found.files)
+        raise Refusal(f"{named} no {kind}: use a repository that has one; it has {others or 'no files'}")
+    fitting = models if wanted.quantisation is None else _of_quantisation(models, wanted.quantisation)
+    if not fitting:
+        raise Refusal(f"{named} no quantisation {wanted.quantisation}: it has {_labels(models)}")
+    if len(fitting) > 1:
+        remedy = f"set quantisation to one of {_labels(models)}"
+        if wanted.quantisation is not None:
+            remedy = f"set files to one of {_names(model.files[0].name for model in fitting)}"
+        raise Refusal(
+            f"{named} {len(fitting)} models{f' of {wanted.quantisation}' if wanted.quantisation else ''}: {remedy}"
+        )
+    _check_whole(source, fitting[0].missing)
+    return _with_sizes(source, fitting[0].files)
+
+
+def _of_quantisation(models: Sequence[Candidate], quantisation: str) -> list[Candidate]:
+    """Those of a quantisation; where its name is not a usual one, those that have it as a word in the name of a file or a folder."""
+    same = [model for model in models if model.label.lower() == quantisation.lower()]
+    if same:
+        return same
+    word = re.compile(rf"(?:^|[-._/ ]){re.escape(quantisation)}(?=$|[-._/ ])", re.IGNORECASE)
+    return [] if LABEL.fullmatch(quantisation) else [model for model in models if word.search(model.files[0].name)]
+
+
+def _labels(models: Sequence[Candidate]) -> str:
+    return _names(model.label or model.files[0].name for model in sorted(models, key=lambda one: one.bytes))
+
+
+def _by_name(found: Listing, source: ModelSource, names: Sequence[str]) -> tuple[Listed, ...]:
+    known = {file.name: file for file in found.files}
+    missing = [name for name in names if name not in known]
+    if len(missing) == len(names) or (missing and not parts.PART.fullmatch(names[0])):
+        models = [name for name in known if name.lower().endswith(".gguf")]
+        raise Refusal(f"{_subject(source)} has no {missing[0]}: it has {_names(models or known)}")
+    _check_whole(source, missing)
+    return _with_sizes(source, [known[name] for name in names])
+
+
+def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
+    if missing:
+        raise Refusal(
+            f"{_subject(source)} lacks {len(missing)} of the parts of that model, like {missing[0]}: use another quantisation or revision"
+        )
+
+
+def _with_sizes(source: ModelSource, files: Sequence[Listed]) -> tuple[Listed, ...]:
+    strange = next(
+        (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
+    )
+    if strange:
+        raise Refusal(
+            f"{_subject(source)} has {validation.show(strange)}, which has no size or no name for a file of a model: use another file"
+        )
+    return tuple(files)
+
+
+def url_of(wanted: HuggingFace, commit: str, name: str) -> str:
+    """Where a file is at a commit, as huggingface_hub writes it."""
+    return f"{endpoint()}/{wanted.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

@@ -1,0 +1,201 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The page of a plan, of its verification and of its measurements, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_page, plots
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report.measurements import Benchmark
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+HERE = Path(__file__).parent
+PARTS = ("weights", "kv", "compute")
+MEASURED_BEFORE = ("Summary",)
+"""Parts of a benchmark that stand before those of the plan."""
+
+
+def _printable(value: Any) -> Any:
+    """What an expression of the template shows, whoever wrote it."""
+    if value is None:
+        return ""
+    return validation.printable(value, None) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
+
+
+@functools.cache
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_printable
+    )
+    environment.filters.update(anchor=_anchor, figure=benchmark_page.shown, letter=plots.letter)
+    return environment.get_template("page.html.j2")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.2f}"
+
+
+def _memory(plan: dict, measured: benchmark_page.Placed | None) -> dict[str, Any]:
+    rows = []
+    for index, entry in enumerate(plan["placement"]):
+        found = measured.mib[index] if measured else None
+        whole = max(entry["capacity_mib"], entry["total_mib"], found or 0, 1)
+        over = report.over(entry)
+        said = ", ".join(f"{part} {entry[f'{part}_mib']:.0f} MiB" for part in PARTS)
+        rows.append(
+            {
+                "entry": entry,
+                "over": over,
+                "said": f"{said} of {entry['capacity_mib']:.0f} MiB",
+                "shares": [(part, _share(entry[f"{part}_mib"], whole)) for part in (*PARTS, "further")],
+                "amounts": [report.amount(entry, part) for part in PARTS],
+                "sum": f"{entry['total_mib']:.0f}",
+                "of": f"{entry['capacity_mib']:.0f}",
+                "is": "" if found is None else f"{found:.0f}",
+                "share": None if found is None else _share(found, whole),
+            }
+        )
+    further = report.further(plan)
+    notes = [*further, *report.without(plan), *report.reasons(plan)]
+    return {"rows": rows, "beside": bool(further), "notes": notes, "measured": measured.cell if measured else ""}
+
+
+def _branch(host: str, rows: list[report.Lent]) -> dict[str, Any]:
+    link = rows[0].link or {}
+    speed = f"{link['gbit_per_s']:g} Gbit/s" if link.get("gbit_per_s") else ""
+    time = f"{link['one_way_ms']:g} ms" if link else ""
+    return {
+        "host": host,
+        "kind": link.get("kind", ""),
+        "speed": ", ".join(text for text in (time, speed) if text),
+        "sure": bool(link.get("measured")),
+        "rows": rows,
+    }
+
+
+def _topology(plan: dict) -> dict[str, Any]:
+    """The head with its own devices, and a branch for each host that lends some."""
+    own: list[report.Lent] = []
+    branches: dict[str, list[report.Lent]] = {}
+    for row in report.topology(plan):
+        if row.endpoint:
+            branches.setdefault(row.host, []).append(row)
+        else:
+            own.append(row)
+    if not own and not branches:
+        own = [report.Lent("", "its processor", "", "all layers", None)]
+    return {
+        "head": plan["head"]["host"],
+        "url": plan["head"]["url"],
+        "own": own,
+        "branches": [_branch(host, rows) for host, rows in branches.items()],
+        "unused": ", ".join(report.unused(plan)),
+    }
+
+
+def _commands(plan: dict) -> list[dict[str, Any]]:
+    return [
+        {
+            "host": name,
+            "service": service["name"],
+            "lines": report.command_lines(service["process"], service["environment"], ""),
+        }
+        for name, host in plan["hosts"].items()
+        for service in host["services"]
+    ]
+
+
+def _versions(plan: dict) -> list[str]:
+    rows = [["host", "build", "backend", "options"]]
+    for name, host in plan["hosts"].items():
+        for build in host["builds"]:
+            options = " ".join(f"{option}={value}" for option, value in sorted(build["cmake_options"].items()))
+            rows.append([name, build["id"], build["backend"], options])
+    return report.table(rows).splitlines() if len(rows) > 1 else []
+
+
+def _checks(verified: dict) -> dict[str, Any]:
+    rows = verified["checks"]
+    counts = {status: sum(check["status"] == status for check in rows) for status in ("passed", "failed", "not tested")}
+    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return {"rows": rows, "said": f"Of {len(rows)} checks: {said}." if rows else "Nothing was checked."}
+
+
+def _of_plan(plan: dict, changed: list[str] | None, placed: benchmark_page.Placed | None) -> dict[str, Any]:
+    """What the template takes of a plan, the names of its parts in ``parts``."""
+    other = report.plan_parts(plan, changed)
+    refused = "Refused" in other
+    view: dict[str, Any] = {"other": other, "refused": plan["reasons"] if refused else []}
+    names = [name for name in other if name != "Refused"]
+    if "hosts" in plan:
+        view.update(
+            topology=_topology(plan),
+            memory=_memory(plan, placed),
+            commands=_commands(plan),
+            advisories=report.advice(plan),
+            speed={"rows": report.speed_rows(plan), "notes": report.speed_notes(plan)},
+        )
+        other["Versions"] = _versions(plan)
+        names += ["Versions"] if other["Versions"] else []
+    return {**view, "parts": ["Refused"] * refused + names}
+
+
+def _title(plan: dict | None, verified: dict | None, of_benchmark: dict[str, Any]) -> list[str]:
+    if plan:
+        return [line.strip() for line in report.plan_title(plan)]
+    return [
+        of_benchmark["title"]
+        if "title" in of_benchmark
+        else f"Verification of {verified['cluster'] if verified else ''}"
+    ]
+
+
+def page(
+    plan: dict | None,
+    changed: list[str] | None = None,
+    verified: dict | None = None,
+    measured: Benchmark | None = None,
+    earlier: Benchmark | None = None,
+) -> str:
+    """HTML of a plan, a refused one too, with what was verified and measured of it.
+
+    :param plan: None leaves its parts out.
+    :param changed: of report.changes_of; None leaves that part out.
+    :param verified: of verification.judge.
+    :param earlier: a benchmark with which ``measured`` is compared.
+    """
+    placed = benchmark_page.memory_of_plan(measured, plan) if measured and plan else None
+    view = _of_plan(plan, changed, placed) if plan else {"parts": [], "other": {}}
+    of_benchmark = benchmark_page.view(measured, earlier) if measured else {"parts": [], "measured": {}}
+    before = [name for name in of_benchmark["parts"] if name in MEASURED_BEFORE]
+    after = [name for name in of_benchmark["parts"] if name not in MEASURED_BEFORE]
+    refused = [name for name in view["parts"] if name == "Refused"]
+    first = [name for name in view["parts"] if name in ("Topology", "Memory", "Predicted speed")]
+    rest = [name for name in view["parts"] if name not in (*refused, *first)]
+    checks = ["Checks"] if verified else []
+    title, *subtitle = _title(plan, verified, of_benchmark)
+    return _template().render(
+        {
+            **view,
+            **of_benchmark,
+            "plan": plan,
+            "title": title,
+            "subtitle": " ".join(subtitle),
+            "style": Markup((HERE / "page.css").read_text()),
+            "missing": plots.missing() if measured else None,
+            "checks": _checks(verified) if verified else None,
+            "parts": [*refused, *before, *checks, *first, *after, *rest],
+        }
+    )

@@ -1,0 +1,152 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the controller asks git: the commit behind a name, the number of a build, and a commit's tree as an archive.
+
+Repositories and names come from an inventory: git gets them as arguments of their own, after a ``--``, and no helper programs.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process
+
+LOOK_UP_SECONDS = 60
+FETCH_SECONDS = 3600
+FULL_BYTES = 1 << 20
+"""A disk with less room is full: most of git's messages are about something else then."""
+QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
+TRANSPORTS = "file:git:http:https:ssh"
+REMOTE = "asked"
+LOCAL_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+"""Where git would look for the repository that ansible-playbook may have been started from."""
+AS_THEY_ARE = "* -export-ignore -export-subst -filter -ident -text -eol -working-tree-encoding\n"
+"""Attributes that win over those of a tree: an archive holds every file, byte for byte."""
+
+
+class GitError(Exception):
+    """The message is what git said, in one line."""
+
+
+class NotFound(GitError):
+    """The repository answered, but does not have the requested ref or commit."""
+
+
+def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
+    program = shutil.which("git")
+    if not program:
+        raise GitError("the controller has no git; install it there, or use source: pypi or archive")
+    environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
+    environment.update({"LC_ALL": "C", **QUIET, "GIT_ALLOW_PROTOCOL": TRANSPORTS})
+    try:
+        process = bounded_process.run(
+            [program, *(["--git-dir", str(folder)] if folder else []), *argv], seconds, folder or "/", environment
+        )
+    except subprocess.TimeoutExpired:
+        raise GitError(f"it did not answer within {seconds} seconds") from None
+    except bounded_process.TooLarge as error:
+        raise GitError(str(error)) from None
+    if process.returncode and "No space left on device" in process.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if process.returncode:
+        errors = [
+            line for line in process.stderr.splitlines() if line.startswith(("fatal:", "error:", "remote:", "ERROR"))
+        ]
+        said = " ".join(" ".join(errors or process.stderr.split("\n")).split())[:400] or f"status {process.returncode}"
+        missing = "couldn't find remote ref" in said or "not our ref" in said
+        raise (NotFound if missing else GitError)(validation.printable(said))
+    return process.stdout
+
+
+def place(repository: str) -> str:
+    """A path of the controller as an absolute one; anything else as it is."""
+    if "://" in repository or (":" in repository.split("/", maxsplit=1)[0]):
+        return repository
+    return os.path.abspath(os.path.expanduser(repository))
+
+
+def commit_of(repository: str, name: str) -> str | None:
+    """The commit behind a tag or a branch of a repository, or None where it has neither. A tag wins, as for git itself."""
+    names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
+    listing = _run(["ls-remote", "--", place(repository), *names], LOOK_UP_SECONDS)
+    commits = {name: commit for commit, _tab, name in (line.partition("\t") for line in listing.splitlines())}
+    return next((commits[full] for full in names if full in commits), None)
+
+
+@contextmanager
+def _name_a_full_disk(folder: str) -> Iterator[None]:
+    """:raises OSError: git failed where the disk is full."""
+    try:
+        yield
+    except GitError:
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        raise
+
+
+@contextmanager
+def _fetch(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
+    """A bare repository with what was fetched, for as long as it is needed, and the commit."""
+    with tempfile.TemporaryDirectory(dir=beside) as work, _name_a_full_disk(work):
+        folder = Path(work)
+        _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
+        fetch = [
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-recurse-submodules",
+            "--no-auto-gc",
+            *options,
+            "--",
+            REMOTE,
+            revision,
+        ]
+        _run(["-c", f"remote.{REMOTE}.url={place(repository)}", *fetch], FETCH_SECONDS, folder)
+        yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
+
+
+def count(repository: str, commit: str, beside: Path) -> int:
+    """How many commits lead to this one, which upstream calls the number of the build."""
+    local = place(repository).startswith(("/", "file:"))
+    # Over a network commits come without trees. A repository on this machine is at hand, and one whose history was cut off would let
+    # git before 2.44 start itself without end to look for the rest.
+    options = ["--update-shallow"] if local else ["--filter=tree:0"]
+    with _fetch(repository, commit, beside, *options) as (folder, head):
+        if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
+            raise GitError("its history is not complete there")
+        return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
+
+
+def archive(repository: str, revision: str, target: Path) -> str:
+    """Writes the tree of a commit or tag as a tar archive with one folder, the same one each time; returns the commit."""
+    with _fetch(repository, revision, target.parent, "--depth=1") as (folder, commit):
+        (folder / "info").mkdir(exist_ok=True)
+        (folder / "info" / "attributes").write_text(AS_THEY_ARE)
+        plain = folder / "tree.tar"
+        _run(["archive", "--format=tar", "--prefix=llama.cpp/", f"--output={plain}", commit], FETCH_SECONDS, folder)
+        with (
+            plain.open("rb") as tree,
+            target.open("wb") as stream,
+            gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(tree, packed, 1 << 20)
+    return commit

@@ -1,0 +1,458 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What only the controller can look up and fetch, and its cache: sources with their sha256, known-answer models."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from ansible.errors import AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import (
+    bounded_process,
+    cache,
+    git,
+    source_metadata,
+)
+
+
+class Fetched(NamedTuple):
+    """A source in the cache: whether it had to be brought there, and what identifies it."""
+
+    path: Path
+    changed: bool
+    sha256: str
+    commit: str
+
+
+KNOWN_ANSWER = "llama_model_known_answer"
+SHA256 = r"[0-9a-f]{64}"
+ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
+"""What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
+DOWNLOAD_SECONDS = 3600
+"""For a whole download: a server that sends a byte now and then would take for ever."""
+PACKING_SECONDS = 60.0
+"""For which a server may be silent: some make an archive when they are asked for it."""
+
+
+def _download_pypi(release: dict, folder: Path) -> Path:
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"llama-cpp-python=={release['version']} --hash={release['checksum']}\n")
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    argv += [
+        "--no-binary",
+        "llama-cpp-python",
+        "--require-hashes",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(requirement),
+    ]
+    try:
+        process = bounded_process.run(argv, DOWNLOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise AnsibleError(
+            f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release) within {DOWNLOAD_SECONDS} s: "
+            "check the network and the index in the configuration of pip"
+        ) from None
+    except bounded_process.TooLarge as error:
+        raise AnsibleError(f"pip could not fetch the source archive of llama_release: {error}") from None
+    if process.returncode:
+        raise _pip_error(release, process.stderr.strip())
+    return next(folder.glob("llama_cpp_python-*"))
+
+
+def _pip_error(release: dict, said: str) -> Exception:
+    if "No space left on device" in said:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if "No module named pip" in said:
+        return AnsibleError(
+            f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
+        )
+    got = re.search(r"Got\s+([0-9a-f]{64})", said)
+    if got:
+        return AnsibleError(
+            f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
+            f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
+        )
+    errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
+    return AnsibleError(
+        f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
+        f"the index in the configuration of pip. pip says: {validation.printable(errors or said[-500:])}"
+    )
+
+
+def _download_url(release: dict, folder: Path) -> Path:
+    target = folder / "archive"
+
+    def download() -> None:
+        headers = {"Accept-Encoding": "identity"}
+        with web.answer(release["url"], headers, silence=PACKING_SECONDS) as reply, target.open("wb") as stream:
+            while part := reply.read1(1 << 20):
+                stream.write(part)
+                if stream.tell() > ARCHIVE_BYTES:
+                    raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
+
+    try:
+        reading.within(DOWNLOAD_SECONDS, download)
+    except reading.TooSlowError:
+        raise AnsibleError(
+            f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
+            "download it and use path"
+        ) from None
+    except web.RemoteError as error:
+        why = f"its server does not give (HTTP {error.status}): correct it" if error.status else str(error)
+        raise AnsibleError(
+            f"llama_release has the url {release['url']!r}, which {why}, or download the archive and use path"
+        ) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in cache.FULL:
+            raise
+        raise AnsibleError(
+            f"llama_release has the url {release['url']!r}, which could not be fetched: {validation.printable(error)}"
+        ) from None
+    return target
+
+
+def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
+    """The known-answer model in the cache, written if it is missing, and the file with its sha256.
+
+    :raises AnsibleError: it cannot be written here.
+    """
+    size = known_answer.file_bytes(layers, width, kind)
+    path = cache.folder("models", KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
+    checksum = path.with_name(path.name + ".sha256")
+    if not _is_as_recorded(path, checksum, size):
+        with cache.alone("models", KNOWN_ANSWER, f"writes {path.name}"):
+            if not _is_as_recorded(path, checksum, size):
+                _write_known_answer_model(path, checksum, layers, width, kind)
+    return path, checksum
+
+
+def _is_as_recorded(path: Path, checksum: Path, size: int) -> bool:
+    """Whether a file has that size and the sha256 that is written down for it."""
+    try:
+        recorded = checksum.read_text().strip()
+        return bool(re.fullmatch(SHA256, recorded)) and path.stat().st_size == size and sha256(path) == recorded
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _write_known_answer_model(path: Path, checksum: Path, layers: int, width: int, kind: str) -> None:
+    # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
+    from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
+
+    if not known_answer_file.HAS_GGUF:
+        raise AnsibleError(
+            f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller does not have: "
+            "install the collection's requirements.txt there."
+        )
+    with cache.work(path.parent) as work:
+        model, record = Path(work) / "model", Path(work) / "record"
+        known_answer_file.write(model, layers, width, kind)
+        record.write_text(sha256(model) + "\n")
+        model.replace(path)
+        record.replace(checksum)
+
+
+def _folder() -> Path:
+    return cache.folder("sources", "llama_release")
+
+
+def resolve(value: Any, find: Callable[[str], str]) -> dict:
+    """``llama_release`` with what has to be looked up: where its archive is, the commit of a branch or tag, its build number, and of
+    patches the sha256 and the files that they change.
+
+    :param find: from a path on the controller as the operator gives it to where it is.
+    :raises Refusal: a file, branch, tag or commit does not exist, or the cache cannot be used.
+    """
+    try:
+        return _look_up(release_request.request_of(value), find)
+    except cache.CacheError as error:
+        raise Refusal(str(error)) from None
+
+
+def _look_up(request: dict, find: Callable[[str], str]) -> dict:
+    if request.get("patches"):
+        request["patches"] = [_read(patch, find) for patch in request["patches"]]
+    if request.get("path"):
+        try:
+            request["path"] = _readable("path", request["path"], find, ARCHIVE_BYTES)
+            _check_packing(request["path"])
+        except Refusal:
+            if not _cached_archive(request["checksum"]).exists():
+                raise
+    if request["source"] == "git":
+        if "commit" not in request and not re.fullmatch(release_request.BUILD_TAG, request["ref"]):
+            request["commit"] = _commit_of(request)
+        if "build" not in request:
+            request["build"] = _build_of(request)
+    tree = _tree_of(request)
+    return {**request, release_request.TREE: tree} if tree else request
+
+
+def _tree_of(request: dict) -> release_request.SourceTree | None:
+    """What the tree of a release says of itself, where its name or its build does not say enough; None where nothing has to be asked, or where
+    an archive or repository cannot be read now.
+
+    :raises Refusal: it is a release of llama-cpp-python of which nothing is known, and its archive cannot be read.
+    """
+    if request["source"] == "pypi" and "build" not in request:
+        return None if request["version"] in capabilities.PYPI_TREES else _tree_of_pypi(request)
+    mainline = request.get("fork", capabilities.MAINLINE) == capabilities.MAINLINE
+    build = request.get("build")
+    if request["source"] not in release_request.COMPILED or not mainline or not isinstance(build, int) or build < 1:
+        return None
+    if capabilities.tells_protocol(build):
+        return None
+    release = releases.release_of(request, {}).as_json()
+    with suppress(AnsibleError, git.GitError, OSError, *archives.DAMAGED):
+        if request["source"] == "git" and not _kept_commit(release, _folder()):
+            git.commit_of(request["repository"], request["ref"])
+        return release_request.SourceTree(None, None, source_metadata.recorded(fetch(release).path).protocol)
+    return None
+
+
+def _tree_of_pypi(request: dict) -> release_request.SourceTree:
+    version = request["version"]
+    wanted = {"source": "pypi", "ref": f"pypi-{version}", "commit": "unknown", **request}
+    try:
+        tree = source_metadata.recorded(fetch(wanted).path)
+    except AnsibleError as error:
+        raise Refusal(str(error)) from None
+    except (OSError, *archives.DAMAGED) as error:
+        why = validation.printable(error) or type(error).__name__
+        raise Refusal(
+            f"llama_release has the version {version!r}, whose source archive cannot be read ({why}): add build, the llama.cpp build number "
+            "of its vendor/llama.cpp"
+        ) from None
+    generation = capabilities.build_of_day(tree.day, tree.protocol) if tree.day else None
+    return release_request.SourceTree(tree.commit, generation, tree.protocol)
+
+
+def _read(patch: Any, find: Callable[[str], str]) -> dict:
+    path = Path(_readable("patch", patch, find, PATCH_BYTES))
+    text = path.read_text(errors="replace")
+    return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
+
+
+def _readable(key: str, given: Any, find: Callable[[str], str], limit: int) -> str:
+    """Path of a readable file on the controller with at most ``limit`` bytes."""
+    if not isinstance(given, str):
+        raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
+    try:
+        path = find(given)
+        status = os.stat(path)
+        reason = "it is not a file" if not stat.S_ISREG(status.st_mode) else f"it has more than {limit >> 20} MiB"
+        if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+            with Path(path).open("rb"):
+                return path
+    except (AnsibleError, OSError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it does not exist"
+    raise Refusal(_not_readable(key, given, reason))
+
+
+def _check_packing(path: str) -> None:
+    """Refuses a zip archive under another name."""
+    with Path(path).open("rb") as stream:
+        if stream.read(4) == b"PK\x03\x04":
+            raise Refusal(
+                f"llama_release has the path {path!r}, a zip archive, which hosts do not unpack: pack its content with tar, and give its own checksum"
+            )
+
+
+def _not_readable(key: str, given: str, reason: str | None) -> str:
+    return (
+        f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): use a path that is absolute, or relative "
+        "to the inventory or the playbook"
+    )
+
+
+def _commit_of(request: dict) -> str:
+    ref, repository = request["ref"], request["repository"]
+    try:
+        commit = git.commit_of(repository, ref)
+    except git.GitError as error:
+        raise Refusal(_unreadable(repository, error)) from None
+    if commit is None:
+        raise Refusal(_unknown(repository, ref))
+    return commit
+
+
+def _unreadable(repository: str, error: git.GitError) -> str:
+    return (
+        f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
+        "the network of the controller"
+    )
+
+
+def _unknown(repository: str, ref: str) -> str:
+    return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it; a commit needs all its digits"
+
+
+def _build_of(request: dict) -> int:
+    """The number of a commit's build, counted once."""
+    record = _folder() / f"{request['commit']}.build"
+    number = _recorded_number(record)
+    if number is not None:
+        return number
+    with cache.alone("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
+        number = _recorded_number(record)
+        if number is None:
+            with cache.work(folder) as work:
+                number = _count(request, Path(work))
+                (Path(work) / "record").write_text(f"{number}\n")
+                (Path(work) / "record").replace(record)
+    return number
+
+
+def _recorded_number(record: Path) -> int | None:
+    with suppress(OSError, UnicodeDecodeError):
+        counted = re.fullmatch(r"([1-9][0-9]{0,8})\n", record.read_text())
+        return int(counted[1]) if counted else None
+    return None
+
+
+def _count(request: dict, work: Path) -> int:
+    try:
+        return git.count(request["repository"], request["commit"], work)
+    except git.NotFound:
+        raise Refusal(_unknown(request["repository"], request["ref"])) from None
+    except git.GitError as error:
+        raise Refusal(
+            f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
+            "add build, the llama.cpp build number of that commit"
+        ) from None
+
+
+def fetch(release: dict) -> Fetched:
+    """The source of a planned release in the cache.
+
+    :raises AnsibleError: it cannot be fetched, or its sha256 is another; nothing is left in the cache then.
+    """
+    kept, bring = (_kept_commit, _fetch_commit) if release["source"] == "git" else (_kept_archive, _fetch_archive)
+    known = kept(release, _folder())
+    if known:
+        return known
+    with cache.alone("sources", "llama_release", f"fetches {release['ref']}") as folder:
+        known = kept(release, folder)
+        if known:
+            return known
+        with cache.work(folder) as work:
+            bring(release, folder, Path(work))
+        return cast(Fetched, kept(release, folder))._replace(changed=True)
+
+
+def _names_of_commit(release: dict, folder: Path) -> tuple[Path, Path]:
+    """Where the tree of a commit or tag is kept, and what it was when it was fetched."""
+    name = hashlib.sha256(f"{release['repository']}\n{release['revision']}".encode()).hexdigest()[:16]
+    return folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
+
+
+def _kept_commit(release: dict, folder: Path) -> Fetched | None:
+    """What a tag was when it was fetched first is kept: it is the name of a build."""
+    archive, record = _names_of_commit(release, folder)
+    try:
+        known = json.loads(record.read_text())
+        commit = known["commit"]
+        if re.fullmatch(release_request.WHOLE_COMMIT, commit) and sha256(archive) == known["sha256"]:
+            return Fetched(archive, False, known["sha256"], commit)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return None
+
+
+def _fetch_commit(release: dict, folder: Path, work: Path) -> None:
+    archive, record = work / "archive", work / "record"
+    try:
+        commit = git.archive(release["repository"], release["revision"], archive)
+    except git.NotFound:
+        raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
+    except git.GitError as error:
+        raise AnsibleError(_unreadable(release["repository"], error)) from None
+    record.write_text(json.dumps({"commit": commit, "sha256": sha256(archive)}) + "\n")
+    for made, name in zip((archive, record), _names_of_commit(release, folder)):
+        made.replace(name)
+
+
+def _cached_archive(checksum: str) -> Path:
+    """Where the archive of that checksum lies in the cache once it was fetched."""
+    return _folder() / f"{checksum.split(':', 1)[1][:16]}.tar.gz"
+
+
+def _kept_archive(release: dict, folder: Path) -> Fetched | None:
+    wanted, kept = release["checksum"].split(":", 1)[1], _cached_archive(release["checksum"])
+    with suppress(OSError):
+        if sha256(kept) == wanted:
+            return Fetched(kept, False, wanted, release["commit"])
+    return None
+
+
+def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
+    if release["source"] == "pypi":
+        archive = _download_pypi(release, work)
+    elif "url" in release:
+        archive = _download_url(release, work)
+    else:
+        archive = work / "archive"
+        try:
+            shutil.copyfile(release["path"], archive)
+        except OSError as error:
+            if error.errno in cache.FULL:
+                raise
+            raise AnsibleError(_not_readable("path", release["path"], error.strerror)) from error
+    wanted, actual = release["checksum"].split(":", 1)[1], sha256(archive)
+    if actual != wanted:
+        raise AnsibleError(
+            f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
+        )
+    if _unpacked_bytes(archive) > TREE_BYTES:
+        raise AnsibleError(
+            f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
+        )
+    archive.replace(_cached_archive(release["checksum"]))
+
+
+def _unpacked_bytes(archive: Path) -> int:
+    """Size of an archive that is not packed any more; counted until it is more than TREE_BYTES.
+
+    :raises AnsibleError: it is not one that hosts can unpack.
+    """
+    for opened in (gzip.open, bz2.open, lzma.open):
+        with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), opened(archive) as stream:
+            size = 0
+            while size <= TREE_BYTES and (part := stream.read(1 << 20)):
+                size += len(part)
+            return size
+    try:
+        archives.open_archive(archive).close()
+    except archives.DAMAGED:
+        raise AnsibleError(
+            "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"
+        ) from None
+    return archive.stat().st_size
