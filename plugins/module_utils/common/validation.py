@@ -214,9 +214,11 @@ ENTRIES = 1024
 def mismatch(where: str, value: Any, shape: Any) -> Problem | None:
     """The first part of a value that has another shape; None where there is none.
 
-    :param shape: Text, Number, Maybe, Each, ``bool``, a tuple of the values that may be, a list with the shape of its entries, or a mapping from names
+    :param shape: Text, Number, Maybe, Each, ``bool``, ``Any``, a tuple of the values that may be, a list with the shape of its entries, or a mapping from names
         to shapes. A value may have further names.
     """
+    if shape is Any:
+        return None
     if isinstance(shape, Maybe):
         return None if value is None else mismatch(where, value, shape.shape)
     kind: Any = {list: (list, tuple), dict: Mapping, Each: Mapping}.get(type(shape))

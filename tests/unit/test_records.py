@@ -1,0 +1,74 @@
+"""Records as JSON and back, the shape that untrusted JSON is compared with, and that a plan's types hold every plan."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Optional
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+
+
+class Part(NamedTuple):
+    name: Annotated[str, Text("[a-z]+")]
+    size: Optional[int]
+
+
+class Whole(NamedTuple):
+    schema: Literal[1]
+    kind: Literal["one", "other"]
+    parts: tuple[Part, ...]
+    by_name: Mapping[str, Part]
+    port: Annotated[int, Number(1, 9)]
+    rest: Any
+    ratio: float
+    note: records.Absent[str] = None
+    more: Annotated[tuple[str, ...], records.ABSENT] = ()
+
+
+JSON = {
+    "schema": 1,
+    "kind": "one",
+    "parts": [{"name": "a", "size": None}],
+    "by_name": {"x": {"name": "b", "size": 2}},
+    "port": 3,
+    "rest": {"any": [1]},
+    "ratio": 0.5,
+}
+
+
+def test_a_record_comes_back_from_its_json():
+    whole = records.from_json(Whole, JSON)
+    assert whole.parts[0] == Part("a", None)
+    assert whole.by_name["x"].size == 2
+    assert whole.note is None
+    assert records.as_json(whole) == JSON
+    assert records.as_json(whole._replace(note="n", more=("m",))) == {**JSON, "note": "n", "more": ["m"]}
+
+
+def test_further_names_are_left_out_and_a_missing_one_is_an_error():
+    assert records.from_json(Part, {"name": "a", "size": 1, "further": 2}) == Part("a", 1)
+    assert records.from_json(Part, {"name": "a"}) == Part("a", None)
+    with pytest.raises(KeyError, match="name"):
+        records.from_json(Part, {"size": 1})
+
+
+@pytest.mark.parametrize(
+    "change, where",
+    [
+        ({}, None),
+        ({"note": None}, None),
+        ({"schema": 2}, "it.schema"),
+        ({"schema": True}, "it.schema"),
+        ({"kind": "third"}, "it.kind"),
+        ({"parts": [{"name": "A", "size": 1}]}, "it.parts[0].name"),
+        ({"parts": {}}, "it.parts"),
+        ({"by_name": {"x": 1}}, "it.by_name.x"),
+        ({"by_name": {"x": {"size": 1}}}, "it.by_name.x.name"),
+        ({"port": 10}, "it.port"),
+        ({"ratio": "1"}, "it.ratio"),
+        ({"more": [1]}, "it.more[0]"),
+    ],
+)
+def test_json_of_another_form_is_found(change, where):
+    problem = records.problem("it", {**JSON, **change}, Whole)
+    assert (problem.where if problem else None) == where
