@@ -419,7 +419,7 @@ class Head:
 
     def keep_lease(self) -> None:
         """:raises AnsibleActionFail: another run has taken over the cluster."""
-        arguments = {"prefix": self.own["prefix"], "state": "kept"}
+        arguments = {"prefix": self.own["prefix"], "state": "renewed"}
         answer = copying.run(self._action, self._task_vars, "llamacpp.cluster.lease", arguments)
         if answer.get("failed"):
             raise AnsibleActionFail(copying.why(answer))

@@ -147,5 +147,7 @@ class ActionModule(ActionBase):
             return said
 
         lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
-        work = background.Work("build", LIMIT_SECONDS, SILENCE_SECONDS, itertools.repeat(POLL_SECONDS), show, lost)
+        work = background.Work(
+            "build", arguments["prefix"], LIMIT_SECONDS, SILENCE_SECONDS, itertools.repeat(POLL_SECONDS), show, lost
+        )
         return background.run(self, task_vars, arguments, work)

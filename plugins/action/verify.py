@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -115,6 +115,7 @@ class ActionModule(ActionBase):
         before: int | None = None
         wait, said = FIRST_WAIT, 0.0
         loads = _Loads(plan)
+        lease = lease_renewal.Renewal(self, task_vars, plan["hosts"][plan["head"]["host"]]["prefix"])
         while True:
             answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
             if not answer.get("failed"):
@@ -131,6 +132,7 @@ class ActionModule(ActionBase):
                 min(patience, SECONDS_FOR_WORKERS + (plan["head"]["fallback_after"] or 0)) if waits_for else patience
             )
             loads.see(answer["evidence"])
+            lease.renew_in_time()
             hopeless = answer["evidence"]["health"]["said"] == reading.OTHER_CERTIFICATE
             if hopeless or verification.ends_at_each_start(answer["evidence"], before):
                 return answer

@@ -151,7 +151,7 @@ def changed_by(stage, params):
     state = params["state"]
     if state == "recovered" and not stage.is_left():
         return False
-    with host_lock.alone(own_part(params["plan"])["prefix"], changes=True):
+    with host_lock.hold(own_part(params["plan"])["prefix"], exclusive=True):
         if state == "begun":
             takeover.prepare(own_part(params["plan"])["prefix"], params["runner"])
             stage.begin()

@@ -106,7 +106,7 @@ def main():
         host.check_place(planned, host.place_of(scope, cluster))
     with (
         errors.reported(module, *state.ERRORS, Refusal),
-        host_lock.alone(planned["prefix"], changes=not module.check_mode),
+        host_lock.hold(planned["prefix"], exclusive=not module.check_mode),
     ):
         items = prune.remove(planned, model, kinds, module.check_mode)
     found = prune.as_dicts(items)

@@ -127,7 +127,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    waiting = host_lock.alone(module.params["prefix"], changes=not module.check_mode)
+    waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
     with errors.reported(module, firewall.FirewallError, Refusal), waiting:
         before, after = firewall.apply(
             module.params["manager"],

@@ -84,7 +84,7 @@ def read(params):
         return {"facts": {**found, "plans": plan_history.summaries(found["prefix"])}}
     free = {"free_mib": free_memory.free_mib()} if params["free"] else {}
     ownership.check(params["plan"])
-    with host_lock.alone(params["plan"]["prefix"], changes=False):
+    with host_lock.hold(params["plan"]["prefix"], exclusive=False):
         return {"drift": state.drift(params["plan"]), **free}
 
 

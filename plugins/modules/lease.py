@@ -12,10 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Keeps a file C(lease.json) in the installation of the head, which names the run that may change hosts. A second run fails at once and says who that is.
-  - The lease of a run of the same controller whose process is gone, and one that was not renewed for 5 minutes of the head's clock, is taken over.
+  - A lease belongs to nobody any more when its run was one of the same controller and has ended, or when it was not renewed for two hours of the head's clock.
+    The next run takes it over then, and any time with O(take_over).
   - Where the head cannot be reached, there is a warning and no lease.
-  - An action plugin adds what the controller knows of the run. While that goes on, a process of the controller renews the lease every 30 seconds. It gives
-    the lease back when the run has ended, however it ended.
+  - An action plugin adds what the controller knows of the run. Others renew the lease while they wait for a build, a download or a load on the head.
 attributes:
   check_mode:
     support: full
@@ -38,21 +38,20 @@ options:
     default: llama_cluster
   create:
     description:
-      - Whether to create O(prefix) where it is missing, and to mark it as this collection's. Without it there is no lease in a folder without that mark,
-        and nothing that needs one.
+      - Whether to create O(prefix) where it is missing, and to mark it as this collection's. Without it there is no lease in a folder without that mark.
     type: bool
     default: false
   state:
     description:
-      - V(held) gives the lease to this run, or renews it.
-      - V(kept) renews it, and fails if this run does not hold it any more.
+      - V(acquired) gives the lease to this run, or renews it.
+      - V(renewed) renews it, and fails if this run does not hold it any more.
       - V(released) gives it back.
       - V(located) finds out where the installation of the head is, as P(llamacpp.cluster.host_info#module) does. The action plugin does it.
     type: str
-    choices: [held, kept, released, located]
-    default: held
+    choices: [acquired, renewed, released, located]
+    default: acquired
   take_over:
-    description: Whether V(held) takes the lease from whoever has it.
+    description: Whether V(acquired) takes the lease from any run that holds it.
     type: bool
     default: false
   run:
@@ -102,12 +101,12 @@ def main():
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
             "cluster": {"type": "str", "default": "llama_cluster"},
             "create": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["held", "kept", "released", "located"], "default": "held"},
+            "state": {"type": "str", "choices": ["acquired", "renewed", "released", "located"], "default": "acquired"},
             "take_over": {"type": "bool", "default": False},
             "run": {"type": "dict"},
             "ended": {"type": "str", "default": ""},
         },
-        required_if=[("state", state, ["prefix", "run"]) for state in ("held", "kept", "released")],
+        required_if=[("state", state, ["prefix", "run"]) for state in ("acquired", "renewed", "released")],
         supports_check_mode=True,
     )
     if module.check_mode:
@@ -120,16 +119,17 @@ def main():
             (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
+        taken_from = ""
         try:
-            if wanted["state"] == "held":
-                done = lease.hold(prefix, wanted["run"], wanted["ended"], wanted["take_over"])
-            elif wanted["state"] == "kept":
-                done = lease.keep(prefix, wanted["run"]["run"])
+            if wanted["state"] == "acquired":
+                taken_from = lease.acquire(prefix, wanted["run"], wanted["ended"], wanted["take_over"])
+            elif wanted["state"] == "renewed":
+                lease.renew(prefix, wanted["run"]["run"])
             else:
-                done = lease.release(prefix, wanted["run"]["run"])
+                lease.release(prefix, wanted["run"]["run"])
         except lease.HeldError as error:
             module.fail_json(msg=str(error), holder=dict(error.holder))
-    module.exit_json(changed=False, held=done.changed, taken_from=done.taken_from)
+    module.exit_json(changed=False, taken_from=taken_from)
 
 
 if __name__ == "__main__":

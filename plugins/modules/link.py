@@ -121,7 +121,7 @@ def main():
         supports_check_mode=True,
     )
     wanted = module.params["links"]
-    waiting = host_lock.alone(module.params["prefix"], changes=not module.check_mode)
+    waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
     with errors.reported(module, links.LinkError, Refusal), waiting:
         before, after = links.apply(wanted, module.check_mode, owner=names.of(module.params["cluster"]))
     texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]

@@ -132,7 +132,7 @@ def main():
         services.read_ahead([] if module.check_mode else module.params["read_ahead"])
         manager = services.manager_of(module.params["host"])
         touched = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
-        with host_lock.alone(module.params["host"]["prefix"], changes=not module.check_mode):
+        with host_lock.hold(module.params["host"]["prefix"], exclusive=not module.check_mode):
             read = {
                 service["name"]: services.versions(service.get("reads", ())) for service in module.params["services"]
             }

@@ -93,7 +93,7 @@ def main():
         supports_check_mode=True,
     )
     wanted = {name: str(value) for name, value in module.params["parameters"].items()}
-    waiting = host_lock.alone(module.params["prefix"], changes=not module.check_mode)
+    waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
     with errors.reported(module, kernel_parameters.TuningError, Refusal), waiting:
         done = kernel_parameters.apply(
             wanted,

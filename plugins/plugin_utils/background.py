@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal
 
 JOB = r"j?\d{1,20}\.\d{1,10}"
 """Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
@@ -25,6 +26,8 @@ class Work(NamedTuple):
 
     name: str
     """For messages: «build»."""
+    prefix: str
+    """Of the installation on the host, for the cluster's lease."""
     limit_seconds: int
     """For all of it. The host itself ends it then."""
     silence_seconds: int
@@ -64,7 +67,7 @@ def run(action: ActionBase, task_vars: dict, arguments: dict, work: Work) -> dic
 
 def _wait(action: ActionBase, task_vars: dict, query: dict, work: Work) -> dict:
     started = moved = time.monotonic()
-    seen = ""
+    seen, lease = "", lease_renewal.Renewal(action, task_vars, work.prefix)
     for pause in work.pauses:
         time.sleep(pause)
         status = action._execute_module(
@@ -76,6 +79,7 @@ def _wait(action: ActionBase, task_vars: dict, query: dict, work: Work) -> dict:
             raise AnsibleActionFail(
                 f"The connection to the {work.name} was lost: {validation.printable(str(status.get('msg')))}. {work.lost}"
             )
+        lease.renew_in_time()
         now, shown = time.monotonic(), work.show(time.monotonic() - started)
         if shown != seen:
             seen, moved = shown, now

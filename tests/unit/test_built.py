@@ -332,11 +332,11 @@ def test_controllers_that_keep_a_build_of_two_clusters_at_once(tmp_path):
     files = {"bin/llama-server": sha256(tmp_path / "llama-server")}
     code = f"""
 import shutil
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 said = []
 for cluster in ("one", "two"):
     for turn in range(20):
-        kept = built.Built(cluster, "head", f"b{{turn}}-cpu-1")
+        kept = build_registry.Built(cluster, "head", f"b{{turn}}-cpu-1")
         if not kept.record():
             kept.watch({{"files": {files!r}}})
         if not kept.archive():

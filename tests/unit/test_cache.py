@@ -42,7 +42,8 @@ def model():
 def process(code):
     """A further controller; ``sources`` is imported when it prints its first line."""
     module = "ansible_collections.llamacpp.cluster.plugins.plugin_utils"
-    text = f"from {module} import known_answer_file, sources, git\nprint('ready', flush=True)\ninput()\n{code}"
+    imports = f"from {module}.models import known_answer_file\nfrom {module}.sources import sources, git"
+    text = f"{imports}\nprint('ready', flush=True)\ninput()\n{code}"
     made = subprocess.Popen(
         [sys.executable, "-c", text],
         stdin=subprocess.PIPE,
@@ -216,7 +217,7 @@ git._run = known_answer_file.gguf.quantize = lambda *_: os.kill(os.getpid(), sig
 def test_what_is_in_the_cache_needs_no_lock_and_no_space(tmp_path, monkeypatch):
     sources.fetch(of_path(tmp_path))
     sources.known_answer_model(*SIZE)
-    monkeypatch.setattr(cache, "alone", None)
+    monkeypatch.setattr(cache, "exclusive_folder", None)
     assert not sources.fetch(of_path(tmp_path)).changed
     assert model() == (SHA, SHA + "\n")
 

@@ -230,7 +230,7 @@ def test_a_host_that_names_no_job_of_its_build(job, monkeypatch):
     answer = {"ansible_job_id": job, "msg": "\x1b[2Jno room"}
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: answer)
     with pytest.raises(AnsibleActionFail) as raised:
-        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
     assert str(raised.value).startswith("strix1 did not start the build in the background (")
     assert str(raised.value).isprintable()
 
@@ -242,7 +242,7 @@ def test_a_build_whose_connection_is_lost(monkeypatch):
     monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
     with pytest.raises(AnsibleActionFail, match="The connection to the build was lost") as raised:
-        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
     assert str(raised.value).isprintable()
 
 
@@ -258,7 +258,7 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit):
     monkeypatch.setattr(action.background.time, "monotonic", lambda: 60.0 * len(looks))
     monkeypatch.setattr(action.display, "display", lambda _text: len(looks) < 999 or pytest.fail("it goes on"))
     with pytest.raises(AnsibleActionFail, match=r"^strix1 has not ended the build \(job j1.2\), .* for 70 minutes or "):
-        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
 
 
 def test_a_teardown_ends_builds_before_it_removes_their_account():

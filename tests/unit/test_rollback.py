@@ -24,8 +24,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as module
+from playbook_runs import Operator
 from test_docs import ROOT
-from test_lease import Operator
 from test_planning import drifts
 
 MODULE = module

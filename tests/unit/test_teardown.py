@@ -234,7 +234,7 @@ def test_what_others_have_under_our_names_stays_and_is_named(tmp_path, monkeypat
     before = faults.tree(tmp_path)
     places = {name: str(tmp_path / name) for name in ("prefix", "cache", "units")}
     told = remove(**places, service_manager="systemd")
-    with host_lock.alone(places["prefix"], changes=True):
+    with host_lock.hold(places["prefix"], exclusive=True):
         assert (told["changed"], faults.tree(tmp_path)) == (False, before)
     named = [places["prefix"], str(unit), "/etc/firewall-llamacpp.nft", "the table inet llamacpp of nftables"]
     assert [line.partition(" on here stays")[0] for line in told["left"]] == named

@@ -9,7 +9,8 @@ import errno
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 POLL_SECONDS = 0.2
@@ -17,6 +18,10 @@ POLL_SECONDS = 0.2
 
 class ForeignError(PermissionError):
     """The file belongs to an account that is neither this one nor the owner of its folder."""
+
+
+class BusyError(Exception):
+    """Another process holds the lock."""
 
 
 def open_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
@@ -51,6 +56,24 @@ def take(lock: int, seconds: float = 0, how: int = fcntl.LOCK_EX) -> bool:
             if time.monotonic() >= deadline:
                 return False
         time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def hold(
+    path: Path, seconds: float = 0, how: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT
+) -> Iterator[int]:
+    """Holds the lock of a file meanwhile; its descriptor.
+
+    :raises BusyError: other processes hold it for longer than ``seconds``.
+    :raises OSError: see ``open_file``.
+    """
+    lock = open_file(path, flags)
+    try:
+        if not take(lock, seconds, how):
+            raise BusyError
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def holders(path: Path) -> list[int]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lease of a cluster: a file on its head that names the run that may change hosts. The time of its last renewal is that of the file."""
+"""The lease of a cluster: a file on its head that names the run that may change hosts. Its modification time is that of the last renewal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, locks, names, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
-SILENCE_SECONDS = 300
-"""A lease that was not renewed for so long belongs to nobody. Its run renews it every 30 s (plugins/action/lease.py)."""
+STALE_SECONDS = 2 * 3600
+"""Without a renewal. A run renews its lease before it changes services, and while it builds, downloads or loads on the head; a build of another host may
+take this long."""
 LOCK_SECONDS = 60
 """For what takes milliseconds."""
 LEASE_BYTES = 64 * 1024
 HOLDER = {
     "run": Text(r"[0-9a-f]{32}"),
-    **{key: Text(longest=128) for key in ("user", "controller", "machine", "boot", "started")},
+    **{key: Text(longest=128) for key in ("user", "controller")},
     "playbook": Text(longest=1024),
     "process": Number(1),
     "since": Number(),
 }
-"""What the file holds: ``run`` and ``since`` (seconds of the head's clock), and of the controller what plugin_utils/run_identity.py returns."""
+"""What the file holds: what plugin_utils/run_identity.py returns, and ``since``, seconds of the head's clock."""
 
 
 class Lease(NamedTuple):
@@ -38,14 +40,12 @@ class Lease(NamedTuple):
     holder: Mapping[str, Any]
     """As HOLDER; empty where the file holds something else."""
     age: float
-    """Seconds since it was renewed."""
+    """Seconds since the last renewal; negative where the clock of the head was set back."""
 
     def is_stale(self) -> bool:
-        """Also where it was renewed in the future: then the clock was set back, and a run that goes on has renewed it since."""
-        return abs(self.age) > SILENCE_SECONDS
+        return abs(self.age) > STALE_SECONDS
 
-    def sentence(self) -> str:
-        """Who holds it, since when, from where, and with what."""
+    def describe(self) -> str:
         if not self.holder:
             return f"a run that left an unreadable {names.LEASE} {self.age:.0f} s ago"
         known = {key: validation.printable(value) for key, value in self.holder.items()}
@@ -61,95 +61,75 @@ class HeldError(Exception):
         self.holder = holder
 
 
-class Change(NamedTuple):
-    """What became of the lease: whether the run got it or gave it back, and whose it took over, as a sentence."""
-
-    changed: bool
-    taken_from: str = ""
-
-
 @contextmanager
-def _alone(prefix: Path) -> Iterator[None]:
-    """One process decides at a time.
-
-    :raises Refusal: another one does not end.
-    """
-    lock = locks.open_file(prefix / names.LEASE_LOCK)
+def _locked(prefix: Path) -> Iterator[None]:
+    path = prefix / names.LEASE_LOCK
     try:
-        if not locks.take(lock, LOCK_SECONDS):
-            raise Refusal(
-                f"another process holds {prefix / names.LEASE_LOCK} for more than {LOCK_SECONDS} s: end it, and run the playbook again"
-            )
-        yield
-    finally:
-        os.close(lock)
+        with locks.hold(path, LOCK_SECONDS):
+            yield
+    except locks.BusyError:
+        raise Refusal(
+            f"{locks.shown_holders(path)} on the head has held {path} for more than {LOCK_SECONDS} s: end it, and run the playbook again"
+        ) from None
 
 
 def read(prefix: Path) -> Lease | None:
-    """The lease of a head; None where nobody has it."""
+    """The lease on a head; None where no run has one."""
     path = prefix / names.LEASE
     try:
         age = time.time() - path.lstat().st_mtime
     except FileNotFoundError:
         return None
     try:
-        found = reading.read_object(path, LEASE_BYTES)
+        holder = reading.read_object(path, LEASE_BYTES)
     except (OSError, ValueError):
         return Lease({}, age)
-    return Lease({} if validation.mismatch("", found, HOLDER) else found, age)
+    return Lease({} if validation.mismatch("", holder, HOLDER) else holder, age)
 
 
-def _remedy(lease: Lease) -> str:
-    return (
-        f"Wait until it has ended, or take over with -e {names.TAKE_OVER}=true if it hangs. It renewed its lease {abs(lease.age):.0f} s ago; after "
-        f"{SILENCE_SECONDS} s without that, the next run takes over by itself."
+def acquire(prefix: Path, run: Mapping[str, Any], ended: str = "", take_over: bool = False) -> str:
+    """Gives the lease to a run, or renews it; returns whose lease it took over, as a sentence.
+
+    :param run: HOLDER without ``since``.
+    :param ended: a run that has ended, as its own controller knows; its lease is taken over.
+    :param take_over: whether the operator takes it over from any run.
+    :raises HeldError: another run holds it.
+    """
+    with _locked(prefix):
+        lease = read(prefix)
+        if lease and lease.holder.get("run") == run["run"]:
+            os.utime(prefix / names.LEASE)
+            return ""
+        if lease and not (take_over or lease.is_stale() or (ended and lease.holder.get("run") == ended)):
+            raise HeldError(
+                f"Another run changes this cluster: {lease.describe()}. It renewed its lease {duration(abs(lease.age))} ago. Wait until it has ended. If it "
+                f"hangs or was killed, take over with -e {names.TAKE_OVER}=true; after {duration(STALE_SECONDS)} without a renewal the next run takes over "
+                "by itself.",
+                lease.holder,
+            )
+        text = json.dumps({**run, "since": int(time.time())}, indent=2) + "\n"
+        files.replace_file(prefix / names.LEASE, text, 0o600)
+        return lease.describe() if lease else ""
+
+
+def renew(prefix: Path, run: str) -> None:
+    """:raises HeldError: the run does not hold the lease any more."""
+    lease = read(prefix)
+    if lease and lease.holder.get("run") == run:
+        os.utime(prefix / names.LEASE)
+        return
+    other = f"{lease.describe()} has taken over" if lease else "another run took over and has ended"
+    raise HeldError(
+        f"This run lost the lease of the cluster: {other}. It ends before it touches a service; run it again when the other one has ended.",
+        lease.holder if lease else {},
     )
 
 
-def hold(prefix: Path, mine: Mapping[str, Any], ended: str = "", take_over: bool = False) -> Change:
-    """Gives the lease to a run, or renews it.
-
-    :param mine: HOLDER without ``since``.
-    :param ended: a run that has ended, as its own controller knows; its lease is taken over.
-    :param take_over: whether the operator asks for it whoever holds it.
-    :raises HeldError: another run holds it.
-    """
-    with _alone(prefix):
-        lease = read(prefix)
-        if lease and lease.holder.get("run") == mine["run"]:
-            os.utime(prefix / names.LEASE)
-            return Change(False)
-        if lease and not (take_over or lease.is_stale() or (ended and lease.holder.get("run") == ended)):
-            raise HeldError(f"Another run changes this cluster: {lease.sentence()}. {_remedy(lease)}", lease.holder)
-        text = json.dumps({**mine, "since": int(time.time())}, indent=2) + "\n"
-        files.replace_file(prefix / names.LEASE, text, 0o600)
-        return Change(True, lease.sentence() if lease else "")
-
-
-def keep(prefix: Path, run: str) -> Change:
-    """Renews the lease of a run that holds it.
-
-    :raises HeldError: it holds it no more.
-    """
-    with _alone(prefix):
+def release(prefix: Path, run: str) -> None:
+    """Removes the lease of a run, if it holds it. After a teardown there is none, and no lock is made."""
+    if not read(prefix):
+        return
+    with _locked(prefix):
         lease = read(prefix)
         if lease and lease.holder.get("run") == run:
-            os.utime(prefix / names.LEASE)
-            return Change(False)
-        other = f"{lease.sentence()} has taken over" if lease else "another run took over and has ended"
-        raise HeldError(
-            f"This run holds the lease of the cluster no more: {other}. It ends before it touches a service; run it again when the other one has ended.",
-            lease.holder if lease else {},
-        )
-
-
-def release(prefix: Path, run: str) -> Change:
-    """Gives back the lease of a run, if it holds it. Where there is none, as after a teardown, no lock is made."""
-    if not read(prefix):
-        return Change(False)
-    with _alone(prefix):
-        lease = read(prefix)
-        if not lease or lease.holder.get("run") != run:
-            return Change(False)
-        (prefix / names.LEASE).unlink()
-        return Change(True)
+            (prefix / names.LEASE).unlink()

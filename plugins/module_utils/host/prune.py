@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,15 +227,12 @@ def _item(kind: str, path: Path, why: str) -> Item:
 def _is_fetching(prefix: str) -> bool:
     """Whether a process fetches a model now."""
     try:
-        lock = locks.open_file(Path(prefix, names.MODELS, downloaded.LOCK), os.O_RDONLY)
-    except PermissionError:  # this account cannot know
+        with locks.hold(Path(prefix, names.MODELS, downloaded.LOCK), flags=os.O_RDONLY):
+            return False
+    except (locks.BusyError, PermissionError):  # without permission this account cannot know
         return True
     except OSError:
         return False
-    try:
-        return not locks.take(lock)
-    finally:
-        os.close(lock)
 
 
 def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
@@ -366,19 +363,16 @@ def _no_download(prefix: str) -> Iterator[None]:
     :raises Refusal: one fetches now.
     """
     path = Path(prefix, names.MODELS, downloaded.LOCK)
-    try:
-        lock = locks.open_file(path, os.O_RDWR)
-    except FileNotFoundError:
-        yield
-        return
-    try:
-        if not locks.take(lock):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locks.hold(path, flags=os.O_RDWR))
+        except FileNotFoundError:
+            pass
+        except locks.BusyError:
             raise Refusal(
                 f"{locks.shown_holders(path)} fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
-            )
+            ) from None
         yield
-    finally:
-        os.close(lock)
 
 
 def _remove(planned: Mapping[str, Any], item: Item) -> None:

@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded, web
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying, lease_renewal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
 display = Display()
@@ -107,7 +107,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         action,
         task_vars,
         {**arguments, "files": files, "token_pipe": pipe},
-        background.Work("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost),
+        background.Work("download", os.path.dirname(folder), LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost),
     )
     return result if result.get("failed") else {**result, **compared}
 
@@ -168,6 +168,7 @@ class _Sender:
         self.token_server = downloaded.token_server(downloaded.of_plan(arguments["files"], records), records)
         self.host = task_vars["inventory_hostname"]
         self.line = Line(self.host)
+        self.lease = lease_renewal.Renewal(action, task_vars, os.path.dirname(arguments["folder"]))
 
     def send(self, file: downloaded.File) -> str:
         """Sends what the host lacks of a file; returns its sha256."""
@@ -221,6 +222,7 @@ class _Sender:
         """Sends a piece; returns how many bytes the host has then."""
         action, shell = self.action, self.action._connection._shell
         sha256 = piece.end()
+        self.lease.renew_in_time()
         folder = shell.tmpdir or action._make_tmp_path()
         target = shell.join_path(folder, "piece")
         try:

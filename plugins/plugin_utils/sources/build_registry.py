@@ -125,7 +125,7 @@ class Built:
                 cache.check_owner(folder)
 
     def _alone(self) -> AbstractContextManager[Path]:
-        return cache.alone(self._name, "llama_build_share", f"keeps {self.identity} of {self.builder}")
+        return cache.exclusive_folder(self._name, "llama_build_share", f"keeps {self.identity} of {self.builder}")
 
 
 def _read(path: Path) -> Record | None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import math
 import os
 import pwd
 import shutil
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
 
 LOCK = ".lock"
 WORK = ".work-"
@@ -46,14 +47,14 @@ def folder(name: str, variable: str) -> Path:
     """
     path = root()
     with _sentence(variable, path / name):
-        _own(path)
+        _make_private(path)
         for part in Path(name).parts:
             path /= part
-            _own(path)
+            _make_private(path)
     return path
 
 
-def _own(path: Path) -> None:
+def _make_private(path: Path) -> None:
     path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     check_owner(path)
     before = stat.S_IMODE(path.stat().st_mode)
@@ -90,8 +91,8 @@ def _name_of(uid: int) -> str:
 
 
 @contextmanager
-def alone(name: str, variable: str, purpose: str) -> Iterator[Path]:
-    """A folder of the cache for this process alone, without what runs that were killed have left there.
+def exclusive_folder(name: str, variable: str, purpose: str) -> Iterator[Path]:
+    """A folder of the cache that no other run uses meanwhile, without what killed runs left there.
 
     :param name: see folder.
     :param purpose: what this run does there, for one that waits: «fetches b8600».
@@ -99,7 +100,7 @@ def alone(name: str, variable: str, purpose: str) -> Iterator[Path]:
     """
     path = folder(name, variable)
     with _sentence(variable, path):
-        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        lock = locks.open_file(path / LOCK)
         try:
             _wait(lock, path)
             with suppress(OSError):
@@ -113,12 +114,10 @@ def alone(name: str, variable: str, purpose: str) -> Iterator[Path]:
 
 
 def _wait(lock: int, path: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not locks.take(lock):
         holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
         Display().display(f"  [controller] {path} is in use: waiting for {holder}")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.take(lock, math.inf)
 
 
 def work(path: Path) -> tempfile.TemporaryDirectory[str]:

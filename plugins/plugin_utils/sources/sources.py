@@ -148,7 +148,7 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
     path = cache.folder("models", KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
     checksum = path.with_name(path.name + ".sha256")
     if not _is_as_recorded(path, checksum, size):
-        with cache.alone("models", KNOWN_ANSWER, f"writes {path.name}"):
+        with cache.exclusive_folder("models", KNOWN_ANSWER, f"writes {path.name}"):
             if not _is_as_recorded(path, checksum, size):
                 _write_known_answer_model(path, checksum, layers, width, kind)
     return path, checksum
@@ -321,7 +321,7 @@ def _build_of(request: dict) -> int:
     number = _recorded_number(record)
     if number is not None:
         return number
-    with cache.alone("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
+    with cache.exclusive_folder("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
         number = _recorded_number(record)
         if number is None:
             with cache.work(folder) as work:
@@ -359,7 +359,7 @@ def fetch(release: dict) -> Fetched:
     known = kept(release, _folder())
     if known:
         return known
-    with cache.alone("sources", "llama_release", f"fetches {release['ref']}") as folder:
+    with cache.exclusive_folder("sources", "llama_release", f"fetches {release['ref']}") as folder:
         known = kept(release, folder)
         if known:
             return known
