@@ -53,7 +53,7 @@ def default(option: dict) -> str:
 def rows(options: dict, prefix: str = "") -> list[str]:
     found = []
     for name, option in options.items():
-        if not prefix and name in inventory.names().internal:
+        if not prefix and not name.startswith(inventory.PREFIX):
             continue
         kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
         found.append(f"| `{prefix}{name}` | {kind} | {default(option)} | {text(option['description'])} |")

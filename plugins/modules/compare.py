@@ -60,15 +60,15 @@ options:
 EXAMPLES = r"""
 - name: Compare the host with its plan
   llamacpp.cluster.host_info:
-    plan: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
-  register: llama_compared
+    plan: "{{ __llama_planned.plan.hosts[inventory_hostname] }}"
+  register: __llama_compared
 
 - name: Decide what has to be changed
   llamacpp.cluster.compare:
-    plan: "{{ llama_planned.plan }}"
-    answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'llama_compared'))) }}"
+    plan: "{{ __llama_planned.plan }}"
+    answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_compared'))) }}"
   run_once: true
-  register: llama_changes
+  register: __llama_changes
 """
 
 RETURN = r"""

@@ -49,7 +49,7 @@ EXAMPLES = r"""
 - name: Read the model's header
   llamacpp.cluster.gguf_info:
     path: "{{ llama_model_path }}"
-  register: llama_model_found
+  register: __llama_model_found
 
 - name: Read the header of a model that is not downloaded yet
   llamacpp.cluster.gguf_info:

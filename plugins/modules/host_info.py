@@ -48,7 +48,7 @@ options:
 EXAMPLES = r"""
 - name: Probe the host
   llamacpp.cluster.host_info:
-  register: llama_facts
+  register: __llama_facts
 """
 
 RETURN = r"""

@@ -94,8 +94,8 @@ EXAMPLES = r"""
 - name: Note what is applied
   llamacpp.cluster.kept:
     state: applying
-    prefix: "{{ llama_planned.plan.hosts[inventory_hostname].prefix }}"
-    plan: "{{ llama_planned.plan }}"
+    prefix: "{{ __llama_planned.plan.hosts[inventory_hostname].prefix }}"
+    plan: "{{ __llama_planned.plan }}"
 """
 
 RETURN = r"""

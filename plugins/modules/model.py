@@ -103,7 +103,7 @@ EXAMPLES = r"""
   llamacpp.cluster.model:
     state: found
     prefix: /opt/llamacpp
-  register: llama_model_found
+  register: __llama_model_found
 
 - name: Fetch the model's files
   llamacpp.cluster.model:

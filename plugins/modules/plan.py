@@ -63,10 +63,10 @@ options:
 EXAMPLES = r"""
 - name: Compute the plan
   llamacpp.cluster.plan:
-    facts: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'llama_facts'))) }}"
+    facts: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_facts'))) }}"
     path: plan.json
   run_once: true
-  register: llama_planned
+  register: __llama_planned
 """
 
 RETURN = r"""

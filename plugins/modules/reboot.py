@@ -29,7 +29,7 @@ EXAMPLES = r"""
   llamacpp.cluster.reboot:
     hosts: "{{ llama_reboot_hosts | default(omit) }}"
   run_once: true
-  register: llama_reboot_chosen
+  register: __llama_reboot_chosen
 """
 
 RETURN = r"""

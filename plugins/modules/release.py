@@ -99,17 +99,17 @@ options:
 EXAMPLES = r"""
 - name: Build the planned release
   llamacpp.cluster.release:
-    release: "{{ llama_planned.plan.release }}"
-    build: "{{ llama_build_plan.builds[0] }}"
-    prefix: "{{ llama_build_plan.prefix }}"
-    cache: "{{ llama_build_plan.cache }}"
-    services: "{{ llama_build_plan.services }}"
+    release: "{{ __llama_planned.plan.release }}"
+    build: "{{ __llama_build_plan.builds[0] }}"
+    prefix: "{{ __llama_build_plan.prefix }}"
+    cache: "{{ __llama_build_plan.cache }}"
+    services: "{{ __llama_build_plan.services }}"
     host_name: "{{ inventory_hostname }}"
 
 - name: Remove releases that are no longer needed
   llamacpp.cluster.release:
     state: pruned
-    host: "{{ llama_build_plan }}"
+    host: "{{ __llama_build_plan }}"
 """
 
 RETURN = r"""

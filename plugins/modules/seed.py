@@ -90,14 +90,14 @@ EXAMPLES = r"""
 - name: Read which tensors workers keep
   llamacpp.cluster.seed:
     state: described
-    plan: "{{ llama_planned.plan }}"
-  register: llama_tensors
+    plan: "{{ __llama_planned.plan }}"
+  register: __llama_tensors
 
 - name: Fill the caches from what the host has
   llamacpp.cluster.seed:
     state: filled
-    plan: "{{ llama_planned.plan }}"
-    tensors: "{{ llama_tensors.tensors }}"
+    plan: "{{ __llama_planned.plan }}"
+    tensors: "{{ __llama_tensors.tensors }}"
 """
 
 RETURN = r"""

@@ -66,13 +66,13 @@ options:
 EXAMPLES = r"""
 - name: Run the workers, and remove what is not planned any more
   llamacpp.cluster.service:
-    host: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
-    services: "{{ llama_planned.plan.hosts[inventory_hostname].services | selectattr('kind', 'eq', 'worker') }}"
+    host: "{{ __llama_planned.plan.hosts[inventory_hostname] }}"
+    services: "{{ __llama_planned.plan.hosts[inventory_hostname].services | selectattr('kind', 'eq', 'worker') }}"
     remove: [llamacpp-worker-old]
 
 - name: Stop the head
   llamacpp.cluster.service:
-    host: "{{ llama_facts.facts }}"
+    host: "{{ __llama_facts.facts }}"
     stop: [llamacpp-server]
 """
 

@@ -43,9 +43,9 @@ options:
 EXAMPLES = r"""
 - name: Show how the cluster is
   llamacpp.cluster.status:
-    plan: "{{ llama_planned.plan }}"
+    plan: "{{ __llama_planned.plan }}"
     heads: "{{ groups.llama_head }}"
-    answers: "{{ dict(ansible_play_hosts_all | zip(ansible_play_hosts_all | map('extract', hostvars, 'llama_looked'))) }}"
+    answers: "{{ dict(ansible_play_hosts_all | zip(ansible_play_hosts_all | map('extract', hostvars, '__llama_looked'))) }}"
   run_once: true
 """
 

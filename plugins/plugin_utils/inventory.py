@@ -25,6 +25,7 @@ GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 RETIRED = "llama_retired"
 NAMES = Path(__file__).with_name("variables.yml")
 PREFIX = "llama_"
+"""Of operators' variables; those that playbooks and roles set begin with two underscores before it."""
 SIMILAR = 0.8
 """How similar a name without the prefix is to the one that was probably meant, of 1."""
 
@@ -34,8 +35,6 @@ class Names(NamedTuple):
 
     run: dict[str, str]
     """What an operator may give to a run with -e → its meaning."""
-    internal: frozenset[str]
-    """What playbooks and roles set themselves."""
     elsewhere: dict[str, str]
     """What others call it, without the prefix and one of the parts → our variable."""
     parts: tuple[str, ...]
@@ -46,9 +45,7 @@ class Names(NamedTuple):
 @functools.cache
 def names() -> Names:
     lists = yaml_load(NAMES.read_text())
-    return Names(
-        lists["run"], frozenset(lists["internal"]), lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"])
-    )
+    return Names(lists["run"], lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"]))
 
 
 @functools.cache
@@ -57,7 +54,7 @@ def specification() -> dict[str, dict]:
     variables: dict[str, dict] = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
         options = yaml_load(path.read_text())["argument_specs"]["main"]["options"]
-        variables.update({name: option for name, option in options.items() if name not in names().internal})
+        variables.update({name: option for name, option in options.items() if name.startswith(PREFIX)})
     return variables
 
 
@@ -65,7 +62,7 @@ def specification() -> dict[str, dict]:
 def packages() -> dict[str, dict]:
     """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
     lists = yaml_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
-    return {"tools": lists["llama_host_packages"], "llama": lists["llama_host_packaged"]}
+    return {"tools": lists["__llama_host_packages"], "llama": lists["__llama_host_packaged"]}
 
 
 @functools.cache
@@ -151,11 +148,7 @@ def similar(name: str, known: Collection[str]) -> str:
 def unknown(given: Iterable[str], spec: dict[str, dict]) -> dict[str, str]:
     """Variable with the collection's prefix that the collection does not have → the one that was probably meant, or an empty text."""
     known = [*spec, *names().run]
-    return {
-        name: similar(name, known)
-        for name in given
-        if name.startswith(PREFIX) and name not in known and name not in names().internal
-    }
+    return {name: similar(name, known) for name in given if name.startswith(PREFIX) and name not in known}
 
 
 def of_play(task_vars: dict) -> set[str]:

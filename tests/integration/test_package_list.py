@@ -68,14 +68,14 @@ def look(tmp_path):
             "vars": {
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
-                "llama_host_packaged": {},
-                "llama_list_fetched": True,
+                "__llama_host_packaged": {},
+                "__llama_list_fetched": True,
                 "llama_host_scope": "user",
             },
             "tasks": [
-                {"ansible.builtin.set_fact": {"llama_facts": {"facts": facts}}},
+                {"ansible.builtin.set_fact": {"__llama_facts": {"facts": facts}}},
                 {**include, "ansible.builtin.include_tasks": str(TASKS / "package_list.yml")},
-                {"ansible.builtin.debug": {"msg": "scope {{ llama_facts.facts.scope }}"}},
+                {"ansible.builtin.debug": {"msg": "scope {{ __llama_facts.facts.scope }}"}},
             ],
         }
         (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))

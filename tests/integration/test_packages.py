@@ -45,8 +45,8 @@ def install(tmp_path):
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
                 "ansible_package_use": "ansible.legacy.manager",
-                "llama_host_facts": {"distribution": {"family": family}},
-                "llama_host_lacking": lacking,
+                "__llama_host_facts": {"distribution": {"family": family}},
+                "__llama_host_lacking": lacking,
             },
             "tasks": [
                 {"ansible.builtin.include_role": {"name": "llamacpp.cluster.llama_host", "tasks_from": part}},

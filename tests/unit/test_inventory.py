@@ -2,7 +2,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
@@ -120,42 +119,17 @@ def test_names_of_others_lead_to_variables_of_ours():
     assert set(inventory.names().elsewhere.values()) <= set(inventory.specification())
 
 
-def set_by_tasks(tasks):
-    """Names that tasks, blocks and plays set: results, facts, and what they hand to roles."""
-    if isinstance(tasks, list):
-        return {name for task in tasks for name in set_by_tasks(task)}
-    if not isinstance(tasks, dict):
-        return set()
-    own = {tasks["register"]} if isinstance(tasks.get("register"), str) else set()
-    for keyword in ("ansible.builtin.set_fact", "vars"):
-        own |= set(tasks[keyword]) if isinstance(tasks.get(keyword), dict) else set()
-    return own.union(*map(set_by_tasks, tasks.values()))
-
-
-def test_the_list_of_internal_variables_is_complete_and_holds_nothing_else():
-    read = {
-        path: yaml.safe_load(path.read_text())
-        for part in ("roles", "playbooks")
-        for path in (ROOT / part).rglob("*.yml")
-    }
-    ours = {name for told in read.values() for name in set_by_tasks(told)}
-    of_roles = {name for path, told in read.items() if path.parent.name == "vars" for name in told}
-    assert ours >= {"llama_changes", "llama_host_plan", "llama_host_packages_installed"}
-    assert set(inventory.names().internal) == ours | of_roles
-
-
-def test_no_plugin_reads_an_internal_variable():
-    """What a plugin takes from a task's result is an argument of its own task. Documentation in plugins/modules may name them."""
-    keys_of_packages = {"llama_host_packages", "llama_host_packaged"}
-    internal = inventory.names().internal - keys_of_packages
-    for folder in ("action", "module_utils", "plugin_utils"):
-        for path in (ROOT / "plugins" / folder).rglob("*.py"):
-            assert not internal.intersection(re.findall(r"\bllama_\w+", path.read_text())), path
+def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
+    """A result with an operator's prefix would be named as an unknown variable of that host."""
+    files = [path for part in ("playbooks", "roles") for path in (ROOT / part).rglob("*.yml")]
+    registered = {name for path in files for name in re.findall(r"register: (\w+)", path.read_text())}
+    assert registered
+    assert all(name.startswith("__llama_") for name in registered)
 
 
 def test_no_variable_of_a_run_is_unknown():
     spec = inventory.specification()
-    assert inventory.unknown({*spec, *inventory.names().internal, *inventory.names().run, "ansible_host"}, spec) == {}
+    assert inventory.unknown({*spec, *inventory.names().run, "__llama_facts", "ansible_host"}, spec) == {}
 
 
 def test_a_cluster_group_that_is_not_there():

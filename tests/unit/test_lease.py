@@ -241,14 +241,14 @@ PLAYBOOK = f"""
   any_errors_fatal: true
   tasks:
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lease.yml
-      vars: {{llama_lease_created: true}}
+      vars: {{__llama_lease_created: true}}
     - ansible.builtin.raw: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}
     - ansible.builtin.raw: "{{{{ work }}}}"
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lease.yml
-      vars: {{llama_lease_state: renewed}}
+      vars: {{__llama_lease_state: renewed}}
     - ansible.builtin.raw: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}-services
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lease.yml
-      vars: {{llama_lease_state: released}}
+      vars: {{__llama_lease_state: released}}
 """
 ALL_TOUCHED = ["head-first", "head-first-services", "worker-first", "worker-first-services"]
 
@@ -368,5 +368,5 @@ def test_a_playbook_takes_the_lease_before_it_changes_a_host(path):
         assert included.index("lease.yml") < included.index("staging.yml")
     else:
         assert leases[0] < changes[0]
-        assert steps[leases[-1]]["vars"] == {"llama_lease_state": "released"}
+        assert steps[leases[-1]]["vars"] == {"__llama_lease_state": "released"}
         assert leases[-1] > changes[-1]

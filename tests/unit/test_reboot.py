@@ -72,7 +72,7 @@ def test_a_host_is_not_spared_by_fallbacks_without_one_of_its_workers():
 def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot.yml"}]
-    said = play(tmp_path, tasks, {"llama_planned": {"plan": planned}, "llama_changes": changed(planned)}, "--check")
+    said = play(tmp_path, tasks, {"__llama_planned": {"plan": planned}, "__llama_changes": changed(planned)}, "--check")
     assert "one reboots. The head goes on without one:cpu" in said
     assert "two reboots. The cluster does not answer until it is back: the head serves on no fallback" in said
     assert "spare reboots. Nothing of the cluster is used there." in said
@@ -92,8 +92,8 @@ def hosts_of(path, named, *arguments):
     (path / "run.yml").write_text(yaml.safe_dump([play]))
     (path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups}}))
     given = {
-        "llama_reboot_marks": {"results": []},
-        "llama_reboot_tuned": {},
+        "__llama_reboot_marks": {"results": []},
+        "__llama_reboot_tuned": {},
         **({} if named is ALL else {"llama_reboot_hosts": named}),
     }
     done = run(path, "hosts.yml", "run.yml", given, *arguments)
@@ -168,10 +168,10 @@ def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
     variables = {
-        "llama_reboot_chosen": {"hosts": [*WORKERS, "top"]},
+        "__llama_reboot_chosen": {"hosts": [*WORKERS, "top"]},
         "llama_reboot_needed": needed,
-        "llama_reboot_marks": marks,
-        "llama_reboot_tuned": waits,
+        "__llama_reboot_marks": marks,
+        "__llama_reboot_tuned": waits,
     }
     said = play(tmp_path, steps[2:], variables)
     assert "one: reboots (/run/reboot-required)" in said
@@ -198,7 +198,7 @@ def test_every_reboot_is_the_same_task():
 def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
     steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]
-    said = play(tmp_path, steps, {"llama_planned": {"plan": plan()}, "llama_changes": changed(plan())})
+    said = play(tmp_path, steps, {"__llama_planned": {"plan": plan()}, "__llama_changes": changed(plan())})
     assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said
 
 
@@ -251,8 +251,8 @@ def reboots(path, answers):
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(content)
     planned = plan(["one:cpu", "two"], 60)
-    given = {"llama_changes": changed(planned), "llama_reboot_causes": ["it was asked for"]}
-    given["llama_reboot_chosen"] = {"wait_s": 600}
+    given = {"__llama_changes": changed(planned), "__llama_reboot_causes": ["it was asked for"]}
+    given["__llama_reboot_chosen"] = {"wait_s": 600}
     done = run(path, "inventory.yml", "plays.yml", given, ANSIBLE_LIBRARY=str(path / "library"))
     return json.loads((path / "told.json").read_text())["done"], done
 
@@ -290,8 +290,8 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
 
 def test_the_next_host_waits_until_the_head_serves_the_whole_plan_again():
     block = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())[1]["block"]
-    assert "'fallback' not in llama_reboot_verified.failing" in block[-1]["until"]
-    assert "llama_reboot_chosen.wait_s" in block[-1]["retries"]
+    assert "'fallback' not in __llama_reboot_verified.failing" in block[-1]["until"]
+    assert "__llama_reboot_chosen.wait_s" in block[-1]["retries"]
     assert reboot.WAIT_SECONDS >= serving.LONGEST_STEADY_SECONDS + 600
     plan_of_a_fallback = {
         "head": {"fallback_after": 60, "url": "http://127.0.0.1:8080"},

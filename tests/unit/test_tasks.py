@@ -43,7 +43,7 @@ def test_pip_takes_what_its_checksum_names_and_runs_nothing_to_build_it():
         assert {"--require-hashes", "--only-binary=supervisor", "--requirement=/dev/stdin"} <= set(arguments["argv"])
         assert re.search(r"==\{\{ \w+ \}\} --hash=sha256:\{\{ \w+ \}\}$", arguments["stdin"])
     known = yaml.safe_load((ROOT / "roles" / "llama_host" / "vars" / "main.yml").read_text())
-    assert re.fullmatch(r"[0-9a-f]{64}", known["llama_host_supervisor_sha256"])
+    assert re.fullmatch(r"[0-9a-f]{64}", known["__llama_host_supervisor_sha256"])
 
 
 def test_what_others_say_is_shown_without_control_characters():
@@ -56,7 +56,7 @@ def test_what_others_say_is_shown_without_control_characters():
                 known = {
                     "ansible_failed_result": {"msg": "E: \x1b]0;x\x07\x9b2J\nno space"},
                     "llama_cluster_group": "\x1b[2J\x9b",
-                    "llama_host_lacking": {"cmake": "cmake"},
+                    "__llama_host_lacking": {"cmake": "cmake"},
                     "inventory_hostname": "here",
                 }
                 rendered.append(Templar(DataLoader(), known).template(trust_as_template(message)))
@@ -83,7 +83,7 @@ def test_a_run_says_at_its_end_what_it_went_on_without():
 
 def test_a_run_alone_may_fetch_a_list_of_packages():
     """plan.yml and verify.yml change no host."""
-    users = {path.name for path in (ROOT / "playbooks").glob("*.yml") if "llama_list_fetched" in path.read_text()}
+    users = {path.name for path in (ROOT / "playbooks").glob("*.yml") if "__llama_list_fetched" in path.read_text()}
     assert users == {"site.yml"}
 
 
@@ -97,7 +97,7 @@ def test_facts_are_read_as_root_where_the_installation_is_the_systems():
 def test_a_model_is_to_be_read_by_the_account_of_the_services(scope, account):
     """In the user scope that is whoever connects."""
     facts = {"facts": {"scope": scope, "names": {"account": "llamacpp"}}} if scope else {}
-    templar = Templar(DataLoader(), variables={"llama_facts": facts, "omit": "omitted"})
+    templar = Templar(DataLoader(), variables={"__llama_facts": facts, "omit": "omitted"})
     found = [asked for asked in every("llamacpp.cluster.model") if asked["state"] == "found"]
     assert {templar.template(trust_as_template(asked["account"])) for asked in found} == {account}
 
@@ -117,8 +117,8 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel(pair):
     assert plan["links"] == ["worker1"]
     measuring = yaml.safe_load((ROOT / "playbooks/tasks/before_verify.yml").read_text())[1]
     known = {name: trust_as_template(text) for name, text in measuring["vars"].items()}
-    templar = Templar(DataLoader(), {**known, "llama_link_plan": plan["hosts"]["worker1"]})
-    asked = templar.template(trust_as_template("{{ [llama_link_address, llama_link_port] }}"))
+    templar = Templar(DataLoader(), {**known, "__llama_link_plan": plan["hosts"]["worker1"]})
+    asked = templar.template(trust_as_template("{{ [__llama_link_address, __llama_link_port] }}"))
     assert asked == ["10.0.0.2", 50153]
 
 
@@ -144,7 +144,7 @@ def test_a_run_that_took_the_lease_for_retired_hosts_alone_gives_it_back(leased,
         **{name: trust_as_template(text) for name, text in play["vars"].items()},
         "ansible_play_hosts_all": ["head"],
         "groups": {"llama_retired": ["old"]},
-        "hostvars": {name: {"llama_leased": {}} if name in leased else {} for name in ("head", "old")},
+        "hostvars": {name: {"__llama_leased": {}} if name in leased else {} for name in ("head", "old")},
     }
     assert Templar(DataLoader(), known).evaluate_conditional(trust_as_template(step["when"])) is released
 
@@ -159,7 +159,7 @@ def test_a_run_cleans_up_what_its_own_cluster_has_retired(given, retired):
     plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
     named = [play["hosts"] for play in plays if "retired" in play["name"]]
     named += [
-        task["vars"]["llama_retired_hosts"]
+        task["vars"]["__llama_retired_hosts"]
         for task in tasks(plays)
         if task.get("name") == "Stop a head that is retired"
     ]
@@ -186,7 +186,7 @@ def test_a_host_that_is_retired_and_used_is_refused(tmp_path):
     )
 
 
-OPENED = "Open ports to|llama_firewall_keep: true|Run the workers|Run the head|Wait until the cluster|Close the ports"
+OPENED = "Open ports to|__llama_firewall_keep: true|Run the workers|Run the head|Wait until the cluster|Close the ports"
 REMOVED = "Stop the head before|Remove the services|Remove the rules of the firewall"
 
 
