@@ -18,10 +18,11 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan as planning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix as benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records, results, runner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.takeover import RUNNER, SILENCE_SECONDS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, definitions, inventory, output
@@ -195,9 +196,9 @@ class ActionModule(planning.ActionModule):
 
     def _planned(self, cluster: Any, model: dict, catalogue: Any) -> dict:
         try:
-            return cluster_plan.make(cluster, model, catalogue, "")
+            return typed_json.dump(cluster_plan.make(cluster, model, catalogue, ""))
         except Refusal as refusal:
-            return cluster_plan.refused(cluster.name, refusal)
+            return typed_json.dump(cluster_plan.refused(cluster.name, refusal))
 
     def _continued(self, matrix: Matrix) -> dict:
         """The record of an earlier run that measures the same and was cut off, or of which cells are asked for again; else a new one."""
@@ -326,7 +327,10 @@ class ActionModule(planning.ActionModule):
             )
             service = benchmark.service_of(load.plan, words, how)
             self._head.keep_lease()
-            self._head.call("run", plan=self._head.plan, definition=definitions.definition(own, service))
+            definition = definitions.definition(
+                typed_json.parse(HostPlan, own), typed_json.parse(ServicePlan, service), request.timeout
+            )
+            self._head.call("run", plan=self._head.plan, definition=definition)
             self._follow(load, words, log, request.timeout)
 
     def _follow(self, load: Load, argv: list[str], log: str, timeout: int) -> None:

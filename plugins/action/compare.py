@@ -8,10 +8,11 @@ from __future__ import annotations
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
@@ -27,7 +28,7 @@ def _of_staging(plan, answers, arguments):
     if arguments["errors"] is not None:
         why = release_proof.failure(plan, arguments["errors"], arguments["staged"] or {})
         return {"changed": False, "failed": True, "msg": why} if why else {"changed": False}
-    obstacles = staging.obstacles(plan, answers)
+    obstacles = staging.obstacles(typed_json.parse(Refused if plan["refused"] else Plan, plan), answers)
     return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}
 
 

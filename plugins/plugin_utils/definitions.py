@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 MARKUP = ("plist.j2",)
 """Endings of templates that write XML."""
+PROOF_SECONDS = 900
+"""After which a service that only proves a release is ended."""
 COMMENTS = (" ;", " #")
 """Where supervisor reads the rest of a value as a comment."""
 
@@ -38,7 +41,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
-def systemd_command(words: list[str]) -> str:
+def systemd_command(words: Sequence[str]) -> str:
     """One line that systemd splits again into the same words."""
     _check(words)
     return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
@@ -54,7 +57,7 @@ def systemd_line(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def systemd_environment(variables: dict[str, str]) -> str:
+def systemd_environment(variables: Mapping[str, str]) -> str:
     _check(variables.values())
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
@@ -64,7 +67,7 @@ def _has_quotes(value: str) -> bool:
     return '"' in value or "'" in value
 
 
-def supervisor_command(words: list[str], variables: dict[str, str] | None = None) -> str:
+def supervisor_command(words: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     """One line that supervisor splits again into the same words.
 
     :param variables: the environment; what environment= cannot express is set by env, which becomes the program.
@@ -75,7 +78,7 @@ def supervisor_command(words: list[str], variables: dict[str, str] | None = None
     return " ".join(shlex.quote(word).replace("%", "%%") for word in whole)
 
 
-def supervisor_environment(variables: dict[str, str]) -> str:
+def supervisor_environment(variables: Mapping[str, str]) -> str:
     """Variables without quotes in their values, as supervisor reads them."""
     _check(variables.values(), COMMENTS)
     plain = {name: value.replace("%", "%%") for name, value in sorted(variables.items()) if not _has_quotes(value)}
@@ -101,12 +104,12 @@ def _templates() -> Environment:
     return environment
 
 
-def definition(host: dict, service: dict) -> str:
+def definition(host: HostPlan, service: ServicePlan, seconds: int = PROOF_SECONDS) -> str:
     """The definition of a service.
 
-    :param host: ``plan["hosts"][name]``.
-    :param service: one of its services.
+    :param service: one of this host.
+    :param seconds: after which a temporary one is ended.
     :raises Refusal: the service manager cannot express a word of it.
     """
-    template = service_managers.MANAGERS[host["service_manager"]].template
-    return _templates().get_template(template).render(host=host, service=service)
+    template = service_managers.MANAGERS[host.service_manager].template
+    return _templates().get_template(template).render(host=host, service=service, seconds=seconds)

@@ -11,12 +11,16 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make, refused
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory
 from model_server import serve
 
 PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
@@ -54,6 +58,16 @@ def pytest_collection():
         gc.freeze()
 
 
+def make(*arguments):
+    """The JSON of a plan."""
+    return typed_json.dump(planner.make(*arguments))
+
+
+def refused(cluster, refusal):
+    """The JSON in place of the plan of a cluster that has none."""
+    return typed_json.dump(planner.refused(cluster, refusal))
+
+
 class Cluster:
     """Builds the input of entry.read; variables and facts are set per host before the plan is made."""
 
@@ -88,6 +102,24 @@ class Cluster:
         assert plan["refused"]
         assert not plan["fits"] or plan["advisories"]
         return " ".join(plan["reasons"])
+
+
+def complete(plan, facts=None):
+    """The JSON of a plan with files, definitions and id, as the action plugin completes it."""
+    made = completion.complete(
+        typed_json.parse(Plan, plan), plan_action.RUNTIME_FILES, definitions.definition, facts or {}
+    )
+    return typed_json.dump(made)
+
+
+def identity(plan):
+    """The id of a completed plan's JSON."""
+    return completion.identity_of(typed_json.parse(Plan, plan))
+
+
+def definition(host, service):
+    """The definition of a service, from the JSON of its host and its own."""
+    return definitions.definition(typed_json.parse(HostPlan, host), typed_json.parse(ServicePlan, service))
 
 
 def known_answer_of(layers=16, width=128, kind="f32"):

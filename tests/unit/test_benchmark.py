@@ -23,18 +23,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix as benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results as measured
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import takeover as stage
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
 from ansible_collections.llamacpp.cluster.plugins.modules import service as service_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables, html_page, measurements
-from conftest import CATALOGUE, Cluster, known_answer_of
+from conftest import CATALOGUE, Cluster, known_answer_of, make
 from test_fork import RELEASE as FORK
 from test_services import defined, machine_with
 
@@ -410,7 +410,9 @@ def test_a_program_runs_with_the_limits_of_the_server():
         *["/opt/m.py", "--log", "/opt/x.log", "--latency-ms=0,0.2,5", "--bandwidth-mbit", "100"],
         *["--proxy", "192.0.2.11:50052", "--", "/bin/llama-bench"],
     ]
-    text = action.definitions.definition(own["hosts"]["head"], service)
+    text = action.definitions.definition(
+        typed_json.parse(HostPlan, own["hosts"]["head"]), typed_json.parse(ServicePlan, service), service["seconds"]
+    )
     assert "RuntimeMaxSec=600" in text
     assert "ProtectSystem=strict" in text
     assert "LoadCredential" not in text

@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
+from conftest import definition
 
 WORDS = ["/opt/a b/run", "50 %", "$HOME", 'say "hi"', "back\\slash", "it's", "", "a=b,c"]
 
@@ -90,7 +91,7 @@ def test_every_character_arrives_as_it_was_given(local, manager, tmp_path):
     planned = local.plan()["hosts"]["here"]
     words, environment = ["/x/run", EVERY, ";", "", "-", "a=b"], {"A": EVERY, "B": "x y,%z$(id)\\"}
     service = {**planned["services"][-1], "argv": words, "environment": environment}
-    text = definitions.definition(planned, service)
+    text = definition(planned, service)
     read, set_by_it = READERS[manager](text, tmp_path)
     assert read == words
     assert {name: set_by_it[name] for name in environment} == environment
@@ -167,7 +168,7 @@ def test_a_unit_lets_in_what_its_device_needs(pair, facts, lines, others):
     host["facts"]["toolchain"]["hipconfig"] = "7.2"
     host["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
     planned = pair.plan()["hosts"]["worker1"]
-    text = definitions.definition(planned, planned["services"][0])
+    text = definition(planned, planned["services"][0])
     for line in lines:
         assert line in text.splitlines()
     for other in others:
@@ -177,12 +178,12 @@ def test_a_unit_lets_in_what_its_device_needs(pair, facts, lines, others):
 def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
     plan = pair.plan()
     worker, head = plan["hosts"]["worker1"], plan["hosts"]["head"]
-    text = definitions.definition(worker, worker["services"][0])
+    text = definition(worker, worker["services"][0])
     assert "IPAddressDeny=any\nIPAddressAllow=192.0.2.10 192.0.2.11 localhost\n" in text
     assert "ProtectHome=true\n" in text
     assert (
         "ProtectHome=tmpfs\nBindReadOnlyPaths=-/opt/llamacpp -/opt/llamacpp/models -/opt/llamacpp/models/known"
-        in definitions.definition(head, head["services"][0])
+        in definition(head, head["services"][0])
     )
 
 
@@ -215,7 +216,7 @@ def test_the_head_sees_of_homes_what_it_reads(pair, big_model, path, variables, 
     head = pair.plan()["hosts"]["head"]
     service = head["services"][-1]
     assert service["homes"] == homes
-    text = definitions.definition(head, service)
+    text = definition(head, service)
     shown = f"ProtectHome=tmpfs\nBindReadOnlyPaths=-{' -'.join(homes)}\n" if homes else "ProtectHome=read-only\n"
     assert shown in text
 
@@ -231,14 +232,14 @@ def test_a_head_that_serves_declared_networks_talks_to_nobody_else(pair):
     head = serving(pair, llama_server_allowed=["198.51.100.0/24", "203.0.113.7"], llama_placement="all").plan()[
         "hosts"
     ]["head"]
-    text = definitions.definition(head, head["services"][0])
+    text = definition(head, head["services"][0])
     allowed = "192.0.2.10 192.0.2.11 192.0.2.12 198.51.100.0/24 203.0.113.7/32 localhost"
     assert f"IPAddressDeny=any\nIPAddressAllow={allowed}\n" in text
     pair.hosts["head"]["variables"]["llama_server_host"] = "0.0.0.0"
     assert "0.0.0.0" not in pair.plan()["hosts"]["head"]["services"][0]["allow"]
     pair.hosts["head"]["variables"]["llama_server_allowed"] = []
     head = pair.plan()["hosts"]["head"]
-    assert "IPAddressDeny" not in definitions.definition(head, head["services"][0])
+    assert "IPAddressDeny" not in definition(head, head["services"][0])
 
 
 def test_a_head_on_loopback_talks_to_its_workers_alone(pair):
@@ -303,7 +304,7 @@ def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables, wo
         host["facts"]["toolchain"] = cluster_inputs.DECLARED["toolchain"]
         host["variables"]["llama_backend"] = backend
     units = [
-        (service["name"], definitions.definition(host, service))
+        (service["name"], definition(host, service))
         for plan in (pair.plan(), pair.plan(staging=True))
         for host in plan["hosts"].values()
         for service in host["services"]
@@ -323,7 +324,7 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path, monkeypatch):
 def test_api_keys_are_handed_over_as_a_credential(pair):
     pair.hosts["head"]["variables"]["llama_server_api_key_file"] = "/etc/50 %.keys"
     head = pair.plan()["hosts"]["head"]
-    text = definitions.definition(head, head["services"][0])
+    text = definition(head, head["services"][0])
     assert "LoadCredential=api-keys:/etc/50 %%.keys\n" in text
 
 
@@ -332,7 +333,7 @@ def test_a_property_list_holds_the_words(local):
     local.hosts["here"]["facts"].update(service_manager="launchd", units="/Library/LaunchDaemons")
     planned = local.plan()["hosts"]["here"]
     service = planned["services"][-1]
-    read = plistlib.loads(definitions.definition(planned, service).encode())
+    read = plistlib.loads(definition(planned, service).encode())
     assert read["ProgramArguments"] == service["argv"]
     assert read["UserName"] == "llamacpp"
 
@@ -354,5 +355,5 @@ def test_systemd_watches_what_has_a_launcher_and_nothing_else(pair):
     for staging in (False, True):
         for host in pair.plan(staging=staging)["hosts"].values():
             for service in host["services"]:
-                watched = "WatchdogSec=" in definitions.definition(host, service)
+                watched = "WatchdogSec=" in definition(host, service)
                 assert watched == (not staging and service["argv"] != service["process"])

@@ -2,8 +2,7 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
-from conftest import RELEASE
+from conftest import RELEASE, definition
 
 FORK = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "fork": "ik_llama.cpp"}
 
@@ -199,8 +198,8 @@ def test_certificate_and_key_are_handed_over_and_clients_are_shown_https(pair):
         assert head["own_url"] == head["url"] == f"https://{'127.0.0.1' if staging else '192.0.2.10'}:{port}"
         (planned,) = [own for own in host["services"] if own["kind"] == "head"]
         assert set(planned["reads"]) >= set(FILES.values())
-        assert "LoadCredential=tls-certificate:/etc/tls/50 %%.pem\n" in definitions.definition(host, planned)
-        assert "LoadCredential=tls-key:/etc/tls/key.pem\n" in definitions.definition(host, planned)
+        assert "LoadCredential=tls-certificate:/etc/tls/50 %%.pem\n" in definition(host, planned)
+        assert "LoadCredential=tls-key:/etc/tls/key.pem\n" in definition(host, planned)
         assert host["builds"] == pair.plan()["hosts"]["head"]["builds"]
 
 

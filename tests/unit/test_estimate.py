@@ -6,11 +6,10 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Interface, Link
-from conftest import Cluster
+from conftest import Cluster, identity
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
@@ -321,5 +320,5 @@ def test_how_long_a_run_waits_is_no_part_of_what_is_applied(pair):
     plan = pair.plan()
     plan["hosts"] = {name: {**host, "files": []} for name, host in plan["hosts"].items()}
     other = {**plan, "head": {**plan["head"], "start_timeout": 7}}
-    assert rollback.identity(plan) == rollback.identity(other)
-    assert rollback.identity(plan) != rollback.identity({**plan, "head": {**plan["head"], "load_mode": "dio"}})
+    assert identity(plan) == identity(other)
+    assert identity(plan) != identity({**plan, "head": {**plan["head"], "load_mode": "dio"}})

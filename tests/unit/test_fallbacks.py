@@ -4,11 +4,10 @@ import copy
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
-from conftest import Cluster, known_answer_of
+from conftest import Cluster, complete, known_answer_of
 from test_advisories import TREE, strix_halo, strix_halos
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -177,10 +176,10 @@ def write(path, text):
 
 def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair, tmp_path):
     without = pair.plan()
-    plan_action.complete(without)
+    without = complete(without)
     pair.hosts["head"]["variables"].update(llama_server_fallback=True, llama_server_fallback_after=90)
     wanted = pair.plan()
-    plan_action.complete(wanted)
+    wanted = complete(wanted)
     path = "/opt/llamacpp/fallbacks.json"
     added = ["--fallbacks", path, "--fallback-after", "90"]
     assert wanted["head"]["launcher"] == [*without["head"]["launcher"], *added]
@@ -210,7 +209,7 @@ def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair, tmp_pat
 
 def test_the_file_is_written_where_nothing_can_be_spared(big_model):
     plan = gpus(big_model, 2, llama_server_fallback=True).plan()
-    plan_action.complete(plan)
+    plan = complete(plan)
     (file,) = [file for file in plan["hosts"]["head"]["files"] if file["path"].endswith("/fallbacks.json")]
     assert json.loads(file["content"]) == []
 

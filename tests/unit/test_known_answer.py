@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
-from conftest import SCHEMA, known_answer_of
+from conftest import SCHEMA, complete, known_answer_of
 
 
 def test_the_tokens_are_the_sentence_and_unique():
@@ -79,12 +78,11 @@ def test_sizes_that_can_be_made():
 def test_planning_writes_no_model(local, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     local.hosts["here"]["variables"]["llama_model_known_answer"] = known_answer_of(8, 1024, "q8_0")
-    plan = local.plan()
-    action.complete(plan)
+    plan = complete(local.plan())
     SCHEMA.validate(plan)
     model = "/opt/llamacpp/models/known-answer-8x1024-q8_0.gguf"
     size = known_answer.file_bytes(8, 1024, "q8_0")
-    assert plan["hosts"]["here"]["files"][-1] == {"path": model, "bytes": size, "record": f"{model}.1.sha256"}
+    assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size, "record": f"{model}.1.sha256"}
     assert list(tmp_path.iterdir()) == []
 
 

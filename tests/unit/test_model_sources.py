@@ -13,7 +13,6 @@ from pathlib import Path
 import gguf_files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local as models
@@ -22,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
+from conftest import identity
 from test_rollback import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -1225,9 +1225,9 @@ def test_a_plan_keeps_its_id_where_its_files_come_from_elsewhere(pair, big_model
     there = json.loads(json.dumps(here).replace("https://huggingface.co/", "https://mirror.example/"))
     assert here["model"]["files"] != there["model"]["files"]
     assert here["hosts"]["head"]["model"] != there["hosts"]["head"]["model"]
-    assert rollback.identity(here) == rollback.identity(there)
+    assert identity(here) == identity(there)
     other = json.loads(json.dumps(here).replace("b" * 64, "c" * 64))
-    assert rollback.identity(here) != rollback.identity(other)
+    assert identity(here) != identity(other)
 
 
 def test_folders_of_sources_differ_where_their_variables_do(tmp_path):

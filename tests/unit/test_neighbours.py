@@ -9,15 +9,13 @@ import copy
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action.plan import complete
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, kernel_parameters, links
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make
-from conftest import CATALOGUE, FACTS
+from conftest import CATALOGUE, FACTS, complete, make
 
 SHARED = {"/var/cache/llamacpp", "/var/cache/llamacpp/sources", "/etc/systemd/system"}
 """Folders that clusters have together."""
@@ -37,8 +35,7 @@ def hosts_of(pair, cluster, first_port):
 def plan_of(pair, cluster, hosts, staged=False):
     plan = make(entry.read(cluster, hosts), pair.model, CATALOGUE, "runtime-id", staged)
     assert not plan["refused"], plan["reasons"]
-    complete(plan)
-    return plan
+    return complete(plan)
 
 
 def owned(plan):

@@ -7,22 +7,28 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide, missing_tools
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import obstacles
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
+
+
+def obstacles(plan, answers):
+    return staging.obstacles(typed_json.parse(Refused if plan["refused"] else Plan, plan), answers)
 
 
 def test_the_local_cluster(local):

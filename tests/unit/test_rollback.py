@@ -13,8 +13,8 @@ import pytest
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import kept as action
-from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history as plans
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as module
+from conftest import complete, identity
 from playbook_runs import Operator
 from test_docs import ROOT
 from test_planning import drifts
@@ -33,10 +34,7 @@ NAMES = ("head", "worker1", "worker2")
 
 
 def completed(cluster):
-    plan = cluster.plan()
-    plan_action.complete(plan)
-    plan_action.identify(plan)
-    return plan
+    return complete(cluster.plan())
 
 
 def placed(plan, prefix):
@@ -769,7 +767,7 @@ RELEASES = {
 @pytest.mark.parametrize("asked", RELEASES.values(), ids=RELEASES)
 def test_what_llama_release_has_to_be_plans_the_same_release(asked):
     release = releases.release_of(asked, {})
-    shown = yaml.safe_load(release_request.declaration(release.as_json()))
+    shown = yaml.safe_load(release_request.declaration(typed_json.dump(release.as_plan())))
     shown.update({"patches": asked["patches"]} if "patches" in shown else {})
     assert releases.release_of(shown, {}).id == release.id
 
@@ -879,7 +877,7 @@ def test_how_many_releases_are_kept_does_not_change_the_id(pair):
 
 def test_facts_that_are_left_on_the_head_do_not_change_the_id(pair):
     plan = completed(pair)
-    before = rollback.identity(plan)
+    before = identity(plan)
     plan["hosts"]["head"]["files"].append({"path": "/opt/llamacpp/facts.json", "bytes": 1, "sha256": "0" * 64})
     plan["hosts"]["head"]["files"][0]["source"] = "/elsewhere/runtime.py"
-    assert rollback.identity(plan) == before
+    assert identity(plan) == before

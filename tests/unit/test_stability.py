@@ -9,9 +9,8 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from conftest import CATALOGUE, FACTS, SCHEMA, known_answer_of
+from conftest import CATALOGUE, FACTS, SCHEMA, complete, known_answer_of, make, refused
 
 GROUPS = {"llama_cluster": ["head", "one", "two"], "llama_head": ["head"], "llama_workers": ["one", "two"]}
 ADDRESSES = {"head": "192.0.2.10", "one": "192.0.2.11", "two": "192.0.2.12"}
@@ -41,8 +40,7 @@ def run(facts):
     if plan["refused"]:
         SCHEMA.validate(plan)
         return plan, None
-    action.complete(plan)
-    action.keep_facts(plan, cluster)
+    plan = complete(plan, {name: host.kept_facts for name, host in cluster.hosts.items()})
     SCHEMA.validate(plan)
     return plan, plan["hosts"]["head"]["files"][-1]["content"]
 
@@ -164,11 +162,11 @@ def test_files_of_a_plan_carry_what_is_written(facts):
     assert len(launcher) == len(action.RUNTIME_FILES)
     for file, source in zip(launcher, action.RUNTIME_FILES):
         assert file["path"] == f"{head['runtime']}/{source.name}"
-        assert (file["source"], file["mode"]) == (str(source), "0644")
+        assert (file["source"], file["mode"]) == (source.source, "0644")
     assert {"path": head["runtime"], "owner": "root", "mode": "0755"} in head["folders"]
     assert set(model) == {"path", "bytes", "record"}
     assert (last["path"], last["bytes"]) == (f"{head['prefix']}/facts.json", len(kept.encode()))
-    for file, data in ((launcher[0], action.RUNTIME.read_bytes()), (last, kept.encode())):
+    for file, data in ((launcher[0], action.RUNTIME_FILES[0].content), (last, kept.encode())):
         assert file["sha256"] == hashlib.sha256(data).hexdigest()
     assert plan["hosts"]["one"]["files"][1:] == launcher
 

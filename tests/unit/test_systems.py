@@ -18,9 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from conftest import CATALOGUE
+from conftest import CATALOGUE, make, refused
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
 GIB = 1 << 30

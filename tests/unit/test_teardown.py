@@ -20,8 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.modules import release
+from conftest import complete
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
@@ -86,9 +86,7 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
         pair.hosts[name]["facts"].update(
             service_manager=manager, units=names.places("system", manager, {"HOME": "/"})["units"]
         )
-    made = pair.plan()
-    plan_action.complete(made)
-    plan_action.keep_facts(made, entry.read("test", pair.hosts))
+    made = complete(pair.plan())
     prefix = "/opt/llamacpp/"
     parts = set()
     for host in made["hosts"].values():

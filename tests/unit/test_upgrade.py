@@ -6,7 +6,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
+from conftest import definition
 from test_compare import run
 from test_planning import drifts
 
@@ -17,7 +17,7 @@ OLD = {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64}
 def defined(plan):
     """Service → its definition, of each host."""
     return {
-        name: {service["name"]: definitions.definition(host, service) for service in host["services"]}
+        name: {service["name"]: definition(host, service) for service in host["services"]}
         for name, host in plan["hosts"].items()
     }
 

@@ -18,13 +18,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Cluster,
-    KnownAnswer,
-    ModelRequest,
-    ModelSource,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest, ModelSource
 
 SCHEMA = 1
 SWEEP, SERVER = options.MEASURING[options.IK_LLAMA], options.SERVER
@@ -130,7 +126,7 @@ def _model(where: str, given: Mapping[str, Any], served: ModelRequest) -> ModelR
         )
     if not size:
         return ModelRequest(source, None, None, token_file=served.token_file, fetched_by=served.fetched_by)
-    wanted = KnownAnswer(size["layers"], size["width"], size["type"])
+    wanted = KnownAnswerPlan(size["layers"], size["width"], size["type"])
     problem = known_answer.problem(*wanted)
     if problem:
         raise Refusal(f"{where}.known_answer describes a model that is not possible: {problem}")

@@ -8,8 +8,6 @@ What a host keeps is its own word. It is used on that host alone; of the head's 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -28,33 +26,6 @@ DRIFT = {
 SHOWN = 5
 UNTOUCHED = "No service was touched"
 """Ends a refusal before anything was changed."""
-
-
-def identity(plan: Mapping[str, Any]) -> str:
-    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor where files come from or lie on the
-    controller, nor how long a run waits and how many releases it keeps."""
-    hosts = {
-        name: {
-            **{key: value for key, value in host.items() if key != "keep_releases"},
-            "files": [
-                {key: value for key, value in file.items() if key not in ("source", "content")}
-                for file in host["files"]
-                if not file["path"].endswith("/" + names.KEPT_FACTS)
-            ],
-            **({"model": _without_urls(host["model"])} if "model" in host else {}),
-        }
-        for name, host in plan["hosts"].items()
-    }
-    parts = {key: plan[key] for key in ("cluster", "release", "releases", "model", "external_workers", "head")}
-    parts["model"] = _without_urls(plan["model"])
-    parts["head"] = {key: value for key, value in plan["head"].items() if key != "start_timeout"}
-    text = json.dumps({**parts, "hosts": hosts}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _without_urls(model: Mapping[str, Any]) -> dict[str, Any]:
-    files = [{key: value for key, value in file.items() if key != "url"} for file in model["files"]]
-    return {**model, "files": files}
 
 
 def record(plan: Mapping[str, Any], name: str, contents: Mapping[str, str]) -> dict[str, Any]:

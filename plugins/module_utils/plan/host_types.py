@@ -4,11 +4,12 @@
 """A host's part of the plan, as the planner makes it and modules read it. Sizes are in MiB, where their names do not say otherwise."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.records import ABSENT, Absent
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 Line = Annotated[str, Text(longest=4096)]
 Path = Annotated[str, Text(r"/.*", 4096)]
@@ -24,8 +25,8 @@ Address = Annotated[str, Text(r"[0-9./]+")]
 Endpoint = Annotated[str, Text(r"[0-9.]+:[0-9]+")]
 Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
-Backend = Literal["cpu", "vulkan", "hip", "cuda", "metal", "sycl"]
-ServiceManager = Literal["systemd", "systemd_user", "launchd", "supervisor"]
+Backend = Annotated[str, tuple(backends.BACKENDS)]
+ServiceManager = Annotated[str, tuple(service_managers.MANAGERS)]
 
 
 class ModelFilePlan(NamedTuple):
@@ -41,7 +42,7 @@ class ModelFilePlan(NamedTuple):
     """null where planning did not ask"""
     sha256: Optional[Sha256]
     """as its source says; null where it does not"""
-    role: Literal["model", "mmproj", "draft"]
+    role: Annotated[str, ("model", "mmproj", "draft")]
     """model, mmproj or draft"""
 
 
@@ -61,7 +62,7 @@ class DownloadRecordPlan(NamedTuple):
 
     path: str
     """on the head"""
-    schema: Literal[1]
+    schema: Annotated[int, Number(1, 1)]
     """of the record"""
     asked: Mapping[str, Any]
     """the variables"""
@@ -221,7 +222,7 @@ class FirewallRule(NamedTuple):
 
     port: Port
     """number"""
-    protocol: Literal["tcp"]
+    protocol: Annotated[str, ("tcp",)]
     """tcp"""
     sources: tuple[Address, ...]
     """addresses and networks that may connect"""
@@ -262,7 +263,7 @@ class ServicePlan(NamedTuple):
 
     name: Word
     """as the service manager knows it"""
-    kind: Literal["worker", "head"]
+    kind: Annotated[str, ("worker", "head")]
     """what it runs"""
     temporary: bool
     """whether it only proves a release"""
@@ -327,7 +328,7 @@ class FetchedModelPlan(NamedTuple):
 class HostPlan(NamedTuple):
     """The plan's part for a host."""
 
-    scope: Literal["system", "user"]
+    scope: Annotated[str, ("system", "user")]
     """`system` or `user`, see [operating](operating.md)"""
     prefix: Path
     """folder of the installation"""
@@ -369,7 +370,7 @@ class HostPlan(NamedTuple):
     """on which its services listen, and on which they prove a release"""
     firewall: tuple[FirewallRule, ...]
     """what must be open, and for whom"""
-    firewall_manager: Optional[Literal["firewalld", "ufw", "nftables"]]
+    firewall_manager: Optional[Annotated[str, names.FIREWALLS]]
     """`firewalld`, `ufw`, `nftables`, or null where none is active"""
     unit_closes: bool
     """whether the workers' definitions close their ports to all but the head, which the host was seen to do"""

@@ -4,10 +4,10 @@
 """The plan, made once by the planner and never changed. Sizes are in MiB, where their names do not say otherwise."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple, Optional
+from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.records import Absent
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     Backend,
     DownloadRecordPlan,
@@ -38,7 +38,7 @@ class PatchPlan(NamedTuple):
 class ReleasePlan(NamedTuple):
     """A source of llama.cpp."""
 
-    source: Literal["git", "pypi", "archive", "binary", "package"]
+    source: Annotated[str, ("git", "pypi", "archive", "binary", "package")]
     """where it comes from"""
     ref: str
     """its name in ids"""
@@ -106,7 +106,7 @@ class ModelPlan(NamedTuple):
     """its files, those of llama_model_mmproj and llama_model_draft too, parts in their order; empty for the known-answer model"""
     records: tuple[DownloadRecordPlan, ...]
     """what is written beside fetched files once they are whole"""
-    fetched_by: Optional[Literal["head", "controller"]]
+    fetched_by: Optional[Annotated[str, ("head", "controller")]]
     """who fetches the files that have a url; null where there is none"""
 
 
@@ -160,7 +160,7 @@ class HeadPlan(NamedTuple):
     """tokens: llama_server_context, or what the model was trained for where that is less"""
     context_per_request: int
     """tokens that each of the requests at the same time may have"""
-    load_mode: Optional[Literal["mmap", "none", "dio", "mlock", "mmap+mlock", "auto"]]
+    load_mode: Optional[Annotated[str, ("mmap", "none", "dio", "mlock", "mmap+mlock", "auto")]]
     """how the model is read; null is llama-server's default"""
     devices: tuple[str, ...]
     """of its own that it uses, without RPC"""
@@ -218,7 +218,7 @@ class DevicePlacement(NamedTuple):
     """memory less the reserve"""
     reason: str
     """why the device gets that, after the rate at which it reads weights and where that rate is from"""
-    exact: tuple[Literal["weights_mib", "kv_mib"], ...]
+    exact: tuple[Annotated[str, ("weights_mib", "kv_mib")], ...]
     """which of the two before are exact; others are upper bounds"""
     without: tuple[str, ...]
     """what llama-server is told to load too, on devices of its own choice, and is counted nowhere"""
@@ -227,7 +227,7 @@ class DevicePlacement(NamedTuple):
 class AuxiliaryModelPlan(NamedTuple):
     """A projector or a draft model, and where it is."""
 
-    role: Literal["mmproj", "draft"]
+    role: Annotated[str, ("mmproj", "draft")]
     """mmproj or draft"""
     name: str
     """for people"""
@@ -252,7 +252,7 @@ class AuxiliaryModelPlan(NamedTuple):
 class UncountedModel(NamedTuple):
     """A projector or a draft model that is not counted."""
 
-    role: Literal["mmproj", "draft"]
+    role: Annotated[str, ("mmproj", "draft")]
     """mmproj or draft"""
     reason: str
     """why"""
@@ -315,7 +315,7 @@ class DeviceEstimate(NamedTuple):
     """bytes (1e9) that it reads per second in generation"""
     prompt_gflops: float
     """that it computes per second in prompts"""
-    source: Literal["measured", "table", "assumed"]
+    source: Annotated[str, ("measured", "table", "assumed")]
     """`measured` on the host, of the `table` by name and architecture, or `assumed` of its kind"""
     ms_per_token: float
     """milliseconds that it computes for a token"""
@@ -343,7 +343,7 @@ class LinkEstimate(NamedTuple):
     """of the worker"""
     endpoint: Endpoint
     """of the worker"""
-    kind: Literal["loopback", "ethernet", "infiniband", "thunderbolt", "tunnel", "usb4", "wireless"]
+    kind: Annotated[str, ("loopback", "ethernet", "infiniband", "thunderbolt", "tunnel", "usb4", "wireless")]
     """of the link"""
     one_way_ms: float
     """half of the round trip"""
@@ -374,7 +374,7 @@ class Estimate(NamedTuple):
     """the same of loading, like `disk of HOST` or `link to HOST`"""
     disk: DiskEstimate
     """of the head, as the predicted load counts with it"""
-    rates: Optional[Literal["measured", "table", "assumed"]]
+    rates: Optional[Annotated[str, ("measured", "table", "assumed")]]
     """the least sure source of the rates of devices that are used"""
     devices: tuple[DeviceEstimate, ...]
     """rates of the devices that are used"""
@@ -382,7 +382,7 @@ class Estimate(NamedTuple):
     """the host on which the model alone would be the fastest; the one with the most memory where none holds it"""
     network_ms_per_token: float
     """milliseconds of a token that the workers take besides computing: the sum of `links[].ms_per_token`"""
-    bound: Literal["about", "at least"]
+    bound: Annotated[str, ("about", "at least")]
     """`at least` where tensors were moved to other devices than their layers"""
     visits: int
     """how often a token comes to a worker"""
@@ -392,12 +392,12 @@ class Estimate(NamedTuple):
     """of each worker with layers"""
 
 
-class Advisory(NamedTuple):
+class AdvisoryPlan(NamedTuple):
     """A known trap that the plan meets."""
 
     id: Annotated[str, Text("[a-z0-9-]+")]
     """for `llama_accept_advisories`"""
-    severity: Literal["error", "warning"]
+    severity: Annotated[str, ("error", "warning")]
     """an error that is not accepted refuses the plan"""
     host: Optional[str]
     """where; null for the cluster, and where `hosts` has several"""
@@ -416,7 +416,7 @@ class Advisory(NamedTuple):
 class Plan(NamedTuple):
     """The whole intended state."""
 
-    schema: Literal[1]
+    schema: Annotated[int, Number(1, 1)]
     """1; keys are added, never renamed, while it stays the same"""
     cluster: str
     """name of the group"""
@@ -455,7 +455,7 @@ class Plan(NamedTuple):
     """used workers, and hosts with several of them, without which nothing can be served"""
     estimate: Estimate
     """how fast the plan is, by what is known of its devices and links; null where the model does not fit"""
-    advisories: tuple[Advisory, ...]
+    advisories: tuple[AdvisoryPlan, ...]
     """known traps that the plan meets"""
     id: Absent[PlanId] = None
     """under which the hosts keep their parts, a hash of what is applied; missing in a plan that is not"""
@@ -464,7 +464,7 @@ class Plan(NamedTuple):
 class Refused(NamedTuple):
     """In place of a plan: why there is none."""
 
-    schema: Literal[1]
+    schema: Annotated[int, Number(1, 1)]
     """1"""
     cluster: str
     """name of the group"""

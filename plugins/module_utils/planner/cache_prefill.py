@@ -12,14 +12,13 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc_upload
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Build,
-    Endpoint,
-    Facts,
-    Release,
-    Worker,
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    BuildPlan,
+    CachePrefill,
+    PrefillTensor,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Endpoint, Facts, Release, Worker
 
 SHARE_OF_DISK = 2
 """A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""
@@ -65,9 +64,8 @@ def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary
     return endpoint._replace(cache=False, cache_why=why)
 
 
-def share(placed: device_load.Placed, endpoint: str) -> list[dict[str, Any]]:
-    """Tensors of a worker that caches keep, as rows with ``name`` (``*`` in place of the layer), ``bytes`` of one and ``layers`` (null of a
-    tensor outside the layers); none of a worker that is not used."""
+def share(placed: device_load.Placed, endpoint: str) -> list[PrefillTensor]:
+    """Tensors of a worker that caches keep; none of a worker that is not used."""
     for index, device in enumerate(placed.devices):
         if device.worker and device.worker.endpoint == endpoint:
             own = set(placed.units_of(index))
@@ -75,7 +73,7 @@ def share(placed: device_load.Placed, endpoint: str) -> list[dict[str, Any]]:
     return []
 
 
-def _rows(parts: Sequence[device_load.Part]) -> list[dict[str, Any]]:
+def _rows(parts: Sequence[device_load.Part]) -> list[PrefillTensor]:
     rows: dict[tuple[str, int], list[int] | None] = {}
     for part in parts:
         if part.name and part.bytes > rpc_upload.THRESHOLD:
@@ -84,10 +82,14 @@ def _rows(parts: Sequence[device_load.Part]) -> list[dict[str, Any]]:
             layers = rows.setdefault(key, [] if match else None)
             if match and layers is not None:
                 layers.append(int(match[1]))
-    return [{"name": name, "bytes": size, "layers": layers} for (name, size), layers in rows.items()]
+    return [
+        PrefillTensor(name, size, None if layers is None else tuple(layers)) for (name, size), layers in rows.items()
+    ]
 
 
-def of_worker(worker: Worker, build: Build, release: Release, folder: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+def of_worker(
+    worker: Worker, build: BuildPlan, release: Release, folder: str, rows: Sequence[PrefillTensor]
+) -> CachePrefill | None:
     """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way.
 
     :param folder: where releases are installed.
@@ -98,17 +100,17 @@ def of_worker(worker: Worker, build: Build, release: Release, folder: str, rows:
         return None
     flags, port = release.capabilities["worker_flags"], str(worker.staging_port)
     processor = backends.CPU.device
-    return {
-        "tensors": list(rows),
-        "bytes": sum(row["bytes"] * (1 if row["layers"] is None else len(row["layers"])) for row in rows),
-        "fork": release.fork,
-        "endpoint": f"{LOOPBACK}:{port}",
-        "argv": [
+    return CachePrefill(
+        tensors=tuple(rows),
+        bytes=sum(row.bytes * (1 if row.layers is None else len(row.layers)) for row in rows),
+        fork=release.fork,
+        endpoint=f"{LOOPBACK}:{port}",
+        argv=(
             f"{folder}/{build.id}/bin/{release.capabilities['worker_binary']}",
             *options.render_worker("address", LOOPBACK, flags),
             *options.render_worker("worker-port", port, flags),
             *options.render_worker("worker-device", processor, flags),
             *options.render_worker("processor", processor, flags),
             *options.render_worker("tensor-cache", "on", flags),
-        ],
-    }
+        ),
+    )

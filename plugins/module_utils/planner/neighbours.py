@@ -8,35 +8,36 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Facts, Port, Server, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Facts, Server, Worker
 
 SCHEMA = 1
 
 
-def ports_of_worker(own: names.Names, worker: Worker) -> list[Port]:
+def ports_of_worker(own: names.Names, worker: Worker) -> list[PortPlan]:
     """The port that serves, and the one that proves."""
     part = f"worker-{worker.name}"
     return [
-        Port(own.service(part), worker.address, worker.port),
-        Port(own.service(part, staged=True), worker.address, worker.staging_port),
+        PortPlan(own.service(part), worker.address, worker.port),
+        PortPlan(own.service(part, staged=True), worker.address, worker.staging_port),
     ]
 
 
-def ports_of_server(own: names.Names, server: Server) -> list[Port]:
+def ports_of_server(own: names.Names, server: Server) -> list[PortPlan]:
     return [
-        Port(own.server, server.host, server.port),
-        Port(own.service("server", staged=True), names.LOOPBACK, server.staging_port),
+        PortPlan(own.server, server.host, server.port),
+        PortPlan(own.service("server", staged=True), names.LOOPBACK, server.staging_port),
     ]
 
 
-def check(cluster: Cluster, planned: Mapping[str, Sequence[Port]]) -> None:
+def check(cluster: Cluster, planned: Mapping[str, Sequence[PortPlan]]) -> None:
     """Refuses names and ports that another cluster of a host has.
 
     :param planned: host → ports of all its services.
@@ -54,7 +55,7 @@ def check(cluster: Cluster, planned: Mapping[str, Sequence[Port]]) -> None:
         raise Refusal("; ".join(taken))
 
 
-def _taken(cluster: Cluster, host: str, ports: Sequence[Port]) -> Iterator[str]:
+def _taken(cluster: Cluster, host: str, ports: Sequence[PortPlan]) -> Iterator[str]:
     neighbours = cluster.hosts[host].facts.neighbours
     used = {port.port for port in ports} | {port.port for neighbour in neighbours for port in neighbour.ports}
     for port in ports:
@@ -70,7 +71,7 @@ def _taken(cluster: Cluster, host: str, ports: Sequence[Port]) -> Iterator[str]:
                 )
 
 
-def _same_place(one: Port, other: Port) -> bool:
+def _same_place(one: PortPlan, other: PortPlan) -> bool:
     addresses = {one.address, other.address}
     return one.port == other.port and (len(addresses) == 1 or names.EVERY_ADDRESS in addresses)
 
@@ -81,15 +82,15 @@ def _free(port: int, used: Collection[int]) -> int:
     return next(other for other in after if other not in used)
 
 
-def record(plan: Mapping[str, Any], host: str) -> str:
+def record(plan: Plan, host: str) -> str:
     """What a cluster leaves on a host for others: its ports, and the MiB that it plans with on each device."""
     memory = {device: math.ceil(total) for device, (total, _capacity) in sorted(memory_of(plan, host).items())}
     return (
         json.dumps(
             {
                 "schema": SCHEMA,
-                "cluster": plan["cluster"],
-                "ports": plan["hosts"][host]["ports"],
+                "cluster": plan.cluster,
+                "ports": typed_json.dump(plan.hosts[host].ports),
                 "memory_mib": memory,
             },
             indent=1,
@@ -98,14 +99,14 @@ def record(plan: Mapping[str, Any], host: str) -> str:
     )
 
 
-def memory_of(plan: Mapping[str, Any], host: str) -> dict[str, tuple[float, float]]:
+def memory_of(plan: Plan, host: str) -> dict[str, tuple[float, float]]:
     """Device of a host → MiB that the plan puts there, and MiB that it may hold."""
     memory: dict[str, tuple[float, float]] = {}
-    for entry in plan["placement"]:
-        if entry["host"] == host:
+    for entry in plan.placement:
+        if entry.host == host:
             device = _device(plan, host, entry)
             total, capacity = memory.get(device, (0, 0))
-            memory[device] = total + entry["total_mib"], max(capacity, entry["capacity_mib"])
+            memory[device] = total + entry.total_mib, max(capacity, entry.capacity_mib)
     return memory
 
 
@@ -131,7 +132,7 @@ def memories(
         yield devices, max([usable.get(memory, 0), *(own[device][1] for device in devices if device in own)])
 
 
-def _device(plan: Mapping[str, Any], host: str, entry: Mapping[str, Any]) -> str:
+def _device(plan: Plan, host: str, entry: DevicePlacement) -> str:
     """Name of a device on its own host; the head has one of its own as llama-server names it."""
-    own = [worker for worker in plan["hosts"][host]["workers"] if worker["endpoint"] == entry["endpoint"]]
-    return own[0]["device"] if own else str(entry["device"])
+    own = [worker for worker in plan.hosts[host].workers if worker.endpoint == entry.endpoint]
+    return own[0].device if own else str(entry.device)

@@ -15,6 +15,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    AccountPlan,
+    BuildPlan,
+    ClusterNames,
+    FirewallRule,
+    FolderPlan,
+    HostPlan,
+    KernelTuning,
+    LinkPlan,
+    PortPlan,
+    WorkerPlan,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    SCHEMA,
+    AdvisoryPlan,
+    DevicePlacement,
+    ExternalWorkerPlan,
+    FallbackHead,
+    FallbackPlan,
+    HeadPlan,
+    Plan,
+    Refused,
+    UncountedModel,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
     cache_prefill,
     kernel_parameters,
@@ -45,7 +69,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Accelerator,
-    Build,
     Catalogue,
     Cluster,
     Device,
@@ -53,22 +76,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Facts,
     Host,
     Model,
-    Port,
     Quantisation,
     Release,
     Server,
     Worker,
 )
 
-SCHEMA = 1
 KNOCKING_HOSTS = 2
 """So many other hosts try whether a worker's port is closed to them."""
 
 
-def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
-    """The plan of a refused cluster: only the reason."""
-    name = validation.printable(cluster)
-    return {"schema": SCHEMA, "cluster": name, "refused": True, "fits": False, "reasons": [str(refusal)]}
+def refused(cluster: str, refusal: Refusal) -> Refused:
+    """In place of the plan of a cluster that has none: the reason."""
+    return Refused(SCHEMA, validation.printable(cluster), True, False, (str(refusal),))
 
 
 def make(
@@ -77,7 +97,7 @@ def make(
     catalogue: Catalogue,
     runtime_id: str,
     staged: bool = False,
-) -> dict[str, Any]:
+) -> Plan | Refused:
     """The plan, or the reasons why there is none.
 
     :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
@@ -106,7 +126,7 @@ def make(
 class Planned(NamedTuple):
     """A plan without remedies, and what these are chosen from."""
 
-    plan: dict[str, Any]
+    plan: Plan
     seen: Seen
     met: list[table.Met]
     idle: Sequence[idle.Idle]
@@ -114,44 +134,41 @@ class Planned(NamedTuple):
     """That the repository of the model has."""
 
 
-def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
+def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> Plan:
     """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
     plan = planned.plan
-    if plan["fits"] and not planned.met:
+    if plan.fits and not planned.met:
         return plan
 
-    def judged(changed: Cluster) -> dict[str, Any] | None:
+    def judged(changed: Cluster) -> Plan | None:
         try:
             return _judge(attempt(changed).plan, changed.accepted)
         except Refusal:
             return None
 
     trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
-    room = (
-        [] if plan["fits"] else [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, planned.offered)]
-    )
+    room = [] if plan.fits else [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, planned.offered)]
     offer = idle.sentence(planned.idle, trial)
-    return {
-        **plan,
-        "reasons": [*plan["reasons"], *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])],
-        "advisories": table.with_remedies(planned.seen, planned.met, trial),
-    }
+    return plan._replace(
+        reasons=(*plan.reasons, *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])),
+        advisories=table.with_remedies(planned.seen, planned.met, trial),
+    )
 
 
-def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
+def _judge(plan: Plan, accepted: frozenset[str]) -> Plan:
     """The plan with ``accepted``, ``reasons`` and ``refused``, which follow from its advisories."""
-    met = [{**advisory, "accepted": advisory["id"] in accepted} for advisory in plan["advisories"]]
-    refusing: dict[str, list[dict[str, Any]]] = {}
+    met = tuple(advisory._replace(accepted=advisory.id in accepted) for advisory in plan.advisories)
+    refusing: dict[str, list[AdvisoryPlan]] = {}
     for advisory in met:
-        if advisory["severity"] == "error" and not advisory["accepted"]:
-            refusing.setdefault(advisory["id"], []).append(advisory)
-    reasons = [
-        f"{' '.join(dict.fromkeys(advisory[part] for part in ('message', 'remedy') for advisory in alike))} "
-        f"To run it anyway, add {identifier} to llama_accept_advisories."
-        for identifier, alike in refusing.items()
-    ]
-    reasons = [*plan["reasons"], *reasons]
-    return {**plan, "advisories": met, "reasons": reasons, "refused": bool(reasons)}
+        if advisory.severity == "error" and not advisory.accepted:
+            refusing.setdefault(advisory.id, []).append(advisory)
+    reasons = list(plan.reasons)
+    for identifier, alike in refusing.items():
+        sentences = [*(advisory.message for advisory in alike), *(advisory.remedy for advisory in alike)]
+        reasons.append(
+            f"{' '.join(dict.fromkeys(sentences))} To run it anyway, add {identifier} to llama_accept_advisories."
+        )
+    return plan._replace(advisories=met, reasons=tuple(reasons), refused=bool(reasons))
 
 
 class Prepared(NamedTuple):
@@ -161,7 +178,7 @@ class Prepared(NamedTuple):
     equipped: Mapping[str, Equipped]
     wanted: Mapping[str, Release]
     """Backend → release."""
-    builds: Mapping[str, Mapping[str, Build]]
+    builds: Mapping[str, Mapping[str, BuildPlan]]
     """Host → backend → build."""
     serves: str
     """The backend whose llama-server runs."""
@@ -309,7 +326,7 @@ class Laid(NamedTuple):
     """A placement as the plan has it, and what its devices hold."""
 
     placed: device_load.Placed
-    entries: Sequence[Mapping[str, Any]]
+    entries: tuple[DevicePlacement, ...]
     holders: Sequence[devices.Holder]
 
 
@@ -321,14 +338,13 @@ def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
     sizes += auxiliary_models.states_of_speculation(prepared.model, cluster.server, prepared.release)
     as_planned = server_settings.as_planned(cluster.server, drafts) and not sizes
     without = [*sizes, *server_settings.uncounted(cluster.server, drafts)]
-    placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
+    exact = as_planned and prepared.release.mainline
+    entries = layout.as_plan(placed, exact, cluster.server.load_mode, without)
     holders = [
-        devices.holder(
-            device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"] + entry["further_mib"]
-        )
-        for device, entry in zip(placed.devices, placing)
+        devices.holder(device, cluster.places[device.host].facts, entry.weights_mib, entry.kv_mib + entry.further_mib)
+        for device, entry in zip(placed.devices, entries)
     ]
-    return Laid(placed, [{**entry, "without": without} for entry in placing], holders)
+    return Laid(placed, entries, holders)
 
 
 def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
@@ -338,17 +354,17 @@ def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
     return fallbacks.of_plan(prepared.case, prepared.placed)
 
 
-def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> dict[str, Any]:
+def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> FallbackPlan:
     """What the plan says of a fallback."""
     works = estimate.works_of(_case(prepared._replace(placed=laid.placed), laid))
-    return {
-        "without": loss.name,
-        "endpoint": loss.workers[0].endpoint,
-        "placement": laid.entries,
-        "head": {"argv": heads.argv_of(_serving_head(prepared, laid, runtime_id, False))},
-        "workers": [worker.endpoint for worker in laid.placed.lent()],
-        "generation_tokens_per_s": estimate.generation_of(prepared.release, works),
-    }
+    return FallbackPlan(
+        without=loss.name,
+        endpoint=loss.workers[0].endpoint,
+        placement=laid.entries,
+        head=FallbackHead(heads.argv_of(_serving_head(prepared, laid, runtime_id, False))),
+        workers=tuple(worker.endpoint for worker in laid.placed.lent()),
+        generation_tokens_per_s=estimate.generation_of(prepared.release, works),
+    )
 
 
 def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
@@ -359,11 +375,11 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     judged = _judge_fallbacks(prepared, plan, laid, lost, runtime_id)
     if judged != lost:
         plan = _write(prepared, laid, judged, runtime_id, staged)
-    hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
+    hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
     seen = _seen(prepared, plan, laid)
     met = table.meet(seen)
     return Planned(
-        {**plan, "hosts": hosts, "advisories": table.untried(met)},
+        plan._replace(hosts=hosts, advisories=table.untried(met)),
         seen,
         met,
         prepared.idle,
@@ -371,12 +387,12 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     )
 
 
-def _seen(prepared: Prepared, plan: Mapping[str, Any], laid: Laid) -> Seen:
+def _seen(prepared: Prepared, plan: Plan, laid: Laid) -> Seen:
     return Seen(plan, prepared.cluster, prepared.release, prepared.model.summary, laid.holders)
 
 
 def _judge_fallbacks(
-    prepared: Prepared, plan: dict[str, Any], laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
+    prepared: Prepared, plan: Plan, laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
 ) -> list[fallbacks.Fallback]:
     """The fallbacks without those that meet an error which the plan itself does not meet, and which is not accepted."""
     known = {one.advisory.id for one in table.meet(_seen(prepared, plan, laid))} if lost else set()
@@ -385,11 +401,12 @@ def _judge_fallbacks(
         errors = []
         if entry.placed:
             other = _lay(prepared, entry.placed)
-            head = heads.plan_of(_serving_head(prepared, other, runtime_id, False), plan["head"]["environment"])
-            served = {**plan, "head": {**plan["head"], **head}, "placement": other.entries}
+            serving = _serving_head(prepared, other, runtime_id, False)
+            head = heads.plan_of(serving, plan.head.environment, plan.head.backends, plan.estimate.load_s)
+            served = plan._replace(head=head, placement=other.entries)
             met = table.meet(_seen(prepared, served, other))
             errors = [
-                one.as_json(["-"])["message"]
+                one.as_plan(["-"]).message
                 for one in met
                 if one.advisory.severity == "error" and one.advisory.id not in known | prepared.cluster.accepted
             ]
@@ -397,47 +414,44 @@ def _judge_fallbacks(
     return judged
 
 
-def _write(
-    prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], runtime_id: str, staged: bool
-) -> dict[str, Any]:
+def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], runtime_id: str, staged: bool) -> Plan:
     """The plan without services and advisories."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
     predicted = estimate.of_plan(_case(prepared, laid), bool(cluster.server.override_tensor))
-    return {
-        "schema": SCHEMA,
-        "cluster": cluster.name,
-        "staging": staged,
-        "reasons": list(placed.reasons),
-        "release": release.as_json(),
-        "releases": {
-            prepared.wanted[backend].id: prepared.wanted[backend].as_json()
+    return Plan(
+        schema=SCHEMA,
+        cluster=cluster.name,
+        staging=staged,
+        refused=False,
+        reasons=tuple(placed.reasons),
+        fits=not placed.reasons,
+        release=release.as_plan(),
+        releases={
+            prepared.wanted[backend].id: prepared.wanted[backend].as_plan()
             for entry in prepared.equipped.values()
             for backend in entry.backends
         },
-        "model": {**model_source.as_json(model), "large_tensor_bytes": cache_prefill.large_sizes(model.summary)},
-        "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
-        "external_workers": _external(prepared),
-        "head": {
-            **_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
-            "start_timeout": heads.start_timeout_of(cluster.server, predicted["load_s"]),
-        },
-        "placement": laid.entries,
-        "further": auxiliary_models.as_json(placed.further, model, cluster.head),
-        "further_uncounted": [
-            {"role": role, "reason": why}
+        model=model_source.as_plan(model, cache_prefill.large_sizes(model.summary)),
+        hosts={name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
+        head=_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged, predicted.load_s),
+        external_workers=_external(prepared),
+        placement=laid.entries,
+        further=auxiliary_models.as_plan(placed.further, model, cluster.head),
+        further_uncounted=tuple(
+            UncountedModel(role, why)
             for role, why in auxiliary_models.uncounted(model, cluster.server, release, prepared.case.devices).items()
-        ],
-        "fits": not placed.reasons,
-        "links": [
+        ),
+        links=tuple(
             name
             for name, entry in prepared.equipped.items()
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
-        ],
-        "fallbacks": [_fallback(prepared, loss, other, runtime_id) for loss, other in spare],
-        "no_fallback": [entry.as_json() for entry in lost if not entry.placed],
-        "estimate": predicted,
-    }
+        ),
+        fallbacks=tuple(_fallback(prepared, loss, other, runtime_id) for loss, other in spare),
+        no_fallback=tuple(entry.as_plan() for entry in lost if not entry.placed),
+        estimate=predicted,
+        advisories=(),
+    )
 
 
 def _case(prepared: Prepared, laid: Laid) -> estimate.Case:
@@ -667,8 +681,10 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
     )
 
 
-def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool) -> dict[str, Any]:
-    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
+def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool, load_s: float | None) -> HeadPlan:
+    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run.
+    :param load_s: predicted seconds of a load.
+    """
     server, facts = prepared.cluster.server, prepared.head.host.facts
     build = prepared.builds[prepared.cluster.head][prepared.serves]
     run = laid if server.fallback else laid[:1]
@@ -683,7 +699,7 @@ def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: boo
     own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
     used = sorted({device.backend for other in run for device in _drives(other)})
-    return {**heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment), "backends": used}
+    return heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment, used, load_s)
 
 
 def _drives(laid: Laid) -> list[Device]:
@@ -700,7 +716,7 @@ def _state_folder(facts: Facts, staged: bool) -> str:
     return f"{facts.prefix}/state{'/staging' if staged else ''}"
 
 
-def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) -> dict[str, Any]:
+def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) -> HostPlan:
     """The plan's part for a host."""
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
@@ -711,104 +727,105 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     own = names.of(prepared.cluster.name)
-    accounts = _accounts(own, facts, sources) if system else []
-    return {
-        **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
-        "names": own.as_dict(),
-        "account": own.account if system else None,
-        "accounts": accounts,
-        "build_account": accounts[-1]["name"] if accounts else None,
-        "host_settings": manager.host_settings,
-        "folders": _folders(facts, own.account if system else None, sources),
-        "tuning": _tuning(host),
-        "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
-        "tools": entry.tools,
-        "optional_tools": entry.optional_tools,
-        "unused_accelerators": [] if sources == {"binary"} else requirements.unused_accelerators(host, entry.backends),
-        "builds": [build.as_json() for build in built.values() if build.targets],
-        "keep_releases": host.keep_releases,
-        "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
-        "ports": [port._asdict() for port in _ports(prepared.cluster, entry)],
-        "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system and manager.host_settings else None,
-        "unit_closes": _unit_closes(facts),
-        "knocks": [] if staged else _knocks(prepared, entry),
-        "links": [link._asdict() for link in host.links],
-        "state": _state_folder(facts, staged),
-    }
-
-
-def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
-    release = prepared.wanted[worker.build]
-    shown = (
-        "name",
-        "endpoint",
-        "listens",
-        "staging_port",
-        "backend",
-        "device",
-        "shared",
-        "cache",
-        "cache_mib",
-        "cache_why",
+    accounts = _accounts(own, facts, sources) if system else ()
+    return HostPlan(
+        scope=facts.scope,
+        prefix=facts.prefix,
+        cache=facts.cache,
+        state=_state_folder(facts, staged),
+        python=facts.python,
+        service_manager=facts.service_manager,
+        units=facts.units,
+        names=ClusterNames(own.cluster, own.account, own.server, own.workers),
+        account=own.account if system else None,
+        accounts=accounts,
+        build_account=accounts[-1].name if accounts else None,
+        host_settings=manager.host_settings,
+        folders=_folders(facts, own.account if system else None, sources),
+        tuning=_tuning(host),
+        runtime=_runtime(facts, runtime_id) if needs_runtime else None,
+        tools=entry.tools,
+        optional_tools=entry.optional_tools,
+        unused_accelerators=()
+        if sources == {"binary"}
+        else tuple(requirements.unused_accelerators(host, entry.backends)),
+        builds=tuple(build for build in built.values() if build.targets),
+        keep_releases=host.keep_releases,
+        workers=tuple(_worker(prepared, worker, facts) for worker in entry.workers),
+        ports=tuple(_ports(prepared.cluster, entry)),
+        firewall=_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
+        firewall_manager=facts.firewall if system and manager.host_settings else None,
+        unit_closes=_unit_closes(facts),
+        knocks=() if staged else _knocks(prepared, entry),
+        links=tuple(LinkPlan(**link._asdict()) for link in host.links),
+        services=(),
     )
+
+
+def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
+    release = prepared.wanted[worker.build]
     build, folder = prepared.builds[worker.host][worker.build], facts.prefix + "/releases"
-    rows = cache_prefill.share(prepared.placed, worker.endpoint)
-    return {
-        **{key: getattr(worker, key) for key in shown},
-        "environment": {**backends.service_environment(build.backend, build.environment), **worker.environment},
-        "used": worker.endpoint in {used.endpoint for used in prepared.placed.lent()},
-        "protocol": release.protocol,
-        "argv": workers.argv_of(worker, build, release, folder),
-        "seed": cache_prefill.of_worker(worker, build, release, folder, rows),
-    }
+    return WorkerPlan(
+        name=worker.name,
+        used=worker.endpoint in {used.endpoint for used in prepared.placed.lent()},
+        endpoint=worker.endpoint,
+        listens=worker.listens,
+        staging_port=worker.staging_port,
+        backend=worker.backend,
+        device=worker.device,
+        shared=worker.shared,
+        cache=worker.cache,
+        cache_mib=worker.cache_mib,
+        cache_why=worker.cache_why,
+        seed=cache_prefill.of_worker(
+            worker, build, release, folder, cache_prefill.share(prepared.placed, worker.endpoint)
+        ),
+        protocol=release.protocol,
+        argv=tuple(workers.argv_of(worker, build, release, folder)),
+        environment={**backends.service_environment(build.backend, build.environment), **worker.environment},
+    )
 
 
-def _external(prepared: Prepared) -> list[dict[str, Any]]:
+def _external(prepared: Prepared) -> tuple[ExternalWorkerPlan, ...]:
     """What the plan says of workers that others run."""
     used = {worker.endpoint for worker in prepared.placed.lent()}
-    return [
-        {
-            "name": worker.name,
-            "host": worker.host,
-            "endpoint": worker.endpoint,
-            "backend": worker.backend,
-            "memory_mib": worker.capacity_mib,
-            "protocol": declared.protocol or prepared.release.protocol,
-            "used": worker.endpoint in used,
-        }
+    return tuple(
+        ExternalWorkerPlan(
+            name=worker.name,
+            host=worker.host,
+            endpoint=worker.endpoint,
+            backend=worker.backend,
+            memory_mib=worker.capacity_mib,
+            protocol=declared.protocol or prepared.release.protocol,
+            used=worker.endpoint in used,
+        )
         for worker, declared in zip(external_workers.workers_of(prepared.cluster.external), prepared.cluster.external)
-    ]
+    )
 
 
-def _ports(cluster: Cluster, entry: Equipped) -> list[Port]:
+def _ports(cluster: Cluster, entry: Equipped) -> list[PortPlan]:
     """On which the services of a host listen, and on which they prove a release."""
     own = names.of(cluster.name)
     of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
     return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
 
 
-def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
+def _firewall(head: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
     """Both ports of each worker are open to the head alone."""
-    return [
-        {
-            "port": port,
-            "protocol": "tcp",
-            "sources": [workers.address_of(head, worker.host, worker.address)],
-            "address": worker.address,
-        }
+    return tuple(
+        FirewallRule(port, "tcp", (workers.address_of(head, worker.host, worker.address),), worker.address)
         for worker in declared
         if not worker.tunnel
         for port in (worker.port, worker.staging_port)
-    ]
+    )
 
 
-def _door(server: Server) -> list[dict[str, Any]]:
+def _door(server: Server) -> tuple[FirewallRule, ...]:
     """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
     if not server.allowed or server_settings.is_local(server):
-        return []
-    sources = [network.removesuffix("/32") for network in server.allowed]
-    return [{"port": server.port, "protocol": "tcp", "sources": sources, "address": server.host}]
+        return ()
+    sources = tuple(network.removesuffix("/32") for network in server.allowed)
+    return (FirewallRule(server.port, "tcp", sources, server.host),)
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -816,30 +833,30 @@ def _unit_closes(facts: Facts) -> bool:
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 
-def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
+def _knocks(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:
     """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
     name = entry.host.name
     if name == prepared.cluster.head:
-        return []
+        return ()
     names = [other for other in prepared.equipped if other != prepared.cluster.head]
     place = names.index(name)
     following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
-    return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
+    return tuple(worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel)
 
 
-def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
+def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = {"name": own.account, "groups": list(facts.device_groups), "home": facts.prefix}
-    builds = {"name": names.BUILD_ACCOUNT, "groups": [], "home": names.BUILD_HOME}
-    return [serves, *([builds] if sources & set(release_request.COMPILED) else [])]
+    serves = AccountPlan(own.account, facts.device_groups, facts.prefix)
+    builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
+    return (serves, *([builds] if sources & set(release_request.COMPILED) else []))
 
 
-def _tuning(host: Host) -> dict[str, Any]:
+def _tuning(host: Host) -> KernelTuning:
     """Kernel parameters and profile of tuned, if asked for, and whether the run may reboot the host for them."""
     if not host.tuning.wanted:
-        return {"parameters": {}, "profile": "", "reboot": False}
+        return KernelTuning({}, "", False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
         raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
     drivers = {
@@ -856,10 +873,10 @@ def _tuning(host: Host) -> dict[str, Any]:
         parameters = kernel_parameters.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
         raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
-    return {"parameters": parameters, "profile": host.tuning.profile, "reboot": host.tuning.reboot}
+    return KernelTuning(parameters, host.tuning.profile, host.tuning.reboot)
 
 
-def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[str, Any]]:
+def _folders(facts: Facts, account: str | None, sources: set[str]) -> tuple[FolderPlan, ...]:
     """Folders of the installation: path, owner and mode; the service manager's own is only made where it is missing."""
     prefix, root = facts.prefix, "root" if account else None
     paths = [
@@ -875,4 +892,4 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
             "0755" if account else "0700"
         )  # the controller's own cache, which is private, where it is this account's host
         paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
-    return [{"path": path, "owner": owner, "mode": mode} for path, owner, mode in paths]
+    return tuple(FolderPlan(path, owner, mode) for path, owner, mode in paths)

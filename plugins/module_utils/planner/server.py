@@ -8,12 +8,13 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
@@ -61,7 +62,7 @@ class Serving(NamedTuple):
     placed: device_load.Placed
     build: str
     """Id of the build whose llama-server runs."""
-    runtime: str | None
+    runtime: str
     """Folder of the launcher."""
     state: str
     """Folder for what the launcher writes down."""
@@ -75,10 +76,12 @@ class Serving(NamedTuple):
         return self.host.facts
 
 
-def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
+def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str], load_s: float | None) -> HeadPlan:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
     :param environment: that llama-server needs to use its devices as planned.
+    :param used: backends of the devices that it drives itself.
+    :param load_s: predicted seconds of a load.
     """
     server, placed, protocol = serving.server, serving.placed, serving.release.protocol
     scheme = "https" if server.tls else "http"
@@ -99,33 +102,33 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     if server.fallback:
         launcher += ["--fallbacks", f"{serving.facts.prefix}/{names.FALLBACKS}"]
         launcher += ["--fallback-after", str(server.fallback_after)]
-    return {
-        "host": serving.host.name,
-        "service": serving.service,
-        "argv": argv_of(serving),
-        "launcher": launcher,
-        "runtime": serving.runtime,
-        "environment": {**environment, **server.environment},
-        "devices": [device.name for device in own],
-        "url": f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
-        "own_url": own_url,
-        "address": server.host,
-        "allowed": list(server.allowed),
-        "port": server.port,
-        **{field: getattr(server, field) for field in server_settings.CREDENTIALS.values()},
-        "fallback_after": server.fallback_after if server.fallback else None,
-        "context": server_settings.context_of(server, serving.model.summary),
-        "context_per_request": server_settings.context_per_request(server, serving.model.summary),
-        "load_mode": server.load_mode,
-        "cpu": {
-            "layers": kept.layers,
-            "weights_mib": round(kept.weights / MIB, 2),
-            "kv_mib": round(kept.kv / MIB, 2),
-        },
-    }
+    return HeadPlan(
+        host=serving.host.name,
+        service=serving.service,
+        argv=argv_of(serving),
+        launcher=tuple(launcher),
+        runtime=serving.runtime,
+        environment={**environment, **server.environment},
+        url=f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
+        own_url=own_url,
+        address=server.host,
+        port=server.port,
+        allowed=server.allowed,
+        api_key_file=server.api_key_file,
+        tls_certificate_file=server.tls_certificate_file,
+        tls_key_file=server.tls_key_file,
+        start_timeout=start_timeout_of(server, load_s),
+        fallback_after=server.fallback_after if server.fallback else None,
+        context=server_settings.context_of(server, serving.model.summary),
+        context_per_request=server_settings.context_per_request(server, serving.model.summary),
+        load_mode=server.load_mode,
+        devices=tuple(device.name for device in own),
+        backends=tuple(used),
+        cpu=HeadMemory(kept.layers, round(kept.weights / MIB, 2), round(kept.kv / MIB, 2)),
+    )
 
 
-def argv_of(serving: Serving) -> list[str]:
+def argv_of(serving: Serving) -> tuple[str, ...]:
     """llama-server's command line. Devices of workers have to be known before --device and --override-tensor name them."""
     server, placed, release = serving.server, serving.placed, serving.release
     values: list[tuple[str, str | Sequence[str] | None]] = [
@@ -160,7 +163,7 @@ def argv_of(serving: Serving) -> list[str]:
             argv += options.render(name, value, release.generation, release.fork)
         except options.UnknownOption:
             raise Refusal(_unknown(name, value, release)) from None
-    return [*argv, *server.extra_args]
+    return (*argv, *server.extra_args)
 
 
 def _crashes_with_amx(serving: Serving) -> bool:

@@ -8,18 +8,25 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from typing import Any
+from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    HostPlan,
+    ServiceFallback,
+    ServicePlan,
+    WorkerPlan,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ModelPlan, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 
 
-def _placements(plan: dict[str, Any]) -> list[list[dict[str, Any]]]:
+def _placements(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
-    fallbacks = plan["fallbacks"] if plan["head"]["fallback_after"] is not None else []
-    return [plan["placement"], *(fallback["placement"] for fallback in fallbacks)]
+    fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
+    return [plan.placement, *(fallback.placement for fallback in fallbacks)]
 
 
 def needs_launcher(manager: str, cache: bool) -> bool:
@@ -27,35 +34,36 @@ def needs_launcher(manager: str, cache: bool) -> bool:
     return cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
 
 
-def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[str]:
+def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
     """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned model needs.
     A worker on its staging port has none: it shares that cache and leaves the keeping of it to the one that serves."""
-    own = plan["hosts"][host]
-    if plan["staging"] or not needs_launcher(own["service_manager"], worker["cache"]):
+    own = plan.hosts[host]
+    if plan.staging or not needs_launcher(own.service_manager, worker.cache):
         return []
-    launcher = [own["python"], own["runtime"] + "/runtime.py", "worker", "--port", worker["listens"].rsplit(":", 1)[1]]
-    if worker["cache"]:
+    port = worker.listens.rsplit(":", 1)[1]
+    launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker", "--port", port]
+    if worker.cache:
         needed = max(
-            sum(entry["weights_mib"] for entry in placement if entry["endpoint"] == worker["endpoint"])
+            sum(entry.weights_mib for entry in placement if entry.endpoint == worker.endpoint)
             for placement in _placements(plan)
         )
-        limit = max(worker["cache_mib"], math.ceil(needed))
-        launcher += ["--cache", rpc_upload.cache_of(worker["environment"]), "--limit-mib", str(limit)]
+        limit = max(worker.cache_mib, math.ceil(needed))
+        launcher += ["--cache", rpc_upload.cache_of(worker.environment), "--limit-mib", str(limit)]
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     return [*launcher, "--"]
 
 
-def _sizes_of_files(plan: dict[str, Any]) -> list[int]:
+def _sizes_of_files(plan: Plan) -> list[int]:
     """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes nobody has read."""
-    uncounted = any(entry["without"] for entry in plan["placement"])
-    return [] if uncounted else list(plan["model"]["large_tensor_bytes"])
+    uncounted = any(entry.without for entry in plan.placement)
+    return [] if uncounted else list(plan.model.large_tensor_bytes)
 
 
-def _models(model: dict[str, Any]) -> list[str]:
+def _models(model: ModelPlan) -> list[str]:
     """Paths of the model that is served and of those beside it, of each the first part."""
-    first = {file["role"]: file["path"] for file in reversed(model["files"])}
-    return [model["path"], *(path for role, path in sorted(first.items()) if role != download_record.MODEL)]
+    first = {file.role: file.path for file in reversed(model.files)}
+    return [model.path, *(path for role, path in sorted(first.items()) if role != download_record.MODEL)]
 
 
 BETWEEN = re.compile("[=,:;]")
@@ -68,93 +76,92 @@ SIMPLE = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
 """A path that needs no quotes among those of a unit."""
 
 
-def _homes_of_head(plan: dict[str, Any]) -> list[str] | None:
+def _homes_of_head(plan: Plan) -> list[str] | None:
     """Paths that the head's service sees where links lead into homes, or below them: of homes it sees nothing else. None where it has to see
     all of them, since other words name homes, or a path cannot stand beside others in a unit.
 
     A path is that of the link: systemd follows it, outside and inside. The prefix may be one, and files of a model may be links of their own, so
     each is named, and its folder where that is in a home.
     """
-    head, own = plan["head"], plan["hosts"][plan["head"]["host"]]
-    files = {*_models(plan["model"]), *(file["path"] for file in plan["model"]["files"])}
-    starts = [head["argv"], *(fallback["head"]["argv"] for fallback in plan["fallbacks"])]
-    words = {word for argv in starts for word in argv} | set(head["environment"].values())
+    head, own = plan.head, plan.hosts[plan.head.host]
+    files = {*_models(plan.model), *(file.path for file in plan.model.files)}
+    starts = [head.argv, *(fallback.head.argv for fallback in plan.fallbacks)]
+    words = {word for argv in starts for word in argv} | set(head.environment.values())
     parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
-    others = {part for part in parts if not part.startswith((*OURS, own["prefix"] + "/"))}
+    others = {part for part in parts if not part.startswith((*OURS, own.prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
-    paths = {own["prefix"], f"{own['prefix']}/{names.MODELS}", *files, *folders, *others}
+    paths = {own.prefix, f"{own.prefix}/{names.MODELS}", *files, *folders, *others}
     hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
     return sorted(paths) if hidden else None
 
 
-def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
+def _reachable_for_head(plan: Plan) -> list[str]:
     """To whom the head's service may talk: its networks, its workers and itself; empty where others connect, and nobody said which."""
-    head = plan["head"]
-    if not head["allowed"] and not names.is_loopback(head["address"]):
+    head = plan.head
+    if not head.allowed and not names.is_loopback(head.address):
         return []
-    used = [entry["endpoint"] for placement in _placements(plan) for entry in placement if entry["endpoint"]]
-    own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
-    return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
+    used = [entry.endpoint for placement in _placements(plan) for entry in placement if entry.endpoint]
+    own = [] if head.address == names.EVERY_ADDRESS else [head.address]
+    return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head.allowed})
 
 
-def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
+def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
     """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
-    address = worker["listens"].rsplit(":", 1)[0]
-    return [source for rule in host["firewall"] if rule["address"] == address for source in rule["sources"]]
+    address = worker.listens.rsplit(":", 1)[0]
+    return [source for rule in host.firewall if rule.address == address for source in rule.sources]
 
 
-def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
+def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
     """The services of one host, as its service manager needs them."""
-    own = names.of(plan["cluster"])
-    services = [
-        {
-            "name": own.service(f"worker-{worker['name']}", plan["staging"]),
-            "kind": "worker",
-            "temporary": plan["staging"],
-            "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
-            "argv": [*_launcher(plan, host, worker), *worker["argv"]],
-            "process": worker["argv"],
-            "environment": worker["environment"],
-            "listens": worker["listens"],
-            "protocol": worker["protocol"],
-            "reads": [],
-            "homes": [],
-            "after": [],
-            "credentials": {},
-            "devices": backends.device_files(worker["backend"]),
-            "allow": sorted(
-                {
-                    "localhost",
-                    worker["listens"].rsplit(":", 1)[0],
-                    *_may_connect(plan["hosts"][host], worker),
-                }
-            ),
-        }
-        for worker in plan["hosts"][host]["workers"]
-    ]
-    if host == plan["head"]["host"]:
-        head = plan["head"]
-        credentials = {name: head[key] for name, key in server_settings.CREDENTIALS.items() if head[key]}
-        services.append(
-            {
-                "name": head["service"],
-                "kind": "head",
-                "temporary": plan["staging"],
-                "description": f"llama.cpp server of cluster {plan['cluster']}",
-                "argv": [*head["launcher"], "--", *head["argv"]],
-                "process": head["argv"],
-                "fallbacks": [
-                    {"name": fallback["without"], "process": fallback["head"]["argv"]}
-                    for fallback in (plan["fallbacks"] if head["fallback_after"] is not None else [])
-                ],
-                "environment": head["environment"],
-                "listens": f"{head['address']}:{head['port']}",
-                "reads": [*_models(plan["model"]), *credentials.values()],
-                "homes": _homes_of_head(plan),
-                "after": [service["name"] for service in services],
-                "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
-                "credentials": credentials,
-                "allow": _reachable_for_head(plan),
-            }
-        )
-    return services
+    own = names.of(plan.cluster)
+    services = [_of_worker(plan, host, worker, own) for worker in plan.hosts[host].workers]
+    if host == plan.head.host:
+        services.append(_of_head(plan, [service.name for service in services]))
+    return tuple(services)
+
+
+def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> ServicePlan:
+    address = worker.listens.rsplit(":", 1)[0]
+    return ServicePlan(
+        name=own.service(f"worker-{worker.name}", plan.staging),
+        kind="worker",
+        temporary=plan.staging,
+        description=f"llama.cpp RPC worker {worker.name} ({worker.device})",
+        argv=(*_launcher(plan, host, worker), *worker.argv),
+        process=worker.argv,
+        environment=worker.environment,
+        listens=worker.listens,
+        protocol=worker.protocol,
+        reads=(),
+        homes=(),
+        after=(),
+        credentials={},
+        devices=tuple(backends.device_files(worker.backend)),
+        allow=tuple(sorted({"localhost", address, *_may_connect(plan.hosts[host], worker)})),
+    )
+
+
+def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
+    """:param after: services that start before it."""
+    head, homes = plan.head, _homes_of_head(plan)
+    credentials = {
+        name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None
+    }
+    fallbacks = plan.fallbacks if head.fallback_after is not None else ()
+    return ServicePlan(
+        name=head.service,
+        kind="head",
+        temporary=plan.staging,
+        description=f"llama.cpp server of cluster {plan.cluster}",
+        argv=(*head.launcher, "--", *head.argv),
+        process=head.argv,
+        fallbacks=tuple(ServiceFallback(fallback.without, fallback.head.argv) for fallback in fallbacks),
+        environment=head.environment,
+        listens=f"{head.address}:{head.port}",
+        reads=(*_models(plan.model), *credentials.values()),
+        homes=None if homes is None else tuple(homes),
+        after=tuple(after),
+        devices=tuple(sorted({path for backend in head.backends for path in backends.device_files(backend)})),
+        credentials=credentials,
+        allow=tuple(_reachable_for_head(plan)),
+    )

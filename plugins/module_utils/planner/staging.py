@@ -11,9 +11,10 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, KnownAnswer, ModelRequest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest
 
-MODEL = KnownAnswer(2 * capabilities.MAX_BACKENDS, 128, "f32")
+MODEL = KnownAnswerPlan(2 * capabilities.MAX_BACKENDS, 128, "f32")
 ROOM_MIB = 1024
 """What has to be free on a device beyond the known-answer model, for what a backend takes for itself."""
 
@@ -46,15 +47,15 @@ def _is_argument(name: str) -> bool:
     return name.startswith("LLAMA_ARG_") or options.of_variable(name) is not None
 
 
-def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[str]:
+def obstacles(plan: Plan | Refused, answers: dict[str, dict[str, Any]]) -> list[str]:
     """Why the instances of a plan for staging cannot be started, a sentence each.
 
     :param answers: host → what host_info returned just before, given its part of this plan: ``drift`` and ``free_mib``, or ``msg`` of an
         error; absent where it did not answer.
     """
-    if plan["refused"]:
-        return list(plan["reasons"])
-    reports = {name: answers.get(name) or {} for name in plan["hosts"]}
+    if isinstance(plan, Refused) or plan.refused:
+        return list(plan.reasons)
+    reports = {name: answers.get(name) or {} for name in plan.hosts}
     errors = [f"{name}: {host['msg']}" for name, host in reports.items() if "msg" in host]
     silent = [
         f"{name} could not be reached"
@@ -67,29 +68,29 @@ def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[
         name
         for name, host in reports.items()
         if host["drift"]["missing_builds"]
-        or any(path.startswith(f"{plan['hosts'][name]['runtime']}/") for path in host["drift"]["changed_files"])
+        or any(path.startswith(f"{plan.hosts[name].runtime}/") for path in host["drift"]["changed_files"])
     ]
     if without_release:
         return [f"the planned release is missing on {', '.join(without_release)}: run site.yml"]
-    lent = {entry["endpoint"]: entry["total_mib"] for entry in plan["placement"] if entry["endpoint"]}
+    lent = {entry.endpoint: entry.total_mib for entry in plan.placement if entry.endpoint}
     return _shortages(_needed(plan, lent), {name: host["free_mib"] for name, host in reports.items()})
 
 
-def _needed(plan: dict[str, Any], lent: Mapping[str, float]) -> dict[tuple[str, str], float]:
+def _needed(plan: Plan, lent: Mapping[str, float]) -> dict[tuple[str, str], float]:
     """Host and device → MiB that have to be free there for llama-server and these workers.
 
     :param lent: endpoint of each of them → MiB of the known-answer model that it holds.
     """
-    place = plan["head"]["host"]
-    own = {entry["device"]: entry["total_mib"] for entry in plan["placement"] if not entry["endpoint"]}
+    place = plan.head.host
+    own = {entry.device: entry.total_mib for entry in plan.placement if not entry.endpoint}
     needed: dict[tuple[str, str], float] = {(place, "CPU"): ROOM_MIB}
-    for device in plan["head"]["devices"]:
+    for device in plan.head.devices:
         needed[place, device] = needed.get((place, device), 0) + own[device] + ROOM_MIB
-    for name, host in plan["hosts"].items():
-        for worker in host["workers"]:
-            if worker["endpoint"] in lent:
-                device = "CPU" if worker["shared"] else worker["device"]
-                needed[name, device] = needed.get((name, device), 0) + lent[worker["endpoint"]] + ROOM_MIB
+    for name, host in plan.hosts.items():
+        for worker in host.workers:
+            if worker.endpoint in lent:
+                device = "CPU" if worker.shared else worker.device
+                needed[name, device] = needed.get((name, device), 0) + lent[worker.endpoint] + ROOM_MIB
     return needed
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan, PortPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, PatchPlan, ReleasePlan
 
 
 class Accelerator(NamedTuple):
@@ -62,19 +64,11 @@ class Interface(NamedTuple):
     addresses: tuple[str, ...]
 
 
-class Port(NamedTuple):
-    """Where a service listens."""
-
-    service: str
-    address: str
-    port: int
-
-
 class Neighbour(NamedTuple):
     """Another cluster that has an installation on a host."""
 
     cluster: str
-    ports: tuple[Port, ...]
+    ports: tuple[PortPlan, ...]
     memory_mib: Mapping[str, int]
     """Device → what that cluster plans with there."""
 
@@ -205,14 +199,6 @@ class Host(NamedTuple):
     """``llama_link_visit_ms``."""
 
 
-class KnownAnswer(NamedTuple):
-    """Size of the known-answer model."""
-
-    layers: int
-    width: int
-    type: str
-
-
 class Server(NamedTuple):
     """What the inventory says of llama-server: the variables ``llama_server_…``."""
 
@@ -290,7 +276,7 @@ class ModelRequest(NamedTuple):
 
     source: ModelSource | None
     """None for the known-answer model."""
-    known_answer: KnownAnswer | None
+    known_answer: KnownAnswerPlan | None
     summary: Mapping[str, Any] | None
     mmproj: ModelSource | None = None
     draft: ModelSource | None = None
@@ -304,21 +290,6 @@ class ModelRequest(NamedTuple):
         return [source for source in (self.source, self.mmproj, self.draft) if source]
 
 
-class ModelFile(NamedTuple):
-    """A file that the head has, or gets."""
-
-    name: str
-    """As its source calls it: in a repository, with its folders."""
-    path: str
-    """On the head."""
-    url: str | None
-    """Where it is fetched from: ``file:`` is a file of the controller. None where it is on the head already."""
-    bytes: int | None
-    """None where planning did not ask."""
-    sha256: str | None
-    role: str
-
-
 class Quantisation(NamedTuple):
     """One of those that a repository has."""
 
@@ -330,13 +301,13 @@ class Model(NamedTuple):
     """The model that the head serves; ``summary`` as gguf.summarize returns it."""
 
     path: str
-    known_answer: KnownAnswer | None
+    known_answer: KnownAnswerPlan | None
     summary: Mapping[str, Any]
     source: str = ""
     """For people, without secrets."""
     revision: str | None = None
     """Commit of a repository, digest of a manifest."""
-    files: tuple[ModelFile, ...] = ()
+    files: tuple[ModelFilePlan, ...] = ()
     records: tuple[Mapping[str, Any], ...] = ()
     """Of fetched files: ``path`` of each, and what it says (model_files.SHAPE)."""
     fetched_by: str | None = None
@@ -421,14 +392,6 @@ class Catalogue(NamedTuple):
     llama: Mapping[str, Mapping[str, Any]]
 
 
-class Patch(NamedTuple):
-    """A patch on the controller, and the files of llama.cpp that it changes."""
-
-    path: str
-    sha256: str
-    files: tuple[str, ...]
-
-
 class Release(NamedTuple):
     """A source of llama.cpp, and what programs built from it understand."""
 
@@ -444,7 +407,7 @@ class Release(NamedTuple):
     protocol: str | None
     origin: Mapping[str, str]
     """Where it comes from: what else the plan says of it, by source."""
-    patches: tuple[Patch, ...]
+    patches: tuple[PatchPlan, ...]
     capabilities: Mapping[str, Any]
 
     @property
@@ -457,46 +420,20 @@ class Release(NamedTuple):
         """Whether it is llama.cpp itself, by whose build numbers traps are known."""
         return self.fork == MAINLINE
 
-    def as_json(self) -> dict[str, Any]:
+    def as_plan(self) -> ReleasePlan:
         """What the plan says of it."""
-        return {
-            "source": self.source,
+        return ReleasePlan(
+            source=self.source,
+            ref=self.ref,
+            build=self.build,
+            commit=self.commit,
+            generation=self.generation,
+            protocol=self.protocol,
+            id=self.id,
             **self.origin,
-            "ref": self.ref,
-            "build": self.build,
-            "commit": self.commit,
-            "generation": self.generation,
-            **({} if self.mainline else {"fork": self.fork}),
-            **(
-                {"patches": [{**patch._asdict(), "files": list(patch.files)} for patch in self.patches]}
-                if self.patches
-                else {}
-            ),
-            "protocol": self.protocol,
-            "id": self.id,
-        }
-
-
-class Build(NamedTuple):
-    """A release as one backend of a host needs it."""
-
-    id: str
-    release: str
-    backend: str
-    kind: str
-    cmake_options: Mapping[str, str]
-    environment: Mapping[str, str]
-    targets: tuple[str, ...]
-    packaged: Mapping[str, str]
-    """Program → where a distribution's package puts it."""
-    builder: str
-    """The host that compiles it for this one, or this one itself."""
-    tls: bool
-    """Whether its llama-server has to speak TLS."""
-
-    def as_json(self) -> dict[str, Any]:
-        """What the plan says of it."""
-        return {**self._asdict(), "targets": list(self.targets)}
+            patches=self.patches or None,
+            fork=None if self.mainline else self.fork,
+        )
 
 
 class Tunnel(NamedTuple):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
@@ -230,7 +230,7 @@ def _tree_of(request: dict) -> release_request.SourceTree | None:
         return None
     if capabilities.tells_protocol(build):
         return None
-    release = releases.release_of(request, {}).as_json()
+    release = typed_json.dump(releases.release_of(request, {}).as_plan())
     with suppress(AnsibleError, git.GitError, OSError, *archives.DAMAGED):
         if request["source"] == "git" and not _kept_commit(release, _folder()):
             git.commit_of(request["repository"], request["ref"])

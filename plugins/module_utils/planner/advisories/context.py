@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Release, Server
@@ -20,7 +21,7 @@ host; cases that differ in nothing else become one advisory."""
 class Seen(NamedTuple):
     """``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
 
-    plan: Mapping[str, Any]
+    plan: Plan
     cluster: Cluster
     release: Release
     summary: Mapping[str, Any]
@@ -45,16 +46,16 @@ class Seen(NamedTuple):
 
         :param release: its id.
         """
-        built = [build for host in self.plan["hosts"].values() for build in host["builds"]]
+        built = [build for host in self.plan.hosts.values() for build in host.builds]
         return list(
             dict.fromkeys(
-                releases.variable_of(build["backend"], self.cluster.releases)
+                releases.variable_of(build.backend, self.cluster.releases)
                 for build in built
-                if build["release"] == release
+                if build.release == release
             )
         )
 
     def backends_of(self, host: str) -> list[str]:
         """What a host builds for; nothing of one where others run the workers."""
-        own = self.plan["hosts"].get(host, {"builds": []})
-        return [build["backend"] for build in own["builds"]]
+        own = self.plan.hosts.get(host)
+        return [build.backend for build in own.builds] if own else []

@@ -126,7 +126,7 @@ def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -
     places += ["llama_server_environment"] * own
 
     def lend(host: Host) -> Host:
-        return remedies.with_environment(host, len(seen.plan["hosts"][host.name]["workers"]), option)
+        return remedies.with_environment(host, len(seen.plan.hosts[host.name].workers), option)
 
     def change(cluster: Cluster) -> Cluster:
         cluster = remedies.on_hosts(lending, lend)(cluster)
@@ -143,7 +143,7 @@ def root(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[W
 
 def firewalls(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
     change = remedies.with_facts(hosts, lambda facts: facts._replace(firewall=names.FIREWALLS[0]))
-    possible = all(seen.plan["hosts"][name]["host_settings"] for name in hosts)
+    possible = all(seen.plan.hosts[name].host_settings for name in hosts)
     return [Way({"managers": remedies.listed(names.FIREWALLS, "or")}, (change,))] if possible else []
 
 
@@ -223,7 +223,7 @@ def tuned(by_the_run: bool) -> Ways:
     """Kernel parameters, set by the run, or by hand where it has neither root nor systemd."""
 
     def ways(seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-        if by_the_run != all(seen.plan["hosts"][name]["host_settings"] for name in hosts):
+        if by_the_run != all(seen.plan.hosts[name].host_settings for name in hosts):
             return []
         given = kernel_parameters.parameters(values["memory"])
         shown = {"parameters": " ".join(f"{name}={value}" for name, value in given.items())}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
@@ -83,22 +84,20 @@ def _remedy(
 
 def over_capacity(seen: Seen) -> Cases:
     """Devices whose weights, cache and bound of the compute buffer are more together than they hold."""
-    entries: Sequence[Mapping[str, Any]] = seen.plan["placement"] if seen.plan["fits"] else ()
-    over = [entry for entry in entries if entry["total_mib"] > entry["capacity_mib"]]
+    entries: Sequence[DevicePlacement] = seen.plan.placement if seen.plan.fits else ()
+    over = [entry for entry in entries if entry.total_mib > entry.capacity_mib]
     if not over:
         return []
-    crowded = [
-        Crowded(entry["capacity_mib"] - entry["weights_mib"] - entry["further_mib"], entry["kv_mib"]) for entry in over
-    ]
-    hosts = {entry["host"] for entry in over}
+    crowded = [Crowded(entry.capacity_mib - entry.weights_mib - entry.further_mib, entry.kv_mib) for entry in over]
+    hosts = {entry.host for entry in over}
     settings = server_settings.settings_of(seen.server, seen.summary, seen.release.fork)
     words, given = _remedy(settings, seen.summary, seen.generation, crowded, seen.server.parallel)
     values = {
         "devices": ", ".join(
-            f"{entry['device']} of {entry['host']} (≤ {entry['total_mib']:.0f} of {entry['capacity_mib']:.0f} MiB)"
+            f"{entry.device} of {entry.host} (≤ {entry.total_mib:.0f} of {entry.capacity_mib:.0f} MiB)"
             for entry in over
         ),
-        "compute": round(max(entry["compute_mib"] for entry in over)),
+        "compute": round(max(entry.compute_mib for entry in over)),
         "smaller": words,
         "settings": given,
     }
@@ -108,33 +107,33 @@ def over_capacity(seen: Seen) -> Cases:
 def uncounted(seen: Seen) -> Cases:
     """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
     return [
-        (seen.plan["head"]["host"], {"variable": f"llama_model_{one['role']}", "why": one["reason"]})
-        for one in seen.plan["further_uncounted"]
+        (seen.plan.head.host, {"variable": f"llama_model_{one.role}", "why": one.reason})
+        for one in seen.plan.further_uncounted
     ]
 
 
 def cut_context(seen: Seen) -> Cases:
     """A context that was asked for and is longer than the one for which the model was trained."""
-    head, server = seen.plan["head"], seen.server
-    if server.context <= head["context"] or server.context == DEFAULT_CONTEXT:
+    head, server = seen.plan.head, seen.server
+    if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    values = {"wanted": server.context, "context": head["context"], "model": seen.summary["name"]}
-    return [(head["host"], {**values, "key": server_settings.context_key(seen.summary)})]
+    values = {"wanted": server.context, "context": head.context, "model": seen.summary["name"]}
+    return [(head.host, {**values, "key": server_settings.context_key(seen.summary)})]
 
 
 def shared_context(seen: Seen) -> Cases:
     """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
-    head, server, summary = seen.plan["head"], seen.server, seen.summary
-    if head["context_per_request"] == head["context"]:
+    head, server, summary = seen.plan.head, seen.server, seen.summary
+    if head.context_per_request == head.context:
         return []
-    longest = server_settings.context_of(server._replace(context=head["context"] * server.parallel), summary)
+    longest = server_settings.context_of(server._replace(context=head.context * server.parallel), summary)
     longer = server._replace(context=longest)
     values = {
         "parallel": server.parallel,
-        "context": head["context"],
-        "each": head["context_per_request"],
+        "context": head.context,
+        "each": head.context_per_request,
         "more": f"With {longest} each gets {server_settings.context_per_request(longer, summary)}."
-        if longest > head["context"]
+        if longest > head.context
         else f"{summary['name']} was trained for no more.",
     }
-    return [(head["host"], values)]
+    return [(head.host, values)]

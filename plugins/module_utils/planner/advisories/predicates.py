@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -19,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     fast_load,
     options,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
@@ -77,8 +77,8 @@ def security_floor(seen: Seen) -> Cases:
     floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
     cases: Cases = []
     old: dict[str, list[str]] = {}
-    for identifier, release in seen.plan["releases"].items():
-        build, fork, variables = release["generation"], release.get("fork"), seen.variables_of(identifier)
+    for identifier, release in seen.plan.releases.items():
+        build, fork, variables = release.generation, release.fork, seen.variables_of(identifier)
         if fork:
             checked = f", which is newer than {known}, the last one that was checked" if build > known else ""
             cases.append((None, {"builds": f"commit {build} of {fork}{checked}", "variables": variables}))
@@ -91,20 +91,20 @@ def security_floor(seen: Seen) -> Cases:
 
 
 def unmaintained_backends(seen: Seen) -> Cases:
-    known = seen.plan["releases"]
+    known = seen.plan.releases
     return [
-        (name, {"fork": known[build["release"]]["fork"], "unmaintained": build["backend"]})
-        for name, host in seen.plan["hosts"].items()
-        for build in host["builds"]
-        if "fork" in known[build["release"]] and build["backend"] not in backends.IK_LLAMA_MAINTAINED
+        (name, {"fork": known[build.release].fork, "unmaintained": build.backend})
+        for name, host in seen.plan.hosts.items()
+        for build in host.builds
+        if known[build.release].fork and build.backend not in backends.IK_LLAMA_MAINTAINED
     ]
 
 
 def unprotected_workers(seen: Seen) -> Cases:
     cases = []
-    for name, host in seen.plan["hosts"].items():
-        exposed = [worker["listens"] for worker in host["workers"] if not names.is_loopback(worker["listens"])]
-        if exposed and not host["unit_closes"] and not host["firewall_manager"]:
+    for name, host in seen.plan.hosts.items():
+        exposed = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
+        if exposed and not host.unit_closes and not host.firewall_manager:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
     return cases
@@ -113,9 +113,9 @@ def unprotected_workers(seen: Seen) -> Cases:
 def external_workers(seen: Seen) -> Cases:
     """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
     ports: dict[str, list[str]] = {}
-    for worker in seen.plan["external_workers"]:
-        if not names.is_loopback(worker["endpoint"]):
-            ports.setdefault(worker["host"], []).append(worker["endpoint"])
+    for worker in seen.plan.external_workers:
+        if not names.is_loopback(worker.endpoint):
+            ports.setdefault(worker.host, []).append(worker.endpoint)
     return [
         (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": seen.cluster.head})
         for name, endpoints in ports.items()
@@ -135,36 +135,36 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
 
 
 def open_server(seen: Seen) -> Cases:
-    head = seen.plan["head"]
-    if names.is_loopback(head["address"]) or "--api-key-file" in head["argv"]:
+    head = seen.plan.head
+    if names.is_loopback(head.address) or "--api-key-file" in head.argv:
         return []
-    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+    return [(head.host, {"address": f"{head.address}:{head.port}"})]
 
 
 def server_for_everybody(seen: Seen) -> Cases:
-    head = seen.plan["head"]
-    if names.is_loopback(head["address"]) or head["allowed"]:
+    head = seen.plan.head
+    if names.is_loopback(head.address) or head.allowed:
         return []
-    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+    return [(head.host, {"address": f"{head.address}:{head.port}"})]
 
 
 def unlimited_server(seen: Seen) -> Cases:
-    head = seen.plan["head"]
-    host = seen.plan["hosts"][head["host"]]
-    closes = host["unit_closes"] or host["firewall_manager"] or names.EVERYBODY in head["allowed"]
-    if not head["allowed"] or names.is_loopback(head["address"]) or closes:
+    head = seen.plan.head
+    host = seen.plan.hosts[head.host]
+    closes = host.unit_closes or host.firewall_manager or names.EVERYBODY in head.allowed
+    if not head.allowed or names.is_loopback(head.address) or closes:
         return []
-    name, reason = head["host"], _why_no_unit_closes(seen, head["host"])
-    if host["host_settings"]:
+    name, reason = head.host, _why_no_unit_closes(seen, head.host)
+    if host.host_settings:
         reason += ", and neither firewalld nor ufw nor nftables is active there"
-    return [(name, {"networks": ", ".join(head["allowed"]), "reason": reason})]
+    return [(name, {"networks": ", ".join(head.allowed), "reason": reason})]
 
 
 def unused_accelerators(seen: Seen) -> Cases:
     """Hosts with the same builds, and devices for the same backends, share their remedies."""
     cases: Cases = []
-    for name, host in seen.plan["hosts"].items():
-        unused = host["unused_accelerators"]
+    for name, host in seen.plan.hosts.items():
+        unused = host.unused_accelerators
         if unused:
             devices_of = seen.cluster.hosts[name].facts.accelerators
             kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
@@ -175,11 +175,11 @@ def unused_accelerators(seen: Seen) -> Cases:
 
 def slower_than_one_host(seen: Seen) -> Cases:
     """The known-answer model is there to try workers, however fast."""
-    estimate, server = seen.plan["estimate"], seen.server
-    together, best = estimate["generation_tokens_per_s"], estimate["best_single_host"]
-    if seen.plan["model"]["known_answer"] or not estimate["links"] or not together or not best["fits"]:
+    estimate, server = seen.plan.estimate, seen.server
+    together, best = estimate.generation_tokens_per_s, estimate.best_single_host
+    if seen.plan.model.known_answer or not estimate.links or not together or not best.fits:
         return []
-    alone, host, head = best["generation_tokens_per_s"], best["host"], seen.cluster.head
+    alone, host, head = best.generation_tokens_per_s or 0, best.host, seen.cluster.head
     if alone < FASTER_ALONE * together:
         return []
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
@@ -187,8 +187,8 @@ def slower_than_one_host(seen: Seen) -> Cases:
         steps.append("leave llama_workers empty")
     of_head = () if host == head else ("memory_mib", "reserve_mib")
     given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
-    if best["gpu_layers"] is not None:
-        steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
+    if best.gpu_layers is not None:
+        steps.append(f"set llama_server_gpu_layers to {best.gpu_layers}")
     elif server.gpu_layers is not None:
         given.append("llama_server_gpu_layers")
     given += ["llama_external_workers"] if seen.cluster.external else []
@@ -198,13 +198,13 @@ def slower_than_one_host(seen: Seen) -> Cases:
 
 def slow_load(seen: Seen) -> Cases:
     """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
-    estimate, release = seen.plan["estimate"], seen.release
+    estimate, release = seen.plan.estimate, seen.release
     patch = fast_load.known(release.protocol, release.mainline)
-    slow = estimate["load_s"] and estimate["load_s"] >= SLOW_LOAD_S
-    if not slow or not estimate["load_limited_by"].startswith(RPC_LIMITS) or not patch or release.loads_fast:
+    slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S
+    if not slow or not str(estimate.load_limited_by).startswith(RPC_LIMITS) or not patch or release.loads_fast:
         return []
     return (
-        [(None, {"seconds": f"{estimate['load_s']:g}", "release": release.ref})]
+        [(None, {"seconds": f"{estimate.load_s:g}", "release": release.ref})]
         if release.source in release_request.COMPILED
         else []
     )
@@ -222,11 +222,11 @@ def unknown_variables(seen: Seen) -> Cases:
 
 def unsized_devices(seen: Seen) -> Cases:
     """Accelerators of the head that its llama-server would drive, if their memory were known."""
-    head = seen.plan["head"]["host"]
-    facts, planned = seen.cluster.places[head].facts, seen.plan["hosts"][head]
+    head = seen.plan.head.host
+    facts, planned = seen.cluster.places[head].facts, seen.plan.hosts[head]
     same = same_device.twins(facts)
-    taken = {same[worker["device"]] for worker in planned["workers"] if worker["device"] in same}
-    serving = [build["backend"] for build in planned["builds"] if "llama-server" in build["targets"]]
+    taken = {same[worker.device] for worker in planned.workers if worker.device in same}
+    serving = [build.backend for build in planned.builds if "llama-server" in build.targets]
     return [
         (head, {"where": f"{accelerator.name} ({name}) of {head}"})
         for name, accelerator in same_device.named(facts)
@@ -236,16 +236,16 @@ def unsized_devices(seen: Seen) -> Cases:
 
 def unknown_options(seen: Seen) -> Cases:
     cases: Cases = []
-    for name, host in seen.plan["hosts"].items():
+    for name, host in seen.plan.hosts.items():
         set_for = {
-            (option, build["release"])
-            for build in host["builds"]
-            if "fork" not in seen.plan["releases"][build["release"]]
-            for option in build["cmake_options"]
+            (option, build.release)
+            for build in host.builds
+            if not seen.plan.releases[build.release].fork
+            for option in build.cmake_options
         }
         for option, identifier in sorted(set_for):
             first, last = backends.OPTION_BUILDS.get(option, (0, None))
-            generation = seen.plan["releases"][identifier]["generation"]
+            generation = seen.plan.releases[identifier].generation
             if not first <= generation <= (last or generation):
                 known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
                 variables = seen.variables_of(identifier)
@@ -257,16 +257,16 @@ def unknown_options(seen: Seen) -> Cases:
 def _reads_pages(seen: Seen) -> bool:
     """Whether llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does so in older
     builds."""
-    mode = seen.plan["head"]["load_mode"]
+    mode = seen.plan.head.load_mode
     chosen = mode in (None, "auto") and not (seen.release.mainline and seen.generation >= options.AUTO_SINCE)
     return chosen or mode in ("mmap", "mmap+mlock")
 
 
 def mmap_crawls(seen: Seen) -> Cases:
     return [
-        (device.host, {"where": f"{device.name} of {device.host}", "mode": seen.plan["head"]["load_mode"]})
+        (device.host, {"where": f"{device.name} of {device.host}", "mode": seen.plan.head.load_mode})
         for device in seen.used
-        if device.is_gb10 and device.host == seen.plan["head"]["host"] and _reads_pages(seen)
+        if device.is_gb10 and device.host == seen.plan.head.host and _reads_pages(seen)
     ]
 
 
@@ -299,7 +299,7 @@ def mmap_is_slow(seen: Seen) -> Cases:
 
 def vulkan_without_mmap(seen: Seen) -> Cases:
     """Not where HIP would hang or crawl with mmap."""
-    head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
+    head, mode = seen.plan.head.host, seen.plan.head.load_mode
     own = any(device.needs_less_with_mmap and device.host == head for device in seen.used)
     needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in seen.used)
     return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
@@ -307,7 +307,7 @@ def vulkan_without_mmap(seen: Seen) -> Cases:
 
 def vulkan_memory(seen: Seen) -> Cases:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
-    if seen.plan["fits"]:
+    if seen.plan.fits:
         return [
             (
                 device.host,
@@ -335,7 +335,7 @@ def _sends_whole_tensors(seen: Seen) -> bool:
 
 def wide_tensor(seen: Seen) -> Cases:
     largest = seen.summary.get("largest_tensor_bytes", 0)
-    concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
+    concerned = {seen.plan.head.host, *(device.host for device in seen.used if device.endpoint)}
     mac = [name for name in sorted(concerned) if seen.cluster.places[name].facts.system == "Darwin"]
     if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
         return []
@@ -380,9 +380,9 @@ def cache_kernels(seen: Seen) -> Cases:
     cases = []
     for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
         options = [
-            build["cmake_options"].get(option, "OFF")
-            for build in seen.plan["hosts"].get(name, {"builds": []})["builds"]
-            for option in [backends.RECORDS[build["backend"]].all_quants]
+            build.cmake_options.get(option, "OFF")
+            for build in (seen.plan.hosts[name].builds if name in seen.plan.hosts else ())
+            for option in [backends.RECORDS[build.backend].all_quants]
             if option
         ]
         if not options or not all(backends.is_on(value) for value in options):
@@ -397,7 +397,7 @@ def router(seen: Seen) -> Cases:
     given += [("llama_server_environment", name) for name in names]
     if not given or not any(device.endpoint for device in seen.used):
         return []
-    return [(seen.plan["head"]["host"], {"variable": given[0][0], "option": given[0][1]})]
+    return [(seen.plan.head.host, {"variable": given[0][0], "option": given[0][1]})]
 
 
 def ollama(seen: Seen) -> Cases:
@@ -405,12 +405,12 @@ def ollama(seen: Seen) -> Cases:
     source = seen.cluster.model.source
     if architecture not in OLLAMA_ARCHITECTURES or source is None:
         return []
-    values = {"source": seen.plan["model"]["source"], "variable": source.variable, "architecture": architecture}
-    return [(seen.plan["head"]["host"], values)]
+    values = {"source": seen.plan.model.source, "variable": source.variable, "architecture": architecture}
+    return [(seen.plan.head.host, values)]
 
 
-def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
-    return link.get("kind") in ("thunderbolt", "usb4") or str(link.get("interface") or "").startswith("thunderbolt")
+def _by_thunderbolt(link: LinkPlan) -> bool:
+    return link.kind in ("thunderbolt", "usb4") or str(link.interface or "").startswith("thunderbolt")
 
 
 def narrow_thunderbolt(seen: Seen) -> Cases:
@@ -423,8 +423,8 @@ def narrow_thunderbolt(seen: Seen) -> Cases:
                 "gbit": f"{connection.gbit_per_lane:g}",
             },
         )
-        for name, host in seen.plan["hosts"].items()
-        if any(map(_by_thunderbolt, host["links"]))
+        for name, host in seen.plan.hosts.items()
+        if any(map(_by_thunderbolt, host.links))
         for connection in seen.cluster.hosts[name].facts.thunderbolt
         if connection.lanes < THUNDERBOLT_LANES or connection.gbit_per_lane < THUNDERBOLT_GBIT
     ]
@@ -442,7 +442,7 @@ def large_vulkan_shares(seen: Seen) -> Cases:
             },
         )
         for device in seen.used
-        if seen.plan["fits"]
+        if seen.plan.fits
         and device.endpoint
         and device.backend == "vulkan"
         and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
@@ -456,7 +456,7 @@ def slow_prompts(seen: Seen) -> Cases:
     cases = []
     for name, architecture in architectures.items():
         installed = [one for one in seen.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]
-        built = [build["environment"].get("HIP_PATH") for build in seen.plan["hosts"][name]["builds"]]
+        built = [build.environment.get("HIP_PATH") for build in seen.plan.hosts[name].builds]
         slow = [one for one in installed if one["prefix"] in built and numbers(one["version"])[:2] == SLOW_ROCM]
         others = [one["prefix"] for one in installed if numbers(one["version"])[:2] != SLOW_ROCM]
         if slow and others and not seen.cluster.hosts[name].toolchain:
@@ -467,12 +467,12 @@ def slow_prompts(seen: Seen) -> Cases:
 
 def rdma(seen: Seen) -> Cases:
     """Hosts whose programs are compiled with RDMA and that compute."""
-    computing = {seen.plan["head"]["host"], *(device.host for device in seen.used)}
+    computing = {seen.plan.head.host, *(device.host for device in seen.used)}
     cases = []
-    for name, host in seen.plan["hosts"].items():
-        compiled = any(backends.is_on(build["cmake_options"].get(RDMA, "OFF")) for build in host["builds"])
+    for name, host in seen.plan.hosts.items():
+        compiled = any(backends.is_on(build.cmake_options.get(RDMA, "OFF")) for build in host.builds)
         if compiled and name in computing and any(device.endpoint for device in seen.used):
-            closed = host["scope"] == "system" and service_managers.MANAGERS[host["service_manager"]].closes_ports_by
+            closed = host.scope == "system" and service_managers.MANAGERS[host.service_manager].closes_ports_by
             reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
             cases.append((name, {"where": name, "option": RDMA, "reason": reason}))
     return cases
@@ -480,10 +480,10 @@ def rdma(seen: Seen) -> Cases:
 
 def small_packets(seen: Seen) -> Cases:
     return [
-        (name, {"where": f"llama_links[{index}] of {name} ({link['interface']})"})
-        for name, host in seen.plan["hosts"].items()
-        for index, link in enumerate(host["links"])
-        if _by_thunderbolt(link) and link.get("manage") and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
+        (name, {"where": f"llama_links[{index}] of {name} ({link.interface})"})
+        for name, host in seen.plan.hosts.items()
+        for index, link in enumerate(host.links)
+        if _by_thunderbolt(link) and link.manage and (link.mtu or DEFAULT_MTU) <= DEFAULT_MTU
     ]
 
 
@@ -510,15 +510,15 @@ def parted_links(seen: Seen) -> Cases:
     head = seen.cluster.hosts[seen.cluster.head]
     cases = []
     for name, host in seen.cluster.hosts.items():
-        rules = [] if host.is_head else seen.plan["hosts"][name]["firewall"]
-        for address, source in dict.fromkeys((rule["address"], rule["sources"][0]) for rule in rules):
+        rules = [] if host.is_head else seen.plan.hosts[name].firewall
+        for address, source in dict.fromkeys((rule.address, rule.sources[0]) for rule in rules):
             if _is_outside(source, address, host.links) or _is_outside(address, source, head.links):
                 cases.append((name, {"where": f"{address} of {name} and {source} of {head.name}", "head": head.name}))
     return cases
 
 
 def untuned(seen: Seen) -> Cases:
-    if seen.plan["fits"]:
+    if seen.plan.fits:
         return []
     return [
         (
@@ -564,7 +564,7 @@ def memory_of_neighbours(seen: Seen) -> Cases:
     """Each memory of a host once, whichever devices use it: a device has several names where several backends drive it, and graphics may share
     the memory of the processor."""
     cases: Cases = []
-    for name in seen.plan["hosts"]:
+    for name in seen.plan.hosts:
         host = seen.cluster.hosts[name]
         own = neighbours.memory_of(seen.plan, name)
         for neighbour in host.facts.neighbours:
@@ -592,5 +592,5 @@ def without_fallback(seen: Seen) -> Cases:
     """The workers that cannot be spared, where the operator wants that."""
     if not seen.server.fallback:
         return []
-    lost = [f"{entry['without']} ({entry['reason']})" for entry in seen.plan["no_fallback"]]
+    lost = [f"{entry.without} ({entry.reason})" for entry in seen.plan.no_fallback]
     return [(None, {"where": place}) for place in lost]

@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
@@ -25,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 Change = Callable[[Cluster], Cluster]
-Attempt = Callable[[Cluster], Optional[Mapping[str, Any]]]
+Attempt = Callable[[Cluster], Optional[Plan]]
 """The plan of a changed cluster, without remedies; None where its input is refused."""
 
 LEAST_CONTEXT = 1024
@@ -74,24 +75,24 @@ def sentence(clauses: Sequence[str]) -> str:
     return text[:1].upper() + text[1:] + "."
 
 
-def _errors(plan: Mapping[str, Any]) -> set[str]:
-    return {entry["id"] for entry in plan["advisories"] if entry["severity"] == "error" and not entry["accepted"]}
+def _errors(plan: Plan) -> set[str]:
+    return {entry.id for entry in plan.advisories if entry.severity == "error" and not entry.accepted}
 
 
-def _is_met(plan: Mapping[str, Any], subject: Subject) -> bool:
-    met = [entry for entry in plan["advisories"] if entry["id"] == subject.id and not entry["accepted"]]
-    return any(not subject.hosts or not entry["hosts"] or set(subject.hosts) & set(entry["hosts"]) for entry in met)
+def _is_met(plan: Plan, subject: Subject) -> bool:
+    met = [entry for entry in plan.advisories if entry.id == subject.id and not entry.accepted]
+    return any(not subject.hosts or not entry.hosts or set(subject.hosts) & set(entry.hosts) for entry in met)
 
 
 class Trial(NamedTuple):
     """Tries changes on a cluster whose plan needs remedies."""
 
     cluster: Cluster
-    plan: Mapping[str, Any]
+    plan: Plan
     """Of the cluster as it is, with advisories."""
     attempt: Attempt
 
-    def _after(self, way: Way) -> Iterator[Mapping[str, Any] | None]:
+    def _after(self, way: Way) -> Iterator[Plan | None]:
         return (self.attempt(change(self.cluster)) for change in way.changes)
 
     def lifts(self, way: Way, subject: Subject) -> bool:
@@ -102,14 +103,14 @@ class Trial(NamedTuple):
         """Whether the advisory is gone, the model fits and nothing new refuses the plan."""
         before = _errors(self.plan)
         return all(
-            plan is not None and plan["fits"] and not _is_met(plan, subject) and _errors(plan) <= before
+            plan is not None and plan.fits and not _is_met(plan, subject) and _errors(plan) <= before
             for plan in self._after(way)
         )
 
     def fits(self, change: Change) -> bool:
         """Whether the model fits and nothing new refuses the plan."""
         plan = self.attempt(change(self.cluster))
-        return plan is not None and plan["fits"] and _errors(plan) <= _errors(self.plan)
+        return plan is not None and plan.fits and _errors(plan) <= _errors(self.plan)
 
 
 def chosen(
@@ -141,7 +142,7 @@ def shorter_contexts(context: int, parallel: int) -> Iterator[int]:
 def for_more_room(trial: Trial) -> list[str]:
     """Clauses that say how a model that does not fit does: each was tried."""
     cluster, clauses = trial.cluster, []
-    shorter = shorter_contexts(min(cluster.server.context, trial.plan["head"]["context"]), cluster.server.parallel)
+    shorter = shorter_contexts(min(cluster.server.context, trial.plan.head.context), cluster.server.parallel)
     tokens = next((tokens for tokens in shorter if trial.fits(serving(context=tokens))), None)
     if tokens:
         clauses.append(f"set llama_server_context to {tokens}")
@@ -189,16 +190,16 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
     ]
 
 
-def _bytes(plan: Mapping[str, Any]) -> int:
+def _bytes(plan: Plan) -> int:
     """Of the model's own files."""
-    return sum(file["bytes"] or 0 for file in plan["model"]["files"] if file["role"] == download_record.MODEL)
+    return sum(file.bytes or 0 for file in plan.model.files if file.role == download_record.MODEL)
 
 
 def _layers_beside_the_processor(trial: Trial) -> int | None:
     """``llama_server_gpu_layers`` with which a head without workers holds the model; None where there are workers, or it does not."""
-    best = trial.plan["estimate"]["best_single_host"]
-    lent = any(entry["endpoint"] for entry in trial.plan["placement"])
-    return None if lent or best["host"] != trial.cluster.head else best["gpu_layers"]
+    best = trial.plan.estimate.best_single_host
+    lent = any(entry.endpoint for entry in trial.plan.placement)
+    return None if lent or best.host != trial.cluster.head else best.gpu_layers
 
 
 def _without_bounds(host: Host) -> Host:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
     fixes,
     memory_predicates,
@@ -622,18 +623,22 @@ class Met(NamedTuple):
     subject: remedies.Subject
     values: Mapping[str, Any]
 
-    def as_json(self, clauses: Sequence[str]) -> dict[str, Any]:
-        """As docs/plan.md describes it, without ``accepted``."""
-        hosts = list(self.subject.hosts)
-        return {
-            "id": self.advisory.id,
-            "severity": self.advisory.severity,
-            "host": hosts[0] if len(hosts) == 1 else None,
-            "hosts": hosts,
-            "message": self.advisory.message.format(**self.values),
-            "remedy": remedies.sentence(clauses),
-            "reference": self.advisory.reference,
-        }
+    def as_plan(self, clauses: Sequence[str]) -> AdvisoryPlan:
+        """As the plan has it, not accepted yet.
+
+        :param clauses: of the remedy.
+        """
+        hosts = self.subject.hosts
+        return AdvisoryPlan(
+            id=self.advisory.id,
+            severity=self.advisory.severity,
+            host=hosts[0] if len(hosts) == 1 else None,
+            hosts=tuple(hosts),
+            message=self.advisory.message.format(**self.values),
+            remedy=remedies.sentence(clauses),
+            reference=self.advisory.reference,
+            accepted=False,
+        )
 
 
 def meet(seen: Seen) -> list[Met]:
@@ -654,10 +659,12 @@ def meet(seen: Seen) -> list[Met]:
     return met
 
 
-def untried(met: Sequence[Met]) -> list[dict[str, Any]]:
+def untried(met: Sequence[Met]) -> tuple[AdvisoryPlan, ...]:
     """Advisories without their remedies."""
-    return [one.as_json(["-"]) for one in met]
+    return tuple(one.as_plan(["-"]) for one in met)
 
 
-def with_remedies(seen: Seen, met: Sequence[Met], trial: remedies.Trial) -> list[dict[str, Any]]:
-    return [one.as_json(remedies.chosen(one.advisory.remedies, seen, one.subject, one.values, trial)) for one in met]
+def with_remedies(seen: Seen, met: Sequence[Met], trial: remedies.Trial) -> tuple[AdvisoryPlan, ...]:
+    return tuple(
+        one.as_plan(remedies.chosen(one.advisory.remedies, seen, one.subject, one.values, trial)) for one in met
+    )

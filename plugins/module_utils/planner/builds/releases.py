@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     backends,
@@ -18,15 +19,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     fast_load,
     options,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Build,
     Catalogue,
     Equipped,
     Facts,
     Host,
-    Patch,
     Release,
     Server,
 )
@@ -36,14 +37,14 @@ def _sha(data: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-def _fast_load_patch(release: Release) -> Patch:
+def _fast_load_patch(release: Release) -> PatchPlan:
     """The collection's patch for a release.
 
     :raises Refusal: it has none, or is compiled already.
     """
     known = fast_load.known(release.protocol, release.mainline)
     if known and release.source in release_request.COMPILED:
-        return Patch(known.path, known.sha256, (fast_load.CHANGED,))
+        return PatchPlan(known.path, known.sha256, (fast_load.CHANGED,))
     cause = (
         f"has source: {release.source}, programs that are compiled already"
         if release.source not in release_request.COMPILED
@@ -63,7 +64,7 @@ def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     """
     request = release_request.request_of(value)
     patches = tuple(
-        Patch(patch["path"], patch["sha256"], tuple(patch["files"])) for patch in request.get("patches", [])
+        PatchPlan(patch["path"], patch["sha256"], tuple(patch["files"])) for patch in request.get("patches", [])
     )
     tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
     tree["fork"] = request.get("fork", capabilities.MAINLINE)
@@ -211,7 +212,7 @@ def _packaged_tree(
 
 
 def _with_id(
-    source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[Patch, ...] = ()
+    source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[PatchPlan, ...] = ()
 ) -> Release:
     """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
 
@@ -237,7 +238,7 @@ def _with_id(
         patches = (*patches, _fast_load_patch(release))
         release = release._replace(patches=patches)
     places = {"path", "url", "protocol", "id"} | ({"repository"} if commit != "unknown" else set())
-    identity = {key: value for key, value in release.as_json().items() if key not in places}
+    identity = {key: value for key, value in typed_json.dump(release.as_plan()).items() if key not in places}
     if patches:
         identity["patches"] = [patch.sha256 for patch in patches]
     return release._replace(id=f"{ref}-{_sha(identity)}")
@@ -274,7 +275,7 @@ def builds(
     catalogue: Catalogue,
     secured: str | None,
     measures: bool = False,
-) -> dict[str, dict[str, Build]]:
+) -> dict[str, dict[str, BuildPlan]]:
     """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
 
     :param wanted: backend → release.
@@ -338,7 +339,9 @@ def _shared_key(kind: _Kind, release: Release) -> str:
     return _sha([kind.kind, release.id, kind.cmake_options])
 
 
-def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue) -> Build:
+def _build(
+    host: Host, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue
+) -> BuildPlan:
     paths: dict[str, str] = {}
     if release.source == "package":
         offered = catalogue.llama[host.facts.distribution.family]["programs"]
@@ -350,7 +353,7 @@ def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: lis
             )
         paths = {target: offered[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
-    return Build(
+    return BuildPlan(
         id=f"{release.ref}-{backend}-{identity}",
         release=release.id,
         backend=backend,

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     device_rates,
     options,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Accelerator,
@@ -35,7 +36,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Measured,
     Neighbour,
     Packaged,
-    Port,
     Server,
     Thunderbolt,
     Tuning,
@@ -603,7 +603,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         neighbours=tuple(
             Neighbour(
                 entry["cluster"],
-                tuple(Port(port["service"], port["address"], port["port"]) for port in entry["ports"]),
+                tuple(PortPlan(port["service"], port["address"], port["port"]) for port in entry["ports"]),
                 dict(entry["memory_mib"]),
             )
             for entry in given.get("neighbours") or ()

@@ -14,9 +14,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
-    KnownAnswer,
     ModelRequest,
     ModelSource,
 )
@@ -51,7 +51,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     own = {kind: variables[f"llama_model_{kind}"] for kind in (*KINDS, "checksum")}
     return ModelRequest(
         source=None if size is not None else _source(download_record.MODEL, "llama_model_", own),
-        known_answer=None if size is None else KnownAnswer(size["layers"], size["width"], size["type"]),
+        known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
         summary=variables["llama_model_gguf_summary"],
         mmproj=_further(download_record.MMPROJ, variables["llama_model_mmproj"]),
         draft=_further(download_record.DRAFT, variables["llama_model_draft"]),

@@ -13,7 +13,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    names,
+    service_managers,
+    typed_json,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -23,10 +28,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     split_files,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Facts,
     Model,
-    ModelFile,
     ModelRequest,
     ModelSource,
     Quantisation,
@@ -90,7 +96,7 @@ def _named(source: ModelSource) -> str:
 class Resolved(NamedTuple):
     """What the sources of a model were resolved to."""
 
-    files: tuple[ModelFile, ...]
+    files: tuple[ModelFilePlan, ...]
     records: tuple[Mapping[str, Any], ...]
     source: str
     revision: str | None
@@ -121,7 +127,7 @@ def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Re
     :raises Refusal: the names of its files are not known.
     """
     said = {entry["role"]: entry for entry in report.get("sources") or ()}
-    files: list[ModelFile] = []
+    files: list[ModelFilePlan] = []
     records, fetched = [], []
     for source in request.sources():
         own = [file for file in report.get("files") or () if file["role"] == source.role]
@@ -189,23 +195,26 @@ def scaled(summary: Mapping[str, Any], size: int) -> dict[str, Any]:
     return {**summary, **changed}
 
 
-def as_json(model: Model) -> dict[str, Any]:
+def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
     """What the plan says of the model."""
-    return {
-        "path": model.path,
-        "known_answer": model.known_answer._asdict() if model.known_answer else None,
-        **{key: model.summary[key] for key in ("name", "architecture", "layers")},
-        "source": model.source,
-        "revision": model.revision,
-        "files": [file._asdict() for file in model.files],
-        "records": list(model.records),
-        "fetched_by": model.fetched_by,
-    }
+    return ModelPlan(
+        path=model.path,
+        name=model.summary["name"],
+        architecture=model.summary["architecture"],
+        layers=model.summary["layers"],
+        large_tensor_bytes=tuple(large_tensor_bytes),
+        known_answer=model.known_answer,
+        source=model.source,
+        revision=model.revision,
+        files=model.files,
+        records=tuple(typed_json.parse(DownloadRecordPlan, record) for record in model.records),
+        fetched_by=model.fetched_by,
+    )
 
 
-def _placed(source: ModelSource, file: Mapping[str, Any], where: str) -> ModelFile:
+def _placed(source: ModelSource, file: Mapping[str, Any], where: str) -> ModelFilePlan:
     path = file.get("path") or f"{where}/{download_record.base_name(file['name'])}"
-    return ModelFile(file["name"], path, file.get("url"), file.get("bytes"), file.get("sha256"), source.role)
+    return ModelFilePlan(file["name"], path, file.get("url"), file.get("bytes"), file.get("sha256"), source.role)
 
 
 def _with_names(source: ModelSource) -> str:

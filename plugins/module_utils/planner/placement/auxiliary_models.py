@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
@@ -292,17 +293,20 @@ def sentences(held: Sequence[Further], head: str) -> list[str]:
     ]
 
 
-def as_json(held: Sequence[Further], model: Model, head: str) -> list[dict[str, Any]]:
+def as_plan(held: Sequence[Further], model: Model, head: str) -> tuple[AuxiliaryModelPlan, ...]:
     """What the plan says of them."""
-    return [
-        {
-            "role": one.role,
-            "name": model.further[one.role]["name"],
-            "host": head,
-            "device": one.device.name if one.device else None,
-            **{f"{part}_mib": round(getattr(one, part) / MIB, 2) for part in ("weights", "kv", "compute", "total")},
-            "in_memory_mib": round(one.in_memory / MIB, 2),
-            "assumed": one.role == download_record.MMPROJ,
-        }
+    return tuple(
+        AuxiliaryModelPlan(
+            role=one.role,
+            name=model.further[one.role]["name"],
+            host=head,
+            device=one.device.name if one.device else None,
+            weights_mib=round(one.weights / MIB, 2),
+            kv_mib=round(one.kv / MIB, 2),
+            compute_mib=round(one.compute / MIB, 2),
+            total_mib=round(one.total / MIB, 2),
+            in_memory_mib=round(one.in_memory / MIB, 2),
+            assumed=one.role == download_record.MMPROJ,
+        )
         for one in held
-    ]
+    )

@@ -13,6 +13,13 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    DeviceEstimate,
+    DiskEstimate,
+    Estimate,
+    LinkEstimate,
+    SingleHostEstimate,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     cost_model,
     device_load,
@@ -225,85 +232,72 @@ def generation_of(release: Release, works: Sequence[cost_model.Work]) -> float:
     return _rounded(1000 / cost_model.token_ms(release, works))
 
 
-def of_plan(case: Case, moved: bool) -> dict[str, Any]:
+def of_plan(case: Case, moved: bool) -> Estimate:
     """``estimate`` of the plan.
 
     :param moved: whether tensors are on other devices than their layers.
     """
     works = works_of(case) if case.fits else []
-    estimate: dict[str, Any] = {
-        "generation_tokens_per_s": None,
-        "prompt_tokens_per_s": None,
-        "load_s": None,
-        "limited_by": None,
-        "prompt_limited_by": None,
-        "load_limited_by": None,
-        "rates": None,
-    }
-    if works:
-        speeds = speeds_of(case, works)
-        sources = [work.rate.source for work in works]
-        estimate = {
-            "generation_tokens_per_s": _rounded(speeds.generation),
-            "prompt_tokens_per_s": _rounded(speeds.prompt),
-            "load_s": _rounded(cost_model.load_s(case.release, works)),
-            "limited_by": _limit_of_generation(case.release, works),
-            "prompt_limited_by": _limit_of_prompts(case, works),
-            "load_limited_by": _limit_of_load(case, works),
-            "rates": max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index),
-        }
-    return {
-        **estimate,
-        "disk": {"gb_per_s": cost_model.DISK_GB_PER_S, "measured": False},
-        "devices": [_device(work) for work in works],
-        "best_single_host": _best(case),
-        **_network(case, works, moved),
-    }
-
-
-def _device(work: cost_model.Work) -> dict[str, Any]:
-    return {
-        "device": work.device,
-        "host": work.host,
-        "gb_per_s": work.rate.gb_per_s,
-        "prompt_gflops": work.rate.prompt_gflops,
-        "source": work.rate.source,
-        "ms_per_token": _rounded(cost_model.device_ms(work)),
-    }
-
-
-def _network(case: Case, works: Sequence[cost_model.Work], moved: bool) -> dict[str, Any]:
-    """``network_ms_per_token``, how it was made, and each worker's ``links``."""
+    speeds = speeds_of(case, works) if works else None
+    sources = [work.rate.source for work in works]
     by_buffer = {work.device: work for work in works}
-    links: list[dict[str, Any]] = []
-    total, visits = 0.0, 0
+    links = _links(case, by_buffer)
+    lent = [
+        by_buffer[device.buffer] for device in case.placed.devices if device.endpoint and device.buffer in by_buffer
+    ]
+    visits = sum(work.visits for work in lent)
+    return Estimate(
+        generation_tokens_per_s=_rounded(speeds.generation) if speeds else None,
+        prompt_tokens_per_s=_rounded(speeds.prompt) if speeds else None,
+        load_s=_rounded(cost_model.load_s(case.release, works)) if works else None,
+        limited_by=_limit_of_generation(case.release, works) if works else None,
+        prompt_limited_by=_limit_of_prompts(case, works) if works else None,
+        load_limited_by=_limit_of_load(case, works) if works else None,
+        disk=DiskEstimate(cost_model.DISK_GB_PER_S, False),
+        rates=max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index, default=None),
+        devices=tuple(_device(work) for work in works),
+        best_single_host=_best(case),
+        network_ms_per_token=round(sum(cost_model.link_ms(case.release, work) for work in lent), 3),
+        bound="at least" if moved and links else "about",
+        visits=visits,
+        crossings=2 * cost_model.WAITS[cost_model.keeps_graph(case.release)] * visits,
+        links=links,
+    )
+
+
+def _device(work: cost_model.Work) -> DeviceEstimate:
+    return DeviceEstimate(
+        device=work.device,
+        host=work.host,
+        gb_per_s=work.rate.gb_per_s,
+        prompt_gflops=work.rate.prompt_gflops,
+        source=work.rate.source,
+        ms_per_token=_rounded(cost_model.device_ms(work)),
+    )
+
+
+def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstimate, ...]:
+    """What each worker costs besides computing.
+
+    :param works: buffer → part of the model.
+    """
+    links = []
     for device in case.placed.devices:
-        if not device.endpoint:
-            continue
-        link, work = link_of(device.endpoint, case.places[device.host], case.places), by_buffer.get(device.buffer)
-        cost = cost_model.link_ms(case.release, work) if work else 0.0
-        total, visits = total + cost, visits + (work.visits if work else 0)
-        links.append(
-            {
-                "host": device.host,
-                "endpoint": device.endpoint,
-                "kind": link.kind,
-                "one_way_ms": round(link.round_trip_ms / 2, 4),
-                "gbit_per_s": link.gbit,
-                "measured": link.measured,
-                "ms_per_token": _rounded(cost),
-                **({} if link.visit_ms is None else {"visit_ms": link.visit_ms}),
-            }
-        )
-    bound = "at least" if moved and links else "about"
-    crossings = 2 * cost_model.WAITS[cost_model.keeps_graph(case.release)] * visits
-    return {
-        "network_ms_per_token": round(total, 3),
-        "bound": bound,
-        "visits": visits,
-        "crossings": crossings,
-        "links": links,
-    }
+        if device.endpoint:
+            link, work = link_of(device.endpoint, case.places[device.host], case.places), works.get(device.buffer)
+            links.append(
+                LinkEstimate(
+                    host=device.host,
+                    endpoint=device.endpoint,
+                    kind=link.kind,
+                    one_way_ms=round(link.round_trip_ms / 2, 4),
+                    gbit_per_s=link.gbit,
+                    measured=link.measured,
+                    ms_per_token=_rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
+                    visit_ms=link.visit_ms,
+                )
+            )
+    return tuple(links)
 
 
 class Alone(NamedTuple):
@@ -314,7 +308,7 @@ class Alone(NamedTuple):
     """``llama_server_gpu_layers`` with which it is; None where all units are on its devices."""
 
 
-def _best(case: Case) -> dict[str, Any]:
+def _best(case: Case) -> SingleHostEstimate:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
     needs = _needs(case)
     alone = {name: _alone(case, host, needs) for name, host in case.hosts.items()}
@@ -322,13 +316,13 @@ def _best(case: Case) -> dict[str, Any]:
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
     name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
     best = fitting.get(name)
-    return {
-        "host": name,
-        "fits": bool(best),
-        "gpu_layers": best.gpu_layers if best else None,
-        "generation_tokens_per_s": _rounded(best.speeds.generation) if best else None,
-        "prompt_tokens_per_s": _rounded(best.speeds.prompt) if best else None,
-    }
+    return SingleHostEstimate(
+        host=name,
+        fits=bool(best),
+        gpu_layers=best.gpu_layers if best else None,
+        generation_tokens_per_s=_rounded(best.speeds.generation) if best else None,
+        prompt_tokens_per_s=_rounded(best.speeds.prompt) if best else None,
+    )
 
 
 class Needs(NamedTuple):

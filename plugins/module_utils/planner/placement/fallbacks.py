@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import NoFallback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 
@@ -31,10 +32,9 @@ class Fallback(NamedTuple):
     reason: str = ""
     """Why there is no fallback."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_plan(self) -> NoFallback:
         """What the plan says of a loss after which nothing is served."""
-        endpoint = self.loss.workers[0].endpoint
-        return {"without": self.loss.name, "endpoint": endpoint, "missing_mib": self.missing_mib, "reason": self.reason}
+        return NoFallback(self.loss.name, self.loss.workers[0].endpoint, self.missing_mib, self.reason)
 
 
 def losses(case: layout.Case, placed: device_load.Placed) -> Iterator[Loss]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
@@ -391,35 +392,41 @@ def _over_on_devices(over: Sequence[tuple[Device, int]], asked: bool) -> list[st
     ]
 
 
-def as_json(placed: device_load.Placed, as_planned: bool, load_mode: str | None) -> list[dict[str, Any]]:
+def as_plan(
+    placed: device_load.Placed, as_planned: bool, load_mode: str | None, without: Sequence[str]
+) -> tuple[DevicePlacement, ...]:
     """What the plan says of each device.
 
     :param as_planned: whether nothing that the operator adds changes what devices hold.
     :param load_mode: ``llama_server_load_mode``.
+    :param without: what llama-server loads too and is not counted.
     """
     load = placed.load
     entries = []
     for device, share, why in zip(placed.devices, placed.shares(), placed.why):
         beside = auxiliary_models.on_device(placed.further, device)
-        sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute, "further": beside}
-        sizes["total"] = sum(sizes.values())
         mapped = (
             backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
         )
         unknown = device.worker is not None and device.worker.external
         exact = {"weights_mib": load.weights_exact and not mapped and not unknown, "kv_mib": load.kv_exact}
         entries.append(
-            {
-                "device": device.buffer,
-                "host": device.host,
-                "worker": device.worker.name if device.worker else None,
-                "endpoint": device.endpoint,
-                "layers": share.layers,
-                "output": share.output,
-                **{f"{kind}_mib": round(size / MIB, 2) for kind, size in sizes.items()},
-                "capacity_mib": device.capacity_mib,
-                "reason": why,
-                "exact": [size for size, sure in exact.items() if sure and as_planned and not beside],
-            }
+            DevicePlacement(
+                device=device.buffer,
+                host=device.host,
+                worker=device.worker.name if device.worker else None,
+                endpoint=device.endpoint,
+                layers=share.layers,
+                output=share.output,
+                weights_mib=round(share.weights / MIB, 2),
+                kv_mib=round(share.kv / MIB, 2),
+                compute_mib=round(load.compute / MIB, 2),
+                further_mib=round(beside / MIB, 2),
+                total_mib=round((share.weights + share.kv + load.compute + beside) / MIB, 2),
+                capacity_mib=device.capacity_mib,
+                reason=why,
+                exact=tuple(size for size, sure in exact.items() if sure and as_planned and not beside),
+                without=tuple(without),
+            )
         )
-    return entries
+    return tuple(entries)

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
     MOST_MIB,
@@ -21,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
     STAGING_DISTANCE,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Build,
     Endpoint,
     Host,
     Release,
@@ -418,7 +418,7 @@ def with_one_visible_device(worker: Worker, release: Release, devices: int) -> W
     return worker._replace(alone=variable in worker.environment)
 
 
-def argv_of(worker: Worker, build: Build, release: Release, folder: str) -> list[str]:
+def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
     """:param folder: where releases are installed."""
     flags, program = release.capabilities["worker_flags"], release.capabilities["worker_binary"]
     device = options.render_worker("worker-device", worker.device, flags)

@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values with types as JSON and back: a NamedTuple is an object, a tuple an array. The types hold the limits that untrusted JSON is checked against.
+"""Values with types as JSON and back: a NamedTuple is an object, a tuple an array. The types hold the limits that untrusted JSON is checked against:
+``Annotated`` with a Text, a Number, or a tuple of the texts that may be.
 
 Hosts evaluate the types of a record with Python 3.9, so a module that defines one writes ``Optional[int]``, and has no ``from __future__ import annotations``.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Optional, TypeVar, Union
+from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
     Each,
@@ -80,7 +81,7 @@ def is_record(bare: Any) -> bool:
     return isinstance(bare, type) and issubclass(bare, tuple) and hasattr(bare, "_fields")
 
 
-def from_json(record: type[T], data: Mapping[str, Any]) -> T:
+def parse(record: type[T], data: Mapping[str, Any]) -> T:
     """The record that JSON describes. Further names are left out.
 
     :param data: of this form: whoever does not know that asks ``problem`` first.
@@ -123,19 +124,19 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     return lambda data: data
 
 
-def as_json(value: Any) -> Any:
+def dump(value: Any) -> Any:
     """A record, or whatever holds some, as JSON."""
     if is_record(type(value)):
         record: Any = type(value)
         return {
-            field.name: as_json(part)
+            field.name: dump(part)
             for field, part in zip(fields(record), value)
             if not field.absent or part != field.default
         }
     if isinstance(value, (tuple, list)):
-        return [as_json(part) for part in value]
+        return [dump(part) for part in value]
     if isinstance(value, Mapping):
-        return {name: as_json(part) for name, part in value.items()}
+        return {name: dump(part) for name, part in value.items()}
     return value
 
 
@@ -148,7 +149,7 @@ def problem(where: str, data: Any, record: type) -> Problem | None:
 def shape(hint: Any) -> Any:
     """What ``validation.mismatch`` compares JSON of this type with."""
     bare, notes = unwrap(hint)
-    limits = next((note for note in notes if isinstance(note, (Text, Number))), None)
+    limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
     origin = typing.get_origin(bare)
     if is_record(bare):
         return {field.name: _field_shape(field) for field in fields(bare)}
@@ -158,9 +159,6 @@ def shape(hint: Any) -> Any:
         return [shape(inner(bare))]
     if origin in (dict, Mapping):
         return Each(shape(inner(bare)))
-    if origin is Literal:
-        values = typing.get_args(bare)
-        return values if isinstance(values[0], str) else Number(min(values), max(values))
     return limits or _SHAPES[bare]
 
 

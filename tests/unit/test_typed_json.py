@@ -1,10 +1,10 @@
 """Records as JSON and back, the shape that untrusted JSON is compared with, and that a plan's types hold every plan."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
 
@@ -14,15 +14,15 @@ class Part(NamedTuple):
 
 
 class Whole(NamedTuple):
-    schema: Literal[1]
-    kind: Literal["one", "other"]
+    schema: Annotated[int, Number(1, 1)]
+    kind: Annotated[str, ("one", "other")]
     parts: tuple[Part, ...]
     by_name: Mapping[str, Part]
     port: Annotated[int, Number(1, 9)]
     rest: Any
     ratio: float
-    note: records.Absent[str] = None
-    more: Annotated[tuple[str, ...], records.ABSENT] = ()
+    note: typed_json.Absent[str] = None
+    more: Annotated[tuple[str, ...], typed_json.ABSENT] = ()
 
 
 JSON = {
@@ -37,19 +37,19 @@ JSON = {
 
 
 def test_a_record_comes_back_from_its_json():
-    whole = records.from_json(Whole, JSON)
+    whole = typed_json.parse(Whole, JSON)
     assert whole.parts[0] == Part("a", None)
     assert whole.by_name["x"].size == 2
     assert whole.note is None
-    assert records.as_json(whole) == JSON
-    assert records.as_json(whole._replace(note="n", more=("m",))) == {**JSON, "note": "n", "more": ["m"]}
+    assert typed_json.dump(whole) == JSON
+    assert typed_json.dump(whole._replace(note="n", more=("m",))) == {**JSON, "note": "n", "more": ["m"]}
 
 
 def test_further_names_are_left_out_and_a_missing_one_is_an_error():
-    assert records.from_json(Part, {"name": "a", "size": 1, "further": 2}) == Part("a", 1)
-    assert records.from_json(Part, {"name": "a"}) == Part("a", None)
+    assert typed_json.parse(Part, {"name": "a", "size": 1, "further": 2}) == Part("a", 1)
+    assert typed_json.parse(Part, {"name": "a"}) == Part("a", None)
     with pytest.raises(KeyError, match="name"):
-        records.from_json(Part, {"size": 1})
+        typed_json.parse(Part, {"size": 1})
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_further_names_are_left_out_and_a_missing_one_is_an_error():
     ],
 )
 def test_json_of_another_form_is_found(change, where):
-    problem = records.problem("it", {**JSON, **change}, Whole)
+    problem = typed_json.problem("it", {**JSON, **change}, Whole)
     assert (problem.where if problem else None) == where

@@ -1,0 +1,154 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a plan needs to be applied: the files and definitions that each host gets, and the plan's id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    FetchedModelPlan,
+    FilePlan,
+    FolderPlan,
+    HostPlan,
+    ServicePlan,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+
+Define = Callable[[HostPlan, ServicePlan], str]
+"""Writes the definition of a service.
+
+:raises Refusal: the service manager cannot express a word of it.
+"""
+
+
+class RuntimeFile(NamedTuple):
+    """A file of the launcher."""
+
+    name: str
+    content: bytes
+    source: str
+    """Path on the controller."""
+
+
+def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: Mapping[str, Any]) -> Plan:
+    """The plan with files, definitions and its id.
+
+    :param runtime: the launcher's files.
+    :param facts: host → what is left on the head for a run in which the host does not answer.
+    :raises Refusal: a service manager cannot express a word of a service.
+    """
+    hosts = {name: _complete_host(plan, name, runtime, define) for name in plan.hosts}
+    head = hosts[plan.head.host]
+    files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
+    hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan.model))
+    plan = plan._replace(hosts=hosts)
+    return plan if plan.staging else _identify(plan)
+
+
+def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define: Define) -> HostPlan:
+    host = plan.hosts[name]
+    files = [_file(f"{host.prefix}/{names.CLUSTER_RECORD}", neighbours.record(plan, name).encode())]
+    if host.runtime:
+        folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
+        host = host._replace(folders=(*host.folders, folder))
+        files += [_file(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime]
+    services = []
+    for service in host.services:
+        try:
+            services.append(service._replace(definition=define(host, service)))
+        except Refusal as refusal:
+            raise Refusal(f"{service.name} on {name}: {refusal}") from None
+    return host._replace(files=tuple(files), services=tuple(services))
+
+
+def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
+    """Fallbacks for its launcher, the known-answer model, and the facts of all hosts."""
+    files = []
+    if plan.head.fallback_after is not None:
+        files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
+    if plan.model.known_answer:
+        size = known_answer.file_bytes(*plan.model.known_answer)
+        files.append(FilePlan(plan.model.path, size, record=known_answer.record_of(plan.model.path)))
+    text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+    return [*files, _file(f"{prefix}/{names.KEPT_FACTS}", text.encode())]
+
+
+def _fallbacks(plan: Plan) -> str:
+    """What the launcher of the head reads of the fallbacks, as JSON."""
+    entries = [
+        {
+            "name": fallback.without,
+            "without": fallback.endpoint,
+            "workers": list(fallback.workers),
+            "argv": list(fallback.head.argv),
+        }
+        for fallback in plan.fallbacks
+    ]
+    return json.dumps(entries, indent=1) + "\n"
+
+
+def _fetched(model: ModelPlan) -> FetchedModelPlan | None:
+    """What the head fetches; None where that is nothing, or nobody knows yet how large it is."""
+    files = tuple(file for file in model.files if file.url)
+    if not files or any(file.bytes is None for file in files):
+        return None
+    return FetchedModelPlan(files, model.records)
+
+
+def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
+    """A file that the run writes: from a file of the controller, or as text."""
+    return FilePlan(
+        path=path,
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        mode="0644",
+        source=source,
+        content=None if source else content.decode(),
+    )
+
+
+def _identify(plan: Plan) -> Plan:
+    """The plan and each host's part with the id under which hosts keep it."""
+    identity = identity_of(plan)
+    return plan._replace(id=identity, hosts={name: host._replace(id=identity) for name, host in plan.hosts.items()})
+
+
+def identity_of(plan: Plan) -> str:
+    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor where files come from or lie on the
+    controller, nor how long a run waits and how many releases it keeps."""
+    model = _without_urls(plan.model)
+    hosts = {
+        name: host._replace(
+            keep_releases=1,
+            files=tuple(
+                file._replace(source=None, content=None)
+                for file in host.files
+                if not file.path.endswith("/" + names.KEPT_FACTS)
+            ),
+            model=_without_urls(host.model) if host.model else None,
+        )
+        for name, host in plan.hosts.items()
+    }
+    parts = (
+        plan.cluster,
+        plan.release,
+        plan.releases,
+        model,
+        plan.external_workers,
+        plan.head._replace(start_timeout=0),
+    )
+    text = json.dumps(typed_json.dump((*parts, hosts)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_urls(model: Any) -> Any:
+    return model._replace(files=tuple(file._replace(url=None) for file in model.files))
