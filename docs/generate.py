@@ -1,20 +1,32 @@
-"""Writes docs/variables.md from the roles' argument specifications, the tables of docs/plan.md from plan.schema.json and the advisories,
+"""Writes docs/variables.md from the roles' argument specifications, docs/*.schema.json from the types, the table of docs/plan.md from the advisories,
 and the values of options in the tables of inventories/*/README.md from the plans of these inventories: make docs."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import subprocess
 import sys
 import tempfile
+import typing
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
+LINE = 160
+"""Characters of a line of JSON."""
+SCHEMAS = {"plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused)}
+"""Name of a schema in docs → its title, and the types whose JSON it describes."""
 ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark"]
 
 INTRODUCTION = """# Variables
@@ -77,24 +89,87 @@ def page() -> str:
     return "".join(parts)
 
 
-def keys(properties: dict, definitions: dict, prefix: str = "") -> list[str]:
-    """A row for each key of the plan, those inside of it after it; of a definition that is used more than once the first time alone."""
-    found = []
-    for name, option in properties.items():
-        inner = definitions.pop(option["$ref"].split("/")[-1], {}) if "$ref" in option else option
-        found.append(f"| `{prefix}{name}` | {option['description']} |")
-        beneath, path = inner, f"{prefix}{name}."
-        if "items" in inner:
-            beneath, path = inner["items"], f"{prefix}{name}[]."
-        elif isinstance(inner.get("additionalProperties"), dict):
-            beneath, path = inner["additionalProperties"], f"{prefix}{name}.NAME."
-        found += keys(beneath.get("properties", {}), definitions, path)
-    return found
+def descriptions(record: type) -> dict[str, str]:
+    """Field of a record → the text below it in its module."""
+    (definition,) = ast.parse(inspect.getsource(record)).body
+    texts, name = {}, ""
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign):
+            name = node.target.id
+        elif name and isinstance(node, ast.Expr):
+            texts[name] = inspect.cleandoc(node.value.value).replace("\n", " ")
+    return texts
 
 
-def plan_keys() -> str:
-    schema = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
-    return "| key | meaning |\n|---|---|\n" + "\n".join(keys(schema["properties"], dict(schema["$defs"]))) + "\n"
+def schema(title: str, *records: type) -> str:
+    """The JSON Schema of what has the form of one of these records."""
+    definitions: dict[str, dict] = {}
+    forms = [described_type(record, definitions) for record in records]
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    whole.update(forms[0] if len(forms) == 1 else {"anyOf": forms})
+    return printed({**whole, "$defs": dict(sorted(definitions.items()))}) + "\n"
+
+
+def described_type(hint: object, definitions: dict[str, dict]) -> dict:
+    """The JSON Schema of a type. Records go to the definitions."""
+    bare, notes = typed_json.unwrap(hint)
+    limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
+    if typed_json.is_record(bare):
+        if bare.__name__ not in definitions:
+            definitions[bare.__name__] = {}
+            definitions[bare.__name__] = described_record(bare, definitions)
+        return {"$ref": f"#/$defs/{bare.__name__}"}
+    if typed_json.is_optional(bare):
+        inner = described_type(
+            (limits and Annotated[typed_json.inner(bare), limits]) or typed_json.inner(bare), definitions
+        )
+        return {"anyOf": [inner, {"type": "null"}]}
+    origin = typing.get_origin(bare)
+    if origin is tuple:
+        return {"type": "array", "items": described_type(typed_json.inner(bare), definitions)}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": described_type(typed_json.inner(bare), definitions)}
+    if type(limits) is tuple:
+        return {"enum": list(limits)}
+    if isinstance(limits, Number) and limits.least == limits.most:
+        return {"const": limits.least}
+    kind = {str: "string", int: "integer", float: "number", bool: "boolean"}.get(bare)
+    described: dict = {"type": kind} if kind else {}
+    if isinstance(limits, Text) and limits.expression not in (".*", "(?s).*"):
+        described["pattern"] = f"^{limits.expression}$"
+    if isinstance(limits, Number):
+        described["minimum"] = limits.least
+        described.update({"maximum": limits.most} if limits.most < LARGEST else {})
+    return described
+
+
+def described_record(record: type, definitions: dict[str, dict]) -> dict:
+    texts, properties = descriptions(record), {}
+    for field in typed_json.fields(record):
+        bare, _notes = typed_json.unwrap(field.type)
+        hint = typed_json.inner(bare) if field.absent and typed_json.is_optional(bare) else field.type
+        properties[field.name] = {"description": texts[field.name], **described_type(hint, definitions)}
+    return {
+        "description": record.__doc__,
+        "type": "object",
+        "additionalProperties": False,
+        "required": [field.name for field in typed_json.fields(record) if not field.absent],
+        "properties": properties,
+    }
+
+
+def printed(value: object, indent: int = 0) -> str:
+    """JSON in which whatever fits on a line is on one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(line) + indent <= LINE or not isinstance(value, (dict, list)):
+        return line
+    pairs = value.items() if isinstance(value, dict) else [(None, entry) for entry in value]
+    parts = [
+        f"{' ' * (indent + 1)}{'' if key is None else json.dumps(key) + ': '}{printed(entry, indent + 1)}"
+        for key, entry in pairs
+    ]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return opening + "\n" + ",\n".join(parts) + "\n" + " " * indent + closing
 
 
 def advisories_table() -> str:
@@ -114,12 +189,10 @@ def advisories_table() -> str:
 
 
 def plan_page(text: str) -> str:
-    """docs/plan.md with its generated tables brought up to date."""
-    for name, table in (("keys", plan_keys()), ("advisories", advisories_table())):
-        mark = f"<!-- {name}: written by docs/generate.py -->\n"
-        before, _old, after = text.split(mark)
-        text = f"{before}{mark}{table}{mark}{after}"
-    return text
+    """docs/plan.md with its generated table brought up to date."""
+    mark = "<!-- advisories: written by docs/generate.py -->\n"
+    before, _old, after = text.split(mark)
+    return f"{before}{mark}{advisories_table()}{mark}{after}"
 
 
 def planned_cell(cell: str, argv: list[str]) -> str:
@@ -161,6 +234,8 @@ def plan_of(inventory_folder: Path) -> dict:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "variables.md").write_text(page())
+    for name, described in SCHEMAS.items():
+        (ROOT / "docs" / f"{name}.schema.json").write_text(schema(*described))
     plan = ROOT / "docs" / "plan.md"
     plan.write_text(plan_page(plan.read_text()))
     for readme in sorted(ROOT.glob("inventories/*/README.md")):

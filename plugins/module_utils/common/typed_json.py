@@ -159,7 +159,7 @@ def shape(hint: Any) -> Any:
         return [shape(inner(bare))]
     if origin in (dict, Mapping):
         return Each(shape(inner(bare)))
-    return limits or _SHAPES[bare]
+    return bool if bare is bool else limits or _SHAPES[bare]
 
 
 _SHAPES: dict[Any, Any] = {str: LINE, int: Number(), float: Number(real=True), bool: bool, Any: Any}

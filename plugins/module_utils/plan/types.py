@@ -468,9 +468,9 @@ class Refused(NamedTuple):
     """1"""
     cluster: str
     """name of the group"""
-    refused: bool
+    refused: Annotated[bool, (True,)]
     """true"""
-    fits: bool
+    fits: Annotated[bool, (False,)]
     """false"""
     reasons: tuple[str, ...]
     """one sentence each, with variable, value and remedy"""
