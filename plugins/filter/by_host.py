@@ -1,0 +1,59 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Gathers the values of one variable from many hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+DOCUMENTATION = r"""
+name: by_host
+short_description: Gathers the values of one variable from many hosts
+description:
+  - Returns a mapping of each host's name to the value that a variable has on that host, or to an empty mapping where it is not defined.
+  - What a task registers is defined on all hosts that ran or skipped the task.
+positional: hostvars, variable
+options:
+  _input:
+    description: Names of the hosts, like V(ansible_play_hosts_all).
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of all hosts, V(hostvars).
+    type: dict
+    required: true
+  variable:
+    description: Name of the variable.
+    type: str
+    required: true
+author: the llamacpp.cluster contributors
+"""
+
+EXAMPLES = r"""
+- name: Find out what the host has
+  llamacpp.cluster.host_info:
+  register: result
+
+- name: Plan
+  llamacpp.cluster.plan:
+    facts: "{{ ansible_play_hosts_all | llamacpp.cluster.by_host(hostvars, 'result') }}"
+  run_once: true
+"""
+
+RETURN = r"""
+_value:
+  description: Each host's name, and the value of the variable there.
+  type: dict
+"""
+
+
+def by_host(hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]], variable: str) -> dict[str, Any]:
+    return {name: hostvars[name].get(variable, {}) for name in hosts}
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"by_host": by_host}
