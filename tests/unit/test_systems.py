@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import CATALOGUE, make, refused
 
@@ -58,23 +59,46 @@ def parsed(source):
     return loader, InventoryManager(loader, sources=[str(FOLDER / source)])
 
 
-def plan_of(source, **extra):
-    """The plan of an inventory, a folder of inventories/ or the path of a file, with extra variables."""
+def variables_of(source, extra):
+    """What a task sees of an inventory, a folder of inventories/ or the path of a file, with extra variables."""
     loader, manager = (parsed if (FOLDER / source).is_relative_to(FOLDER) else parsed.__wrapped__)(source)
     variables = VariableManager(loader, manager)
     variables._extra_vars = extra
-    told = {
+    return {
         **variables.get_vars(),
         "groups": manager.get_groups_dict(),
         "hostvars": HostVars(manager, variables, loader),
         "inventory_dir": str(FOLDER / source),
     }
+
+
+def plan_of(source, **extra):
+    """The plan of an inventory with extra variables."""
+    told = variables_of(source, extra)
     cluster, hosts = inventory.hosts(told)
     try:
         read = action.ActionModule._look_up_releases(None, entry.read(cluster, hosts), CATALOGUE, told)
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"llama_model_path": "/models/x.gguf"},
+        {"llama_model_huggingface": {"repo": "ggml-org/gpt-oss-20b-GGUF"}},
+        {"llama_model_url": ["https://example.org/x.gguf"]},
+        {"llama_model_ollama": "gpt-oss:20b"},
+        {"llama_model_copy": "x.gguf"},
+        {},
+    ],
+)
+def test_a_model_that_is_named_for_the_demo_takes_the_place_of_the_known_answer(extra):
+    _cluster, hosts = inventory.hosts(variables_of("local", extra))
+    request = model_inputs.request_of(hosts["localhost"]["variables"])
+    assert (request.known_answer is None) == bool(extra)
+    assert [request.source.variable] == [*extra] if extra else request.source is None
 
 
 FORK = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
