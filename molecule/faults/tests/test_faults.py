@@ -36,16 +36,18 @@ def answers_again():
     )
 
 
-def command(*arguments, cache=None, **variables):
+def command(*arguments, cache=None, playbook="site", **variables):
     paths = {f"llama_{name}_path": "/dev/null" for name in ("plan", "verify")}
     before = ["env", f"XDG_CACHE_HOME={cache}"] if cache else []
-    playbook = f"{INVENTORY.parents[3]}/playbooks/site.yml"
+    path = f"{INVENTORY.parents[3]}/playbooks/{playbook}.yml"
     given = f"--extra-vars={json.dumps({**paths, **variables})}"
-    return [*before, "ansible-playbook", playbook, f"--inventory={INVENTORY}", given, *arguments]
+    return [*before, "ansible-playbook", path, f"--inventory={INVENTORY}", given, *arguments]
 
 
-def run(*arguments, **variables):
-    return subprocess.run(command(*arguments, **variables), capture_output=True, text=True, check=False)
+def run(*arguments, playbook="site", **variables):
+    return subprocess.run(
+        command(*arguments, playbook=playbook, **variables), capture_output=True, text=True, check=False
+    )
 
 
 def converges(**variables):
@@ -219,4 +221,50 @@ def test_what_answers_at_a_worker_s_port_is_checked(reply):
         assert state in ("active", "activating"), state
     finally:
         worker.check_output("systemctl stop nonsense")
+    converges()
+
+
+FOREIGN = f"""
+mkdir -p {PREFIX}/venv/bin {PREFIX}/models/.hidden {PREFIX}/releases/b1 {PREFIX}/plans
+echo theirs | tee {PREFIX}/venv/bin/python {PREFIX}/models/.hidden/model {PREFIX}/releases/b1/file {PREFIX}/plans/x.json > {PREFIX}/notes
+chown -R nobody {PREFIX}/venv {PREFIX}/models
+printf '[Service]\\nExecStart=/bin/sleep infinity\\n' | tee /etc/systemd/system/{SERVER}.service > /etc/systemd/system/{WORKER}.service
+systemctl daemon-reload
+systemctl start {SERVER} {WORKER}
+nft 'add table inet llamacpp; add chain inet llamacpp input; add rule inet llamacpp input tcp dport 4242 accept'
+"""
+"""Somebody else's, under each name that an installation uses."""
+STATE = f"""
+find {PREFIX} /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service -printf '%p %y %u %m %s %T@\\n' | sort
+find {PREFIX} -type f -exec sha256sum {{}} +
+systemctl show --property=MainPID {SERVER} {WORKER}
+nft list table inet llamacpp
+"""
+AWAY = f"""
+systemctl stop {SERVER} {WORKER}
+rm -r /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service {PREFIX}/*
+systemctl daemon-reload
+nft delete table inet llamacpp
+"""
+
+
+def test_what_others_have_under_the_names_of_an_installation_stays():
+    assert run(playbook="teardown").returncode == 0
+    hosts = [on(name) for name in ("head", "worker1", "worker2")]
+    for host in hosts:
+        host.check_output(FOREIGN)
+    before = [host.check_output(STATE) for host in hosts]
+    try:
+        refused = run()
+        assert refused.returncode != 0
+        assert "This host has " in refused.stdout + refused.stderr
+        torn = run(playbook="teardown")
+        said = torn.stdout + torn.stderr
+        assert torn.returncode == 0, said[-5000:]
+        for left in (PREFIX, f"/etc/systemd/system/{SERVER}.service", f"{WORKER}.service", "inet llamacpp"):
+            assert left in said, said[-5000:]
+        assert [host.check_output(STATE) for host in hosts] == before
+    finally:
+        for host in hosts:
+            host.check_output(AWAY)
     converges()
