@@ -15,13 +15,15 @@ CACHED := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/b
 PYTEST_UNIT = $(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal \
   -p no:anyio -p no:pytest11.testinfra tests/unit
 SANITY := $(VENV)/sanity
+# What make lint looks at with newer tools, ruff and ansible-lint.
+LINTED := pep8 pylint yamllint
 ARGS ?=
 TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
 FUZZ_EXAMPLES ?= 100000
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit fuzz unit-long check integration molecule test test-full
+.PHONY: help venv dev demo down plan build docs lint sanity unit unit-long unit-and-long unit-full fuzz check integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,15 +77,18 @@ sanity: dev ## Run ansible-test sanity
 	@echo 'import ensurepip; ensurepip.bootstrap(default_pip=True)' > $(SANITY)/.ansible/test/cache/get_pip_24_2.py
 	@cd $(SANITY)/ansible_collections/llamacpp/cluster && git init -q && git add -A && \
 	  export PIP_CONFIG_FILE=$${PIP_CONFIG_FILE:-$$HOME/.config/pip/pip.conf} HOME=$(CURDIR)/$(SANITY) PATH=$(BIN):$$PATH PIP_QUIET=1 && \
-	  ansible-test sanity --python $$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
+	  ansible-test sanity $(addprefix --skip-test ,$(LINTED)) --python $$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
 	  $(if $(OLDEST),PATH=$(BIN):$(dir $(OLDEST)):$$PATH ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests but those of unit-long
 	@$(PYTEST_UNIT) -m "not fuzz and not faults and not programs"
 
-unit-long: dev ## Run the tests that wait for programs, the fuzzers for seconds each, and let each change that a run makes fail once
-	@$(PYTEST_UNIT) -m "fuzz or faults or programs"
+unit-long: dev ## Run the unit tests that start programs or wait for something
+	@$(PYTEST_UNIT) -m programs
+
+unit-full: dev ## Run the fuzzers for seconds each, and let each change that a run makes fail once
+	@$(PYTEST_UNIT) -m "fuzz or faults"
 
 fuzz: dev ## Run the fuzzers with FUZZ_EXAMPLES inputs each; ARGS goes to pytest, as in ARGS='-k header'
 	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --timeout 0 --numprocesses auto --maxprocesses 8 -m fuzz $(ARGS) tests/unit
@@ -94,14 +99,18 @@ integration: dev ## Run the playbooks on real llama.cpp
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-check: dev ## Run lint, sanity, unit and unit-long, three at a time
-	@$(MAKE) --no-print-directory --jobs=3 sanity unit lint unit-long
+check: dev ## Run lint, sanity and the unit tests, two at a time
+	@$(MAKE) --no-print-directory --jobs=2 unit-and-long lint sanity
+
+unit-and-long: dev
+	@$(PYTEST_UNIT) -m "not fuzz and not faults"
 
 test: check integration ## Run all tests; the scenario default as root only
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
 	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 
-test-full: test ## Run all tests, those that compile more, the other scenarios, and the benchmarks
+test-full: test ## Run all tests: fuzzers, injected faults, those that compile more, all scenarios, and the benchmarks
+	@$(MAKE) --no-print-directory unit-full
 	@$(MAKE) --no-print-directory integration TESTS=slow
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=generations ACTION=test
