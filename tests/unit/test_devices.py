@@ -236,7 +236,7 @@ def test_releases_are_alike_by_source_patches_and_protocol(one, other, same):
 def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch):
     machine = Machine(name, tmp_path).settle(monkeypatch)
     facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
-    assert same_device.twins(facts) == expected
+    assert same_device.canonical_device_names(facts) == expected
     assert len(same_device.devices(facts)) == len(set(expected.values()))
 
 
@@ -253,7 +253,7 @@ def test_declared_devices_that_are_one_and_the_same(one, other, same):
     declared = {"name": "declared", "architecture": "", "unified": False}
     accelerators = [{**declared, **one, "backend": "hip"}, {**declared, **other, "backend": "vulkan"}]
     facts = entry.facts_of({**FACTS, "accelerators": accelerators})
-    assert (same_device.twins(facts)["Vulkan0"] == "ROCm0") is same
+    assert (same_device.canonical_device_names(facts)["Vulkan0"] == "ROCm0") is same
 
 
 # What a refusal says of memory that is not offered

@@ -118,7 +118,7 @@ def memories(
     :param own: of memory_of.
     :param theirs: names of the devices of another cluster.
     """
-    same, known = same_device.twins(facts), dict(same_device.named(facts))
+    same, known = same_device.canonical_device_names(facts), dict(same_device.named_accelerators(facts))
     usable = {backends.CPU.device: workers.usable_mib(facts.memory_mib)}
     found: dict[str, list[str]] = {}
     for device in sorted({*own, *theirs}):

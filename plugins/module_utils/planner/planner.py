@@ -589,7 +589,7 @@ def _serving(
             entry.workers,
             (backend, *entry.backends),
             fitting,
-            same_device.twins(entry.host.facts),
+            same_device.canonical_device_names(entry.host.facts),
             driven.get(name, ()),
         )
     ]

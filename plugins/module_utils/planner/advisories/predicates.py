@@ -224,12 +224,12 @@ def unsized_devices(seen: Seen) -> Cases:
     """Accelerators of the head that its llama-server would drive, if their memory were known."""
     head = seen.plan.head.host
     facts, planned = seen.cluster.places[head].facts, seen.plan.hosts[head]
-    same = same_device.twins(facts)
+    same = same_device.canonical_device_names(facts)
     taken = {same[worker.device] for worker in planned.workers if worker.device in same}
     serving = [build.backend for build in planned.builds if "llama-server" in build.targets]
     return [
         (head, {"where": f"{accelerator.name} ({name}) of {head}"})
-        for name, accelerator in same_device.named(facts)
+        for name, accelerator in same_device.named_accelerators(facts)
         if not accelerator.memory_mib and accelerator.backend in serving and same[name] not in taken
     ]
 

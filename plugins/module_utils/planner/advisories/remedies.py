@@ -8,6 +8,7 @@ A change takes the cluster as the inventory and the facts describe it, and retur
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -84,6 +85,16 @@ def _is_met(plan: Plan, subject: Subject) -> bool:
     return any(not subject.hosts or not entry.hosts or set(subject.hosts) & set(entry.hosts) for entry in met)
 
 
+class Effect(enum.IntEnum):
+    """What a way does to the advisory that it is for."""
+
+    NONE = 0
+    LIFTS = 1
+    """The advisory is gone, whatever else is in the way."""
+    HELPS = 2
+    """The advisory is gone, the model fits and nothing new refuses the plan."""
+
+
 class Trial(NamedTuple):
     """Tries changes on a cluster whose plan needs remedies."""
 
@@ -92,20 +103,16 @@ class Trial(NamedTuple):
     """Of the cluster as it is, with advisories."""
     attempt: Attempt
 
-    def _after(self, way: Way) -> Iterator[Plan | None]:
-        return (self.attempt(change(self.cluster)) for change in way.changes)
-
-    def lifts(self, way: Way, subject: Subject) -> bool:
-        """Whether the advisory is gone, whatever else is in the way."""
-        return all(plan is not None and not _is_met(plan, subject) for plan in self._after(way))
-
-    def helps(self, way: Way, subject: Subject) -> bool:
-        """Whether the advisory is gone, the model fits and nothing new refuses the plan."""
-        before = _errors(self.plan)
-        return all(
-            plan is not None and plan.fits and not _is_met(plan, subject) and _errors(plan) <= before
-            for plan in self._after(way)
-        )
+    def effect(self, way: Way, subject: Subject) -> Effect:
+        """What all changes of a way have in common."""
+        before, effect = _errors(self.plan), Effect.HELPS
+        for change in way.changes:
+            plan = self.attempt(change(self.cluster))
+            if plan is None or _is_met(plan, subject):
+                return Effect.NONE
+            if not plan.fits or not _errors(plan) <= before:
+                effect = Effect.LIFTS
+        return effect
 
     def fits(self, change: Change) -> bool:
         """Whether the model fits and nothing new refuses the plan."""
@@ -117,16 +124,23 @@ def chosen(
     remedies: Sequence[Remedy], seen: Any, subject: Subject, values: Mapping[str, Any], trial: Trial
 ) -> list[str]:
     """The clauses of those remedies that help; where none does, of those that lift the advisory; else of all that there are."""
-    ways = [(remedy, list(remedy.ways(seen, subject.hosts, values))) for remedy in remedies]
-    for judge in (trial.helps, trial.lifts, lambda _way, _subject: True):
-        clauses = []
-        for remedy, possible in ways:
-            way = next((way for way in possible if judge(way, subject)), None)
-            if way is not None:
-                clauses.append(remedy.text.format(**{**values, "hosts": listed(subject.hosts), **way.values}))
-        if clauses:
-            return clauses
-    return []
+    best: list[tuple[Effect, Remedy, Way]] = []
+    for remedy in remedies:
+        tried: tuple[Effect, Way] | None = None
+        for way in remedy.ways(seen, subject.hosts, values):
+            effect = trial.effect(way, subject)
+            if tried is None or effect > tried[0]:
+                tried = effect, way
+            if effect == Effect.HELPS:
+                break
+        if tried:
+            best.append((tried[0], remedy, tried[1]))
+    most = max((effect for effect, _remedy, _way in best), default=Effect.NONE)
+    return [
+        remedy.text.format(**{**values, "hosts": listed(subject.hosts), **way.values})
+        for effect, remedy, way in best
+        if effect == most
+    ]
 
 
 def shorter_contexts(context: int, parallel: int) -> Iterator[int]:

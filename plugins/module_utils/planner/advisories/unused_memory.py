@@ -65,7 +65,7 @@ def sentence(idle: Sequence[Idle], trial: remedies.Trial) -> list[str]:
 
 def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -> list[Idle]:
     """Those of a host with memory of their own, by the backends of their vendors where these drive them."""
-    host, same = equipped.host, same_device.twins(equipped.host.facts)
+    host, same = equipped.host, same_device.canonical_device_names(equipped.host.facts)
     shown = {same[device.name] for device in offered if device.name in same}
     return [
         Idle(
@@ -74,7 +74,7 @@ def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -
             accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, shared=False),
             *_remedy(equipped, accelerator.backend, name, release),
         )
-        for name, accelerator in same_device.named(host.facts)
+        for name, accelerator in same_device.named_accelerators(host.facts)
         if same[name] == name and name not in shown and accelerator.memory_mib and not accelerator.unified
     ]
 

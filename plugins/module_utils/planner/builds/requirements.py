@@ -92,7 +92,9 @@ def _for_the_others(host: Host, first: str, sources: Mapping[str, str], packaged
     facts, chosen = host.facts, [first]
     for backend in backends.PREFERRED if first != backends.CPU.name else ():
         if idle_accelerators(facts, chosen) & {
-            same_device.twins(facts)[name] for name, own in same_device.named(facts) if own.backend == backend
+            same_device.canonical_device_names(facts)[name]
+            for name, own in same_device.named_accelerators(facts)
+            if own.backend == backend
         }:
             chosen += [backend] * (_possible(facts, backend, sources, packaged) and _compiles(host, backend, sources))
     return tuple(chosen[1:])
@@ -100,9 +102,13 @@ def _for_the_others(host: Host, first: str, sources: Mapping[str, str], packaged
 
 def idle_accelerators(facts: Facts, chosen: Collection[str]) -> set[str]:
     """Names that stand for accelerators with memory of their own that none of these backends drives."""
-    same = same_device.twins(facts)
-    driven = {same[name] for name, accelerator in same_device.named(facts) if accelerator.backend in chosen}
-    return {same[name] for name, accelerator in same_device.named(facts) if not accelerator.unified} - driven
+    same = same_device.canonical_device_names(facts)
+    driven = {
+        same[name] for name, accelerator in same_device.named_accelerators(facts) if accelerator.backend in chosen
+    }
+    return {
+        same[name] for name, accelerator in same_device.named_accelerators(facts) if not accelerator.unified
+    } - driven
 
 
 def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
@@ -136,7 +142,9 @@ def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
     if tuple(chosen) == (backends.CPU.name,):
         return sorted({accelerator.name for accelerator in host.facts.accelerators})
     idle = idle_accelerators(host.facts, chosen) if host.is_worker else set()
-    return sorted({accelerator.name for name, accelerator in same_device.named(host.facts) if name in idle})
+    return sorted(
+        {accelerator.name for name, accelerator in same_device.named_accelerators(host.facts) if name in idle}
+    )
 
 
 class Needs(NamedTuple):

@@ -5,41 +5,54 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator, Facts
 
 
-def named(facts: Facts) -> list[tuple[str, Accelerator]]:
+def named_accelerators(facts: Facts) -> tuple[tuple[str, Accelerator], ...]:
     """Each accelerator of a host with the name that llama.cpp gives it."""
-    return [
+    return _named(facts.accelerators)
+
+
+@functools.lru_cache(maxsize=64)
+def _named(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
+    return tuple(
         (backends.device_name(backend, index), accelerator)
         for backend in backends.BACKENDS[1:]
-        for index, accelerator in enumerate(facts.of_backend(backend))
-    ]
+        for index, accelerator in enumerate(one for one in accelerators if one.backend == backend)
+    )
 
 
-def twins(facts: Facts) -> dict[str, str]:
+def canonical_device_names(facts: Facts) -> Mapping[str, str]:
     """Name of each accelerator, as llama.cpp calls it → the name that stands for the device: Vulkan0 and CUDA0 may both be CUDA0."""
-    every = named(facts)
+    return _canonical(facts.accelerators)
+
+
+@functools.lru_cache(maxsize=64)
+def _canonical(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
+    every = _named(accelerators)
     left = {name: device for name, device in every if not backends.RECORDS[device.backend].any_vendor}
     same = {name: name for name, _device in every}
     for name, device in every:
         if backends.RECORDS[device.backend].any_vendor:
-            twin = max(left, key=lambda other: _likeness(left[other], device), default=None)
-            if twin and _likeness(left[twin], device):
-                same[name] = twin
-                del left[twin]
+            best = max(left, key=lambda other: _match_score(left[other], device), default=None)
+            if best and _match_score(left[best], device):
+                same[name] = best
+                del left[best]
     return same
 
 
 def devices(facts: Facts) -> list[Accelerator]:
     """The accelerators of a host, each once."""
-    same = twins(facts)
-    return [accelerator for name, accelerator in named(facts) if same[name] == name]
+    same = canonical_device_names(facts)
+    return [accelerator for name, accelerator in _named(facts.accelerators) if same[name] == name]
 
 
-def _likeness(one: Accelerator, other: Accelerator) -> int:
+def _match_score(one: Accelerator, other: Accelerator) -> int:
     """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
     devices one of these may differ, and a host has integrated graphics once."""
     named = one.name == other.name != cluster_inputs.UNNAMED

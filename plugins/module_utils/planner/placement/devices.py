@@ -34,7 +34,7 @@ OTHER_DRIVERS = ("Intel", "NVIDIA")
 
 def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
     """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
-    return dict(same_device.named(facts)).get(name)
+    return dict(same_device.named_accelerators(facts)).get(name)
 
 
 def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:
@@ -82,7 +82,7 @@ def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]
     """
     own = {
         name: visible_mib(device.backend, device, environments[name])
-        for name, device in same_device.named(facts)
+        for name, device in same_device.named_accelerators(facts)
         if name in environments
     }
     return {name: int(size) for name, size in own.items() if size < math.inf}
@@ -131,9 +131,9 @@ def _visible(facts: Facts, lent: Collection[str], backend: str, selects: bool) -
     :param lent: names of the devices that the host lends.
     :param selects: whether llama-server can be told which devices to use.
     """
-    same = same_device.twins(facts)
+    same = same_device.canonical_device_names(facts)
     taken = {same[name] for name in lent if name in same}
-    of_backend = [(name, device) for name, device in same_device.named(facts) if device.backend == backend]
+    of_backend = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
     free = [(name, device) for name, device in of_backend if same[name] not in taken]
     if backends.hiding(backend):
         return [*itertools.takewhile(lambda entry: same[entry[0]] not in taken, of_backend)]
@@ -145,7 +145,9 @@ def driven_by_head(facts: Facts, lent: Collection[str], backend: str, selects: b
     llama.cpp does it. One whose memory is not known is left out."""
     known = [entry for entry in _visible(facts, lent, backend, selects) if entry[1].memory_mib]
     own = [entry for entry in known if not entry[1].unified]
-    lends_better = any(name in lent and not accelerator.unified for name, accelerator in same_device.named(facts))
+    lends_better = any(
+        name in lent and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
+    )
     return own or ([] if lends_better else known[:1])
 
 
@@ -190,7 +192,7 @@ def of_head(
     :param environment: of llama-server.
     :param bounded: whether they hold no more than their driver shows as their own.
     """
-    same = same_device.twins(head.facts)
+    same = same_device.canonical_device_names(head.facts)
     chosen = []
     for name, accelerator in driven:
         whole = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)

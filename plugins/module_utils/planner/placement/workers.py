@@ -235,7 +235,7 @@ def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable],
 
     :param serves: on the head, the backend of its llama-server.
     """
-    same = same_device.twins(host.facts)
+    same = same_device.canonical_device_names(host.facts)
     keeps = [device.device for device in offered if device.backend == serves] if len(built) > 1 else []
     taken = {same[name] for name in keeps if name in same}
     lent = []
@@ -285,9 +285,13 @@ def shares_of_memory(
     :param shown: of devices.shown_by_drivers.
     :param limits: MiB that some of these may hold, where the operator says so.
     """
-    same, facts = same_device.twins(host.facts), host.facts
+    same, facts = same_device.canonical_device_names(host.facts), host.facts
     wanted: dict[str, int] = {}
-    sizes = {name: accelerator.memory_mib for name, accelerator in same_device.named(facts) if accelerator.unified}
+    sizes = {
+        name: accelerator.memory_mib
+        for name, accelerator in same_device.named_accelerators(facts)
+        if accelerator.unified
+    }
     given = {entry.device.device: entry.endpoint.memory_mib for entry in declared if entry.endpoint.memory_mib}
     given.update(limits)
     for name in [*driven, *(entry.device.device for entry in declared)]:
@@ -335,7 +339,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
     :param head: name of the head.
     :param shares: of shares_of_memory.
     """
-    same = same_device.twins(host.facts)
+    same = same_device.canonical_device_names(host.facts)
     direct = any(entry.tunnel is None for entry in declared) and not host.is_head
     address = address_of(host, head) if direct else LOOPBACK
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
@@ -381,7 +385,7 @@ def usable(
 
     :param order: backends, the preferred ones first.
     :param fitting: backends whose release is of the head's source.
-    :param same: physical.twins of the host.
+    :param same: same_device.canonical_device_names of the host.
     :param driven: names of the devices that llama-server itself drives there.
     """
     taken = {same[name] for name in driven}
