@@ -13,8 +13,7 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
     they are, by HTTP range requests where that is a server.
-  - It runs as an action plugin on the controller, which needs the Python package C(huggingface_hub) for C(llama_model_huggingface). What the head
-    has already is looked up there, and then no server is asked.
+  - It runs as an action plugin on the controller. What the head has already is looked up there, and then no server is asked.
   - With O(state=fetched) it fetches the files to the host, several at once, by HTTP ranges. A connection that breaks is made again, and goes on where it
     stopped, also in the next run. A file takes its place when its size and its sha256 are right. One that is whole and recorded is not read again, and
     no server is asked for it.

@@ -27,8 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 from first_run import ROOT, machine
 

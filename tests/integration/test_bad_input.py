@@ -7,7 +7,7 @@ import subprocess
 
 import jsonschema_rs
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from conftest import PORTS, ROOT, Cluster
 
 CHECKSUM = "sha256:" + "0" * 64

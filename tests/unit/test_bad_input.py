@@ -1,4 +1,4 @@
-"""Bad input on the way of a model, from its name to its files: the real huggingface_hub asks a hub on this machine, or Ollama's registry is asked, what
+"""Bad input on the way of a model, from its name to its files: a hub on this machine is asked, or Ollama's registry is asked, what
 that has is resolved to files, and the module fetches them. One sentence says why it does not work, what served stays as it is, and nothing that is not
 whole gets its name.
 

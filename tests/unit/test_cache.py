@@ -14,14 +14,13 @@ import threading
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 
 pytestmark = pytest.mark.programs
 
 SIZE = (1, 64, "f32")
-SHA = "305f5191e4ec1306064528f27e579208cebc7d3649ccda16a2d5a10601c2a9cf"
+SHA = "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2"
 """Of the model of that size, see test_known_answer.py."""
 PAGE_KIB = 4
 LARGE = "size=64m,nr_inodes=10000"
@@ -42,7 +41,7 @@ def model():
 def process(code):
     """A further controller; ``sources`` is imported when it prints its first line."""
     module = "ansible_collections.llamacpp.cluster.plugins.plugin_utils"
-    imports = f"from {module}.models import known_answer_file\nfrom {module}.sources import sources, git"
+    imports = f"from {module.replace('plugin_utils', 'module_utils')}.llamacpp.model import known_answer_file\nfrom {module}.sources import sources, git"
     text = f"{imports}\nprint('ready', flush=True)\ninput()\n{code}"
     made = subprocess.Popen(
         [sys.executable, "-c", text],
@@ -201,7 +200,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(repository, folder, work)
     code = f"""
 import os, signal
 SOURCE, REQUEST, SIZE = {source!r}, {request!r}, {SIZE!r}
-git._run = known_answer_file.gguf.quantize = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+git._run = known_answer_file._attention = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 {work}
 """
     killed = process(code)

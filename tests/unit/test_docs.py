@@ -90,6 +90,7 @@ def test_links_lead_to_files():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_pins_of_the_controller_are_exact():
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+def test_pins_of_the_controller_are_exact_and_direct_ones_say_what_they_are_for():
+    direct, _blank, indirect = (ROOT / "requirements.txt").read_text().partition("\n\n")
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+  # .+", line) for line in direct.splitlines()[1:])
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in indirect.splitlines())

@@ -148,9 +148,9 @@ def test_any_listing_of_a_repository(server, new, text, quantisation):
     source = on_huggingface(quantisation=quantisation).sources()[0]
     try:
         listed = hub.listing(source, None)
-        hub.quantisations(listed, source.role)
-        for file in hub.chosen(listed, source):
+        for file in hub.choose(listed, source):
             assert download_record.problem_of_name(file.name) is None
+            hub.quantisations(listed, source, file.name)
     except Refusal as refusal:
         said = str(refusal)
     assert validation.is_plain(str(said))

@@ -10,9 +10,12 @@ import gguf as gguf_package
 import gguf_files as files
 import numpy
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, tensor_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    known_answer_file,
+    tensor_types,
+)
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

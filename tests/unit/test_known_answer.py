@@ -5,9 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    known_answer,
+    known_answer_file,
+)
 from conftest import SCHEMA, complete, known_answer_of
+
+numpy = pytest.importorskip("numpy")
+library = pytest.importorskip("gguf")
 
 
 def test_the_tokens_are_the_sentence_and_unique():
@@ -40,6 +46,39 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
     assert known_answer.file_bytes(layers, width, kind) == size
 
 
+@pytest.mark.parametrize("kind", known_answer.BLOCKS)
+@pytest.mark.parametrize("width", [128, 1024])
+def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
+    """As llama.cpp's own library reads it."""
+    known_answer_file.write(tmp_path / "model.gguf", 2, width, kind)
+    read = library.GGUFReader(tmp_path / "model.gguf")
+    contents = {name: field.contents() for name, field in read.fields.items()}
+    for key, _form, value in known_answer.metadata(2, width, kind):
+        assert contents[key] == (pytest.approx(value) if isinstance(value, float) else value), key
+    tensors = {tensor.name: library.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in read.tensors}
+    assert [*tensors] == [name for name, _shape in known_answer.tensor_shapes(2, width)]
+    diagonal = {(index, index): 1 for index in range(width)}
+    expected = {
+        "token_embd.weight": known_answer.embedding(),
+        "blk.1.ffn_gate.weight": diagonal,
+        "blk.1.ffn_up.weight": diagonal,
+        "blk.1.ffn_down.weight": known_answer.step(1, width),
+        "output.weight": known_answer.output(2),
+    }
+    for name, entries in expected.items():
+        matrix = numpy.zeros_like(tensors[name])
+        for place, value in entries.items():
+            matrix[place] = value
+        assert numpy.allclose(tensors[name], matrix, rtol=0.02, atol=0), name
+    for name in ("attn_norm", "ffn_norm"):
+        assert (tensors[f"blk.0.{name}.weight"] == 1).all()
+    noise = [tensors[f"blk.{layer}.attn_{part}.weight"] for layer in (0, 1) for part in ("q", "k", "v", "output")]
+    for index, matrix in enumerate(noise):
+        assert 0.07 < matrix.std() * width < 1.02 * known_answer_file.ATTENTION_SPREAD
+        assert abs(matrix.mean()) < matrix.std() / 50
+        assert all((matrix != other).any() for other in noise[:index])
+
+
 def test_the_size_of_a_large_model_is_known_at_once():
     parameters = known_answer.summary(32, 4096, "f16")["parameters"]
     assert 2 * parameters < known_answer.file_bytes(32, 4096, "f16") < 2 * parameters + (1 << 20)
@@ -49,7 +88,7 @@ def test_a_written_file_is_one_of_this_form(tmp_path):
     """Where this fails and is meant to, FORM counts up: hosts and caches have files of the form before."""
     known_answer_file.write(tmp_path / "model.gguf", 1, 64, "f32")
     digest = hashlib.sha256((tmp_path / "model.gguf").read_bytes()).hexdigest()
-    assert (known_answer.FORM, digest) == (1, "305f5191e4ec1306064528f27e579208cebc7d3649ccda16a2d5a10601c2a9cf")
+    assert (known_answer.FORM, digest) == (2, "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2")
 
 
 def test_the_file_is_the_same_each_time(tmp_path):
@@ -82,7 +121,7 @@ def test_planning_writes_no_model(local, tmp_path, monkeypatch):
     SCHEMA.validate(plan)
     model = "/opt/llamacpp/models/known-answer-8x1024-q8_0.gguf"
     size = known_answer.file_bytes(8, 1024, "q8_0")
-    assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size, "record": f"{model}.1.sha256"}
+    assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size, "record": f"{model}.2.sha256"}
     assert list(tmp_path.iterdir()) == []
 
 

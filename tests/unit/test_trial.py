@@ -6,11 +6,7 @@ import sys
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, tiny_model
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
-
-numpy = pytest.importorskip("numpy")
-library = pytest.importorskip("gguf")
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 
 BEGIN = f"""#!{sys.executable}
 import http.server, json, os, signal, socket, struct, sys, time
@@ -34,7 +30,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-RIGHT = f"self.reply(' {tiny_model.answer()}' if len(asked['prompt']) == {1 + tiny_model.ASKED} else 'what?')"
+RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.ASKED} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -98,7 +94,7 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
         (SERVER.replace("ANSWER", "self.reply('', 500)"), ["gave no answer"]),
         (
             SERVER.replace("ANSWER", "self.reply('every every')"),
-            ["computed a wrong answer", f"'every every', expected '{tiny_model.answer()}'"],
+            ["computed a wrong answer", f"'every every', expected '{smoke_test.answer()}'"],
         ),
     ],
     ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "an error", "wrong"],
@@ -165,33 +161,12 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 
 
-def test_the_small_model_is_a_known_answer_model(tmp_path):
-    """Written by the library, it differs in its attention alone."""
-    layers, width, kind = tiny_model.LAYERS, tiny_model.WIDTH, tiny_model.KIND
-    ours, theirs = tmp_path / "model.gguf", tmp_path / "theirs" / "model.gguf"
-    theirs.parent.mkdir()
-    tiny_model.write(ours)
-    known_answer_file.write(theirs, layers, width, kind)
-    assert gguf.summarize(gguf.read_path(str(ours))) == gguf.summarize(gguf.read_path(str(theirs)))
-    read = [library.GGUFReader(path) for path in (ours, theirs)]
-    assert [field.contents() for field in read[0].fields.values()] == [
-        field.contents() for field in read[1].fields.values()
-    ]
-    assert ours.stat().st_size == theirs.stat().st_size
-    for one, other in zip(read[0].tensors, read[1].tensors):
-        assert (one.name, one.tensor_type, one.data_offset) == (other.name, other.tensor_type, other.data_offset)
-        if "attn_" in one.name and not one.name.endswith("norm.weight"):
-            assert not one.data.any()
-        else:
-            assert numpy.array_equal(one.data, other.data), one.name
-
-
 def test_the_question_goes_on_with_the_answer():
     pieces = known_answer.pieces()
-    words = "".join(pieces[: tiny_model.ASKED]).replace("\u2581", " ") + " " + tiny_model.answer()
+    words = "".join(pieces[: smoke_test.ASKED]).replace("\u2581", " ") + " " + smoke_test.answer()
     assert known_answer.SENTENCE.startswith(words)
-    assert len(tiny_model.answer().split()) >= tiny_model.ANSWERED
-    assert max(tiny_model.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
+    assert len(smoke_test.answer().split()) >= smoke_test.ANSWERED
+    assert max(smoke_test.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
 
 
 def test_programs_are_started_with_the_words_that_their_help_lists(programs):

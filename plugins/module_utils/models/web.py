@@ -51,11 +51,12 @@ class RemoteError(gguf.GGUFError):
 
     :param status: of HTTP; 0 where there was no reply, or a wrong one.
     :param passes: whether the same request may succeed a moment later.
+    :param reason: what Hugging Face names as the cause.
     """
 
-    def __init__(self, message: str, status: int = 0, passes: bool = False) -> None:
+    def __init__(self, message: str, status: int = 0, passes: bool = False, reason: str = "") -> None:
         super().__init__(message)
-        self.status, self.passes = status, passes
+        self.status, self.passes, self.reason = status, passes, reason
 
 
 def shown(url: str) -> str:
@@ -145,7 +146,7 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
-                        raise _refused(error.code) from error
+                        raise _refused(error.code, error.headers.get("X-Error-Code") or "") from error
                     at = _redirect_target(at, error.headers.get("Location"))
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
@@ -170,23 +171,23 @@ def _permission(url: str, token: str | None) -> dict[str, str]:
     return {"Authorization": basic_auth_header(login, password)} if login and password else {}
 
 
-def content(url: str, headers: Mapping[str, str], limit: int) -> bytes:
+def content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
     """All of a small answer.
 
     :raises RemoteError: as ``answer``, and where it has more bytes.
     """
-    with _as_sentence(), answer(url, headers) as reply:
+    with _as_sentence(), answer(url, headers, token) as reply:
         data: bytes = reply.read(limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
     return data
 
 
-def _refused(status: int) -> RemoteError:
+def _refused(status: int, reason: str) -> RemoteError:
     """What a server means by a status."""
     remedy = "try again later" if status >= 500 else "open the URL in a browser"
     why = WHY.get(status, f"is not available (HTTP {status}): {remedy}")
-    return RemoteError(why, status=status, passes=status in PASSING or status >= 500)
+    return RemoteError(why, status=status, passes=status in PASSING or status >= 500, reason=reason)
 
 
 def _ask(url: str, headers: Mapping[str, str], silence: float) -> Any:

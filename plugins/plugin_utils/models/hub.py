@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import stat
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files as parts
@@ -28,14 +26,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 ENDPOINT = "https://huggingface.co"
-SECONDS = 20
-"""Without an answer."""
 MOST_FILES = 20000
 REPLY_BYTES = 8 << 20
 """Of an answer: 20,000 files take 5.4 MB."""
 MOST_PARTS = 100_000
-"""Lists, objects and pieces of the transfer in an answer; 20,000 files are 40,000. 8 MiB of short strings, the worst that is left,
-take 0.4 s and 252 MiB, measured, of which the program itself has 46; nested lists would take 478 MiB."""
+"""Lists and objects in an answer, which take 50 times their size in memory; 20,000 files are 40,000."""
 MOST_NAMED = 60
 """Names in a message."""
 TOKEN_BYTES = 4096
@@ -65,7 +60,7 @@ class Listing(NamedTuple):
 
 
 def endpoint() -> str:
-    """The server, as huggingface_hub takes it from the environment.
+    """The server: ``HF_ENDPOINT`` of the controller, as Hugging Face's own programs take it.
 
     :raises Refusal: it is no address.
     """
@@ -112,79 +107,47 @@ def listing(source: ModelSource, token: str | None) -> Listing:
     if validation.has_secret(endpoint()):
         raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
-        # It takes a quarter of a second to import: only when a server is asked.
-        from huggingface_hub import HfApi, get_session
-        from huggingface_hub.errors import HfHubHTTPError, HTTPError
-    except ImportError as error:
-        raise Refusal(
-            f"{source.variable} is looked up with the Python package huggingface_hub, which {sys.executable} on the controller does not have "
-            f"({error}): install the collection's requirements.txt there"
-        ) from None
-    _limit(get_session(), HTTPError)
-    api = HfApi(endpoint=endpoint(), token=token or False, headers={"Accept-Encoding": "identity"})
-    try:
-        about = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=SECONDS)
-        said: list[dict[str, Any]] = [
-            {"name": file.rfilename, "bytes": file.size, "sha256": file.lfs.sha256 if file.lfs else None}
-            for file in about.siblings or ()
+        about = _ask(wanted.repo, f"revision/{quote(wanted.revision, safe='')}?blobs=true", token)
+        files = [
+            {"name": file["rfilename"], "bytes": file.get("size"), "sha256": (file.get("lfs") or {}).get("sha256")}
+            for file in about.get("siblings") or ()
         ]
-        commit = about.sha
-    except HfHubHTTPError as error:
-        raise Refusal(f"{_subject(source)} {_why_refused(api, wanted, error, token)}") from None
-    except (HTTPError, OSError) as error:
-        raise Refusal(
-            f"{_subject(source)} cannot be looked up at {endpoint()} ({_short(error)}): {_offline()}"
-        ) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except web.RemoteError as error:
+        why = (
+            _why_refused(wanted, error, token)
+            if error.status
+            else f"cannot be looked up: {endpoint()} {error}; {_offline()}"
+        )
+        raise Refusal(f"{_subject(source)} {why}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refusal(
             f"{_subject(source)} {endpoint()} does not describe as a repository ({_short(error)}): {_offline()}"
         ) from None
-    problem = validation.mismatch("", {"commit": commit}, {"commit": Text(COMMIT)}) or _problem(said)
+    problem = validation.mismatch("", {"commit": about.get("sha")}, {"commit": Text(COMMIT)}) or _problem(files)
     if problem:
         raise Refusal(
             f"{_subject(source)} {endpoint()} describes with a value that is not possible ({problem.where} {problem.why}): {_offline()}"
         )
-    return Listing(str(commit), tuple(Listed(**entry) for entry in said if validation.is_plain(entry["name"])))
+    return Listing(about["sha"], tuple(Listed(**file) for file in files if validation.is_plain(file["name"])))
 
 
-class _Limited:
-    """So much of an answer, and no more: what is packed can become any size, and what is nested takes 50 times its size in memory."""
+def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
+    """The hub's answer about a repository.
 
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.close = stream, stream.close
-
-    def __iter__(self) -> Iterator[bytes]:
-        count = parts = 0
-        for piece in self.stream:
-            count += len(piece)
-            parts += 1 + piece.count(b"[") + piece.count(b"{")
-            if count > REPLY_BYTES or parts > MOST_PARTS:
-                raise ValueError(f"its answer has more than {REPLY_BYTES >> 20} MiB or {MOST_PARTS} parts")
-            yield piece
-
-
-def _limit(client: Any, library_error: type) -> None:
-    """Limits the answers and the redirects that the client of huggingface_hub reads.
-
-    :param library_error: of the client's library, which is httpx up to huggingface_hub 1 and httpx2 after it.
+    :param what: what follows the repository in the path.
+    :raises RemoteError: it is refused, or cannot be read.
+    :raises ValueError: it is something else.
     """
-    library: Any = importlib.import_module(library_error.__module__.partition(".")[0])
-    limited: Any = type("Limited", (_Limited, library.SyncByteStream), {})
-
-    def limit(response: Any) -> None:
-        packing = response.headers.get("Content-Encoding", "identity")
-        if packing != "identity":
-            raise ValueError(f"its answer is packed as {packing}, although that was not asked for")
-        response.stream = limited(response.stream)
-
-    client.max_redirects = web.MAX_REDIRECTS
-    client.event_hooks = {**client.event_hooks, "response": [limit]}
+    text = web.content(f"{endpoint()}/api/models/{repo}/{what}", {"Accept-Encoding": "identity"}, REPLY_BYTES, token)
+    if text.count(b"[") + text.count(b"{") > MOST_PARTS:
+        raise ValueError(f"its answer has more than {MOST_PARTS} lists and objects")
+    return reading.parse(text)
 
 
-def _problem(said: Sequence[Mapping[str, Any]]) -> validation.Problem | None:
-    if len(said) > MOST_FILES:
-        return validation.Problem("files", f"are {len(said)}")
-    return next(filter(None, (validation.mismatch("files", entry, LISTED) for entry in said)), None)
+def _problem(files: Sequence[Mapping[str, Any]]) -> validation.Problem | None:
+    if len(files) > MOST_FILES:
+        return validation.Problem("files", f"are {len(files)}")
+    return next(filter(None, (validation.mismatch("files", file, LISTED) for file in files)), None)
 
 
 def _short(error: BaseException) -> str:
@@ -192,26 +155,24 @@ def _short(error: BaseException) -> str:
 
 
 def _offline() -> str:
-    return "check the network, https_proxy and HF_ENDPOINT, or use a model that the head has (llama_model_path)"
+    return "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 
 
 def _subject(source: ModelSource) -> str:
     return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
-def _why_refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> str:
-    """What a server's refusal means, as the end of a sentence."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    code = error.response.status_code if error.response is not None else 0
-    page = f"{endpoint()}/{wanted.repo}"
-    if isinstance(error, RevisionNotFoundError):
-        return f"has no revision {wanted.revision!r}: {_revisions(api, wanted)}"
-    if isinstance(error, GatedRepoError) and not token:
+def _why_refused(wanted: HuggingFace, error: web.RemoteError, token: str | None) -> str:
+    """What a server's refusal means, as the end of a sentence. The hub names the reason in a header, and refuses a repository that does not exist
+    with 401 where no token is given."""
+    code, page = error.status, f"{endpoint()}/{wanted.repo}"
+    if error.reason == "RevisionNotFound":
+        return f"has no revision {wanted.revision!r}: {_revisions(wanted)}"
+    if error.reason == "GatedRepo" and not token:
         return f"is gated (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
-    if isinstance(error, GatedRepoError):
+    if error.reason == "GatedRepo":
         return f"is gated, and the account of the token in {TOKEN_FILE} has no access (HTTP {code}): accept its conditions on {page} with that account"
-    if isinstance(error, RepositoryNotFoundError):
+    if error.reason == "RepoNotFound" or code == 404 or (code == 401 and not token):
         seen = f"or is not shown to the account of the token in {TOKEN_FILE}" if token else "or is private"
         remedy = "correct the name" + (
             "" if token else f", or set {TOKEN_FILE} to a file with a token of an account that may see it"
@@ -227,14 +188,13 @@ def _why_refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -
     return f"cannot be looked up at {endpoint()} (HTTP {code}): try again later"
 
 
-def _revisions(api: Any, wanted: HuggingFace) -> str:
+def _revisions(wanted: HuggingFace) -> str:
     """The revisions that a repository has."""
     try:
-        references = api.list_repo_refs(wanted.repo)
-        named = [reference.name for reference in (*references.branches, *references.tags)]
-    except Exception:  # Whatever it is: the sentence goes on without them.
+        references = _ask(wanted.repo, "refs", None)
+        return f"it has {_names(entry['name'] for kind in ('branches', 'tags') for entry in references[kind])}"
+    except (web.RemoteError, ValueError, TypeError, KeyError, AttributeError):
         return f"see {endpoint()}/{wanted.repo}/tree/main"
-    return f"it has {_names(named)}"
 
 
 def _names(names: Iterable[str]) -> str:
@@ -381,5 +341,5 @@ def _with_sizes(source: ModelSource, files: Sequence[Listed]) -> tuple[Listed, .
 
 
 def url_of(wanted: HuggingFace, commit: str, name: str) -> str:
-    """Where a file is at a commit, as huggingface_hub writes it."""
+    """Where a file is at a commit."""
     return f"{endpoint()}/{wanted.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

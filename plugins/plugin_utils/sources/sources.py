@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -164,14 +164,6 @@ def _is_as_recorded(path: Path, checksum: Path, size: int) -> bool:
 
 
 def _write_known_answer_model(path: Path, checksum: Path, layers: int, width: int, kind: str) -> None:
-    # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
-    from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import known_answer_file
-
-    if not known_answer_file.HAS_GGUF:
-        raise AnsibleError(
-            f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller does not have: "
-            "install the collection's requirements.txt there."
-        )
     with cache.work(path.parent) as work:
         model, record = Path(work) / "model", Path(work) / "record"
         known_answer_file.write(model, layers, width, kind)

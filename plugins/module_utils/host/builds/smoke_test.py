@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tiny_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 
 SECONDS = 60
 """How long the trial of a program may take; one or two are usual."""
@@ -67,6 +67,12 @@ bhnGzarCudwucC6M0tkokybGPORSwRTUJpUxI0YEhzIV/OOl5y3XZr4V
 """
 """A certificate of nobody and its key, which everybody knows: a trial on loopback needs some. Nothing is served with them."""
 OTHERWISE = "Set llama_release to another build, or fix what the program reports"
+
+MODEL = (1, 128, "q8_0")
+"""Layers, width and type of the known-answer model, 210 kB: all special code for processors takes matrices of this type and shape (AMX, repacked weights),
+and a question of several tokens has them multiplied as a prompt is."""
+ASKED, ANSWERED = 12, 8
+"""How many pieces of the sentence are in the question, and how many are to follow."""
 
 
 class TrialError(Exception):
@@ -138,7 +144,7 @@ def _tls_files(folder: Path) -> dict[str, str]:
 
 def _check_server(program: Path, words: Collection[str], place: Place, tls: bool) -> None:
     model = place.folder / "small.gguf"
-    tiny_model.write(model)
+    known_answer_file.write(model, *MODEL)
     port = _free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2", **(_tls_files(place.folder) if tls else {}))
@@ -150,14 +156,14 @@ def _check_server(program: Path, words: Collection[str], place: Place, tls: bool
             if tls and _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), None) is not None:
                 raise server.failure("answered without TLS", WITHOUT_TLS)
             time.sleep(PAUSE_SECONDS)
-        question = {"prompt": tiny_model.question(), "n_predict": tiny_model.ANSWERED, "temperature": 0}
-        reply = _ask(port, "/completion", question, server.left(), certificate)
+        request = {"prompt": question(), "n_predict": ANSWERED, "temperature": 0}
+        reply = _ask(port, "/completion", request, server.left(), certificate)
         if reply is None:
             _wait_for_end(server)
             raise server.failure("gave no answer", OTHERWISE)
         got = str(reply.get("content", "")).strip()
-        if got != tiny_model.answer():
-            raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {tiny_model.answer()!r}", OTHERWISE)
+        if got != answer():
+            raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {answer()!r}", OTHERWISE)
 
 
 def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
@@ -219,3 +225,13 @@ def _ask(port: int, path: str, body: dict | None, seconds: float, certificate: b
     with suppress(ValueError):
         return reading.parse(reply.text) if reply.status == 200 else None
     return None
+
+
+def question() -> list[int]:
+    """The tokens of a prompt."""
+    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + ASKED)]
+
+
+def answer() -> str:
+    """What follows on the question."""
+    return "".join(known_answer.pieces()[ASKED : ASKED + ANSWERED]).replace("\u2581", " ").strip()

@@ -8,7 +8,7 @@ words, another one in each layer; the output undoes all of them and adds one wor
 the sentence if and only if every layer was computed, once and in order. Attention weights are too small to move the
 answer: faults of attention or of the KV cache that stay small are not noticed.
 
-This file holds what planning and verification need; known_answer_file.py in plugin_utils writes the GGUF, and small_model.py one for trials.
+This file holds what planning and verification need; known_answer_file.py writes the GGUF.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def problem(layers: int, width: int, kind: str) -> str | None:
     return None
 
 
-def _bytes(elements: int, kind: str) -> int:
+def bytes_of(elements: int, kind: str) -> int:
     per_block, size = BLOCKS[kind]
     return elements // per_block * size
 
@@ -145,7 +145,7 @@ def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
                 "name": name,
                 "type": stored.upper(),
                 "shape": list(reversed(shape)),
-                "bytes": _bytes(math.prod(shape), stored),
+                "bytes": bytes_of(math.prod(shape), stored),
                 "layers": list(range(layers)) if "*" in name else None,
             }
         )
@@ -165,7 +165,7 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     """What gguf.summarize says of the written model, without writing it; all but its files."""
     vocabulary = first_piece() + len(pieces())
     matrices = layers * 7 * width * width + 2 * width * vocabulary
-    norm = _bytes(width, "f32")
+    norm = bytes_of(width, "f32")
     return {
         "architecture": "llama",
         "name": NAME.format(layers, width, kind),
@@ -180,10 +180,10 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
         "context": CONTEXT,
         "vocabulary": vocabulary,
         "keys": {"rope.dimension_count": HEAD_DIMENSION},
-        "layer_bytes": [_bytes(7 * width * width, kind) + 2 * norm] * layers,
-        "input_bytes": _bytes(width * vocabulary, kind),
-        "output_bytes": _bytes(width * vocabulary, kind) + norm,
-        "largest_tensor_bytes": _bytes(width * max(width, vocabulary), kind),
+        "layer_bytes": [bytes_of(7 * width * width, kind) + 2 * norm] * layers,
+        "input_bytes": bytes_of(width * vocabulary, kind),
+        "output_bytes": bytes_of(width * vocabulary, kind) + norm,
+        "largest_tensor_bytes": bytes_of(width * max(width, vocabulary), kind),
         "tensors": _tensors(layers, width, kind),
     }
 
@@ -237,11 +237,11 @@ def file_bytes(layers: int, width: int, kind: str) -> int:
     data = 0
     for name, shape in tensor_shapes(layers, width):
         size += 8 + len(name) + 4 + 8 * len(shape) + 4 + 8
-        data += kv_cache.pad(_bytes(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
+        data += kv_cache.pad(bytes_of(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
     return kv_cache.pad(size, ALIGNMENT) + data
 
 
-FORM = 1
+FORM = 2
 """Counts up when the written file changes, so that a cached one of an older form is not taken for it."""
 
 

@@ -1,0 +1,138 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes the known-answer model as GGUF, one tensor at a time, so that a model may be larger than the memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Union
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
+
+Buffer = Union[bytes, bytearray]
+VERSION = 3
+TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
+"""Type of a value in GGUF → its number, and how struct packs it."""
+ARRAY = 9
+TENSOR_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+ATTENTION_SPREAD = 0.25
+"""Standard deviation of attention weights times the width, at most; more loses the answer on wide models."""
+ROTATIONS = 4
+"""Attention matrices of a layer: each is the one before, rotated by a block."""
+
+
+def write(path: Path, layers: int, width: int, kind: str) -> None:
+    """Writes the model to ``path``.
+
+    :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
+    :raises OSError: it does not fit there.
+    """
+    with path.open("wb") as stream:
+        stream.write(_header(layers, width, kind))
+        for tensor in _tensors(layers, width, kind):
+            stream.write(tensor)
+            stream.write(bytes(-len(tensor) % known_answer.ALIGNMENT))
+
+
+def _header(layers: int, width: int, kind: str) -> bytes:
+    keys = known_answer.metadata(layers, width, kind)
+    shapes = known_answer.tensor_shapes(layers, width)
+    infos, offset = b"", 0
+    for name, shape in shapes:
+        stored = kind if len(shape) == 2 else "f32"
+        infos += _string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        infos += struct.pack("<IQ", TENSOR_TYPES[stored], offset)
+        offset += kv_cache.pad(known_answer.bytes_of(math.prod(shape), stored), known_answer.ALIGNMENT)
+    header = b"GGUF" + struct.pack("<IQQ", VERSION, len(shapes), len(keys))
+    header += b"".join(_string(name) + _typed(form, value) for name, form, value in keys) + infos
+    return header + bytes(-len(header) % known_answer.ALIGNMENT)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _typed(form: str, value: Any) -> bytes:
+    """The value of a key, behind its type."""
+    if form.startswith("["):
+        items = b"".join(_packed(form[1:-1], item) for item in value)
+        return struct.pack("<IIQ", ARRAY, TYPES[form[1:-1]][0], len(value)) + items
+    return struct.pack("<I", TYPES[form][0]) + _packed(form, value)
+
+
+def _packed(form: str, value: Any) -> bytes:
+    return _string(value) if form == "STRING" else struct.pack("<" + TYPES[form][1], value)
+
+
+def _tensors(layers: int, width: int, kind: str) -> Iterator[Buffer]:
+    """All tensors in the file's order, as they are stored."""
+    tokens = known_answer.first_piece() + len(known_answer.pieces())
+    norm = struct.pack(f"<{width}f", *[1.0] * width)
+    identity = _matrix(width, width, {(index, index): 1 for index in range(width)}, kind)
+    yield _matrix(tokens, width, known_answer.embedding(), kind)
+    for layer in range(layers):
+        yield norm
+        yield from _attention(layer, width, kind)
+        yield norm
+        yield identity
+        yield identity
+        yield _matrix(width, width, known_answer.step(layer, width), kind)
+    yield norm
+    yield _matrix(tokens, width, known_answer.output(layers), kind)
+
+
+def _matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kind: str) -> bytearray:
+    """
+    :param entries: row and column → value, of all that is not zero.
+    """
+    elements, size = known_answer.BLOCKS[kind]
+    blocks: dict[int, list[float]] = {}
+    for (row, column), value in entries.items():
+        place = row * width + column
+        blocks.setdefault(place // elements, [0.0] * elements)[place % elements] = value
+    matrix = bytearray(known_answer.bytes_of(rows * width, kind))
+    for block, values in blocks.items():
+        matrix[block * size : (block + 1) * size] = _block(values, kind)
+    return matrix
+
+
+def _block(values: list[float], kind: str) -> bytes:
+    if kind != "q8_0":
+        return struct.pack({"f32": "<f", "f16": "<e"}[kind], *values)
+    scale = max(map(abs, values)) / 127
+    return struct.pack(f"<e{len(values)}b", scale, *(round(value / scale) for value in values))
+
+
+def _attention(layer: int, width: int, kind: str) -> Iterator[Buffer]:
+    """Four matrices of noise. They are made of bytes and not of values, by operations on whole byte strings, which is as fast as a disk."""
+    count = width * width
+    random = hashlib.shake_128(f"layer {layer}".encode()).digest(2 * count)
+    matrix, size = bytearray(known_answer.bytes_of(count, kind)), known_answer.BLOCKS[kind][1]
+    if kind == "q8_0":
+        scale = struct.pack("<e", ATTENTION_SPREAD / width * math.sqrt(3) / 127)
+        matrix[0::size], matrix[1::size] = (bytes([part]) * (len(matrix) // size) for part in scale)
+        elements = known_answer.BLOCKS[kind][0]
+        for place in range(elements):
+            matrix[len(scale) + place :: size] = random[place:count:elements]
+    else:
+        matrix[size - 2 :: size] = random[:count]
+        matrix[size - 1 :: size] = random[count:].translate(_signs_and_exponents(width, kind))
+    for turn in range(ROTATIONS):
+        yield matrix[turn * size :] + matrix[: turn * size]
+
+
+def _signs_and_exponents(width: int, kind: str) -> bytes:
+    """The last byte of a number for each random byte, so that all numbers, whatever their other bytes, have a magnitude of at most four times the least one
+    and the planned spread."""
+    spread = ATTENTION_SPREAD / width
+    if kind == "f32":  # seven of eight bits of the exponent: the next byte has the last one
+        base = struct.pack("<f", spread / 2.4)[3]
+        return bytes(byte & 0x80 | base for byte in range(256))
+    base = struct.pack("<e", spread / 1.6)[1] & 0xFC
+    return bytes(byte & 0x80 | base | byte & 0x03 for byte in range(256))
