@@ -24,7 +24,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables
@@ -166,7 +167,7 @@ class ActionModule(planning.ActionModule):
             request,
             loads,
             record,
-            _summary(cluster.model, found[benchmark.name_of(cluster.model)]).get("vocabulary", 0),
+            _vocabulary(cluster.model, found[benchmark.name_of(cluster.model)]),
         )
 
     def _look_at(self, model: Any, served: dict, task_vars: dict) -> dict:
@@ -450,21 +451,19 @@ def _merged(cell: dict, before: dict | None) -> dict:
     return {**cell, **{key: before[key] for key in results.KEPT}}
 
 
-def _summary(model: Any, found: dict) -> dict:
-    if model.known_answer:
-        return known_answer.summary(*model.known_answer)
-    return found.get("summary") or model.summary or {}
+def _vocabulary(model: ModelRequest, found: dict) -> int:
+    summary = model_source.summary_of(model, model_source.report_of(found))
+    return summary.vocabulary if summary else 0
 
 
-def _described(model: Any, found: dict, path: str) -> dict:
-    summary = _summary(model, found)
-    sizes = [*summary.get("layer_bytes", []), summary.get("input_bytes", 0), summary.get("output_bytes", 0)]
+def _described(model: ModelRequest, found: dict, path: str) -> dict:
+    summary = model_source.summary_of(model, model_source.report_of(found))
     return {
         "path": path,
-        "architecture": summary.get("architecture", ""),
-        "layers": summary.get("layers", 0),
-        "bytes": sum(sizes),
-        "parameters": summary.get("parameters"),
+        "architecture": summary.architecture if summary else "",
+        "layers": summary.layers if summary else 0,
+        "bytes": sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes if summary else 0,
+        "parameters": summary.parameters if summary else None,
     }
 
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release
 
@@ -67,10 +68,10 @@ def release_of(build: int) -> Release:
     return Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able["protocol"], {}, (), able)
 
 
-def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[cost_model.Work]:
+def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
-    load = device_load.Load(summary, kv_cache.Settings(512), figure["build"])
-    read, nodes = cost_model.units_read(load, summary), cost_model.nodes_per_layer(summary)
+    load = device_load.Load(model, kv_cache.Settings(512), figure["build"])
+    read, nodes = cost_model.units_read(load, model), cost_model.nodes_per_layer(model)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
@@ -87,7 +88,7 @@ def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[cost_model
 
 def predicted(figure: dict[str, Any]) -> float:
     """Tokens per second."""
-    works = works_of(figure, _summary(DATA["models"][figure["model"]]))
+    works = works_of(figure, summary.parse(_summary(DATA["models"][figure["model"]])))
     workers = sum(work.link is not None for work in works)
     proxies = figure.get("delay_ms", 0) * max(0, 2 * workers - 1)  # each worker but one computes two graphs for a token
     return 1000 / (cost_model.token_ms(release_of(figure["build"]), works) + proxies)

@@ -9,7 +9,7 @@ import models
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
@@ -52,7 +52,7 @@ def workers(programs):
 
 def planned(path, endpoints, split, gpu_layers=None, **variables):
     """The placement, and llama-server's command line without its program. In overrides ``{1}`` is the second device."""
-    summary = gguf.summarize(gguf.read_path(str(path)))
+    model = summary.parse(gguf.summarize(gguf.read_path(str(path))))
     devices = tuple(
         Device("here", "cpu", "CPU", ABLE["buffer_name"].format(endpoint=endpoint), 0, {}, worker_at(endpoint))
         for endpoint in endpoints[: len(split)]
@@ -70,14 +70,14 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     ]
     server = server_of(chosen)
     overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
-    load = device_load.Load(summary, server_settings.settings_of(server, summary), GENERATION, overrides)
+    load = device_load.Load(model, server_settings.settings_of(server, model), GENERATION, overrides)
     placed = device_load.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
     serving = heads.Serving(
         server=server,
         host=Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})}),
         release=release,
-        model=Model(str(path), None, summary),
+        model=Model(str(path), None, model),
         placed=placed,
         build="",
         runtime=None,

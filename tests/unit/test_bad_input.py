@@ -68,7 +68,7 @@ class Host:
         said = {"role": "model", "source": found.source, "revision": found.revision}
         report = {"files": [{**file, "role": "model"} for file in found.files], "sources": [said]}
         assert model_source.check({**report, "offered": list(found.offered)}) is None
-        return model_source.resolve(self.request, report, str(self.prefix))
+        return model_source.resolve(self.request, model_source.report_of(report), str(self.prefix))
 
     def fetch(self, resolved, token=None):
         """The module's result."""

@@ -6,24 +6,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
+from support import models
 
 MIB = 1024 * 1024
 INTEGRATION = Path(__file__).parents[1] / "integration"
 
 
 def model(architecture, layers=6, **keys):
-    """Four KV heads of 64 in each layer: 256 elements for keys and as many for values."""
-    return {
-        "architecture": architecture,
-        "layers": layers,
-        "width": 512,
-        "heads": 8,
-        "kv_heads": 4,
-        "key_dimension": 64,
-        "value_dimension": 64,
-        "keys": {key.replace("__", "."): value for key, value in keys.items()},
-    }
+    return models.model(architecture, layers, keys)
 
 
 def sizes(summary, generation=kv_cache.NEW, **settings):
@@ -39,7 +31,7 @@ def cells(summary, generation=kv_cache.NEW, **settings):
 
 def test_cache_of_a_layer_is_that_of_llama_cpp():
     """16 layers of 128 at 512 tokens took 4 MiB in 16-bit floats, by llama-server's own log."""
-    summary = known_answer.summary(16, 128, "f32")
+    summary = models.known_answer_model(16, 128)
     assert sum(sizes(summary, context=512)[0]) == 4 * MIB
     assert sizes(summary, context=1) == sizes(summary, context=256)
     assert sizes(summary, type_k="q8_0", type_v="q8_0")[0][0] / sizes(summary)[0][0] == 34 / 64
@@ -154,8 +146,8 @@ FLASH = {"GLM-4.7-Flash": {"layers": 47, "heads": 20}, "DeepSeek-R1": {"layers":
 
 def compressed(name, **more):
     """A model of MLA in llama.cpp's form: 512 values of a token and 64 that are rotated."""
-    sizes_of_it = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": MLA}
-    return {**model("deepseek2"), **sizes_of_it, **FLASH[name], **more}
+    sizes_of_it = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": tuple(MLA.items())}
+    return model("deepseek2")._replace(**{**sizes_of_it, **FLASH[name], **more})
 
 
 def mib(summary, generation, **settings):
@@ -179,7 +171,7 @@ def test_glm_4_7_flash_caches_keys_alone_from_b7991_on(generation, expected):
 
 
 Q8 = {"context": 16384, "type_k": "q8_0", "flash_attention": "on"}
-WITH_WHOLE_MATRIX = {"tensors": [{"name": "blk.*.attn_kv_b.weight"}]}
+WITH_WHOLE_MATRIX = {"tensors": (TensorGroup("blk.*.attn_kv_b.weight", "F16", (512, 512), 1 << 19, (0,)),)}
 
 
 @pytest.mark.parametrize(
@@ -195,11 +187,11 @@ WITH_WHOLE_MATRIX = {"tensors": [{"name": "blk.*.attn_kv_b.weight"}]}
         (3770, {**Q8, "latent_attention": 1, "flash_attention": None}, WITH_WHOLE_MATRIX, 1098 + 976),
         (3770, Q8, {}, 24888 + 31232),
         (4840, {**Q8, "latent_attention": 0}, {}, 24888 + 31232),
-        (3770, {**Q8, "latent_attention": 3}, {"keys": {}, "kv_heads": 128}, 74664 + 124928),
+        (3770, {**Q8, "latent_attention": 3}, {"keys": (), "kv_heads": 128}, 74664 + 124928),
         (
             3770,
             {**Q8, "latent_attention": 3},
-            {"keys": {"attention.kv_lora_rank": 512, "rope.dimension_count": 64}, "kv_heads": 128},
+            {"keys": (("attention.kv_lora_rank", 512), ("rope.dimension_count", 64)), "kv_heads": 128},
             583,
         ),
     ],
@@ -288,7 +280,7 @@ def test_every_architecture_with_a_window_has_a_test_here():
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     """A key that summarize drops is never there, and its default would be planned with without a word."""
     text = Path(kv_cache.__file__).read_text()
-    read = set(re.findall(r'(?:\bget\(|keys\[)"([a-z0-9_.]+)"', text)) - {"keys", "tensors"}
+    read = set(re.findall(r'(?:number|listed|by_layer)\("([a-z0-9_.]+)"', text))
     assert read > {"attention.sliding_window", "wkv.head_size"}
     assert not read - set(gguf.CACHE_KEYS)
 

@@ -3,9 +3,9 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     compute_buffers,
-    known_answer,
     kv_cache,
 )
+from support import models
 
 MIB = 1024 * 1024
 FORK = {"fork": "ik_llama.cpp"}
@@ -13,8 +13,8 @@ FORK = {"fork": "ik_llama.cpp"}
 
 def model(architecture="llama", **more):
     """One as wide as DeepSeek R1, without its MLA."""
-    plain = {"layers": 61, "width": 7168, "heads": 128, "kv_heads": 8, "key_dimension": 128, "value_dimension": 128}
-    return {"architecture": architecture, **plain, "vocabulary": 129280, "keys": {}, **more}
+    plain = {"width": 7168, "heads": 128, "kv_heads": 8, "key_dimension": 128, "value_dimension": 128}
+    return models.model(architecture, 61, **{**plain, "vocabulary": 129280, **more})
 
 
 MLA = {
@@ -30,12 +30,12 @@ def bound(summary, generation=kv_cache.NEW, **settings):
 
 
 def test_the_bound_follows_the_settings():
-    summary = known_answer.summary(4, 256, "f16")
+    summary = models.known_answer_model(4, 256, "f16")
     plain = bound(summary, flash_attention="off")
     assert bound(summary, flash_attention="off", micro_batch=1024) == pytest.approx(2 * plain, abs=1)
     assert bound(summary, flash_attention="off", micro_batch=1024, batch=512) == plain
     assert bound(summary, flash_attention="off", context=32768) > 1.9 * plain
-    assert bound({**summary, "keys": {"ssm.inner_size": 512}}, flash_attention="off") > plain
+    assert bound(summary._replace(keys=(("ssm.inner_size", 512),)), flash_attention="off") > plain
     assert bound(summary, context=256, micro_batch=4096) == bound(summary, context=256)
     assert bound(summary, micro_batch=8) == bound(summary, micro_batch=64)
 
@@ -111,6 +111,6 @@ def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
     assert bound(latent, 3770, latent_attention=3, attention_batch=512, **settings) - alone == 2 * 320
     assert bound(latent, 4840, **settings) - alone == 2 * 2560
     assert bound(latent, kv_cache.NEW, flash_attention="on") == alone
-    odd = {**latent, "heads": 20}
+    odd = latent._replace(heads=20)
     wide = bound(odd, 3770, latent_attention=3, attention_batch=1, **settings)
     assert wide - bound(odd, 3770, latent_attention=1, **settings) == 2 * 100

@@ -2,7 +2,12 @@
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    known_answer,
+    projector,
+    summary,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
@@ -38,11 +43,15 @@ def draft(gib=1.0):
 
 def with_both(cluster, **summaries):
     """The cluster with a projector and a draft model, as far as they are given."""
-    for role, summary in summaries.items():
+    for role, known in summaries.items():
         cluster.hosts["head"]["variables"][f"llama_model_{role}"] = {"path": f"/srv/{role}.gguf"}
-        if summary:
-            cluster.model.setdefault("further", {})[role] = summary
+        if known:
+            cluster.model.setdefault("further", {})[role] = known
     return cluster
+
+
+def buffer_bound(summary, generation):
+    return projector.bound(projector.parse(summary), generation)
 
 
 def rows(plan):
@@ -323,7 +332,8 @@ def test_arguments_win_over_variables_as_they_do_in_llama_server():
 def test_the_fastest_of_devices_that_hold_the_same_comes_first():
     """A card of 48 GiB that is slower than two of 24, of which one is a little slower than the other."""
     server = entry.read("llama_cluster", entry.settle("llama_cluster", cards_of(1).hosts)).server
-    model = Model("/m.gguf", None, draft(), further={"mmproj": PROJECTOR, "draft": draft()})
+    parsed = summary.parse(draft())
+    model = Model("/m.gguf", None, parsed, draft=parsed, projector=projector.parse(PROJECTOR))
     own = [Device("head", "cuda", f"CUDA{i}", f"CUDA{i}", mib, {}) for i, mib in enumerate((24000, 48000, 24000))]
     names = [place and place.name for place in auxiliary_models._places("draft", model, server, own)]
     assert names == ["CUDA0", "CUDA1", None]
@@ -434,10 +444,10 @@ def test_a_projectors_buffer_is_no_more_than_is_assumed(size, logged):
     width, inner, heads, image = size
     encoder = {**ENCODER, "width": width, "feed_forward": inner, "heads": heads, "image_size": image, "patch_size": 14}
     summary = {**PROJECTOR, "encoders": [{**encoder, "max_pixels": None}]}
-    assert logged <= projector.bound(summary, 11063) / MIB < 2 * logged
-    assert projector.bound(summary, 9435) == projector.bound(summary, 11063)
+    assert logged <= buffer_bound(summary, 11063) / MIB < 2 * logged
+    assert buffer_bound(summary, 9435) == buffer_bound(summary, 11063)
     several = {**summary, "encoders": [{**summary["encoders"][0], "projector": "internvl"}]}
-    assert projector.bound(several, 11063) == 4 * projector.bound(several, 9435)
+    assert buffer_bound(several, 11063) == 4 * buffer_bound(several, 9435)
 
 
 @pytest.mark.parametrize(
@@ -453,12 +463,12 @@ def test_a_projectors_buffer_is_no_more_than_is_assumed(size, logged):
 def test_pictures_of_other_sizes_are_as_large_as_they_may_be(changes, patches):
     encoder = {**PROJECTOR["encoders"][0], **changes}
     expected = 4 * patches * (4 * 1152 + 2 * 4304)
-    assert projector.bound({**PROJECTOR, "encoders": [encoder]}, 9435) == expected
-    assert projector.bound({**PROJECTOR, "encoders": []}, 9435) == 0
+    assert buffer_bound({**PROJECTOR, "encoders": [encoder]}, 9435) == expected
+    assert buffer_bound({**PROJECTOR, "encoders": []}, 9435) == 0
 
 
 def test_without_flash_attention_scores_count():
-    assert projector.bound(PROJECTOR, 6170) - projector.bound(PROJECTOR, 9435) == 4 * 16 * 4097**2
+    assert buffer_bound(PROJECTOR, 6170) - buffer_bound(PROJECTOR, 9435) == 4 * 16 * 4097**2
 
 
 # What is read
@@ -516,7 +526,7 @@ def test_a_summary_of_a_projector_that_cannot_be(changes, said):
 def test_an_encoder_that_says_nothing_takes_what_is_known():
     summary = {**PROJECTOR, "encoders": [{"kind": "vision", "projector": ""}, {"kind": "audio", "projector": ""}]}
     assert projector.problem(summary) is None
-    assert projector.bound(summary, 11063) == 0
+    assert buffer_bound(summary, 11063) == 0
 
 
 def test_a_further_summary_that_is_none():

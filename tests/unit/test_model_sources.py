@@ -13,7 +13,7 @@ from pathlib import Path
 import gguf_files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local as models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import model as model_
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
 from conftest import identity
+from support.models import as_json
 from test_rollback import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -1256,7 +1257,7 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     assert "the largest of its repository that fits" in sentence
     assert "in proportion" in sentence
     for index, fits in ((named, True), (named + 1, False)):
-        pair.model["summary"] = model_source.scaled(big_model, own * index // 20)
+        pair.model["summary"] = as_json(model_source.scaled(summary.parse(big_model), own * index // 20))
         assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
 
 
@@ -1279,12 +1280,11 @@ def test_no_quantisation_is_named_where_none_fits(pair, big_model):
 
 
 def test_a_scaled_summary_is_one(big_model):
-    small = model_source.scaled(
-        {**big_model, "expert_bytes": big_model["layer_bytes"], "largest_tensor_bytes": 8}, 40 << 30
-    )
-    assert gguf.problem(small) is None
-    assert small["bytes"] == 40 << 30
-    assert model_source.size_of({**small, "bytes": None}) <= 40 << 30
+    whole = {**big_model, "expert_bytes": big_model["layer_bytes"], "largest_tensor_bytes": 8}
+    small = model_source.scaled(summary.parse(whole), 40 << 30)
+    assert gguf.problem(as_json(small)) is None
+    assert small.size == 40 << 30
+    assert small._replace(bytes=None).size <= 40 << 30
 
 
 def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pair, big_model):

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from support import models
 
 HELP = Path(__file__).parent / "fixtures" / "help"
 GENERATIONS = {
@@ -200,7 +201,7 @@ def server(**variables):
 )
 def test_settings_of_the_cache_that_count(arguments, expected):
     settings = server_settings.settings_of(
-        server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096}
+        server(llama_server_extra_args=arguments), models.model("llama", context=4096)
     )
     assert (settings.unified, settings.full_window, settings.micro_batch) == expected
 
@@ -218,7 +219,7 @@ def test_settings_of_the_cache_that_count(arguments, expected):
 def test_tokens_that_are_computed_at_once(arguments, tokens):
     """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""
     settings = server_settings.settings_of(
-        server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4000}
+        server(llama_server_extra_args=arguments), models.model("llama", context=4000)
     )
     assert settings.tokens == tokens
 
@@ -234,9 +235,7 @@ def test_tokens_that_are_computed_at_once(arguments, tokens):
 )
 def test_settings_that_are_no_numbers_are_refused(arguments, said):
     with pytest.raises(Refusal, match=re.escape(f"llama_server_extra_args has {said}")):
-        server_settings.settings_of(
-            server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096}
-        )
+        server_settings.settings_of(server(llama_server_extra_args=arguments), models.model("llama", context=4096))
 
 
 @pytest.mark.parametrize(

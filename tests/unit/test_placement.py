@@ -7,6 +7,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     compute_buffers,
     known_answer,
     kv_cache,
+    summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
@@ -16,7 +17,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def load(big_model):
-    return device_load.Load(big_model, kv_cache.Settings(4096), kv_cache.NEW)
+    return device_load.Load(summary.parse(big_model), kv_cache.Settings(4096), kv_cache.NEW)
 
 
 def test_units_are_the_layers_and_the_output(load):
@@ -78,8 +79,8 @@ def row(name, layers=None, kind="F32", shape=(256,), size=1024):
     return {"name": name, "type": kind, "shape": list(shape), "bytes": size, "layers": layers}
 
 
-def loaded(summary, generation=kv_cache.NEW, **settings):
-    return device_load.Load(summary, kv_cache.Settings(**{"context": 256, **settings}), generation)
+def loaded(model, generation=kv_cache.NEW, **settings):
+    return device_load.Load(summary.parse(model), kv_cache.Settings(**{"context": 256, **settings}), generation)
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     small["tensors"] += [row("blk.*.b.weight", [0, 1, 2], size=2048)]
     settings = kv_cache.Settings(256)
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
-    load = device_load.Load(small, settings, kv_cache.NEW, overrides)
+    load = device_load.Load(summary.parse(small), settings, kv_cache.NEW, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
     placed = device_load.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
@@ -198,7 +199,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
-    load = device_load.Load(small, kv_cache.Settings(256), kv_cache.NEW, [("token_embd", device)])
+    load = device_load.Load(summary.parse(small), kv_cache.Settings(256), kv_cache.NEW, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = device_load.Placed((), (), loaded(small), 0)

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, memory_bandwidth
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates as rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from support import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import predicted_speed
@@ -133,35 +135,31 @@ def test_every_row_has_a_family_and_figures(row):
     assert row.tflops > 0
 
 
+EXPERTS = (("expert_count", 8), ("expert_used_count", 2))
+
+
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
-    named = {"name": "blk.*.ffn_up_exps.weight", "type": "F16", "shape": [64, 32, 8], "bytes": 8000, "layers": [0, 1]}
-    summary = {
-        **known_answer.summary(2, 64, "f16"),
-        "keys": {"expert_count": 8, "expert_used_count": 2},
-    }
+    named = TensorGroup("blk.*.ffn_up_exps.weight", "F16", (64, 32, 8), 8000, (0, 1))
+    summary = models.known_answer_model(2, 64, "f16")._replace(keys=EXPERTS)
     dense = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW), summary)
-    summary["tensors"] = [*summary["tensors"], named]
+    summary = summary._replace(tensors=(*summary.tensors, named))
     mixed = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW), summary)
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
 
 
 def test_without_names_the_summary_tells_what_experts_take():
-    summary = {
-        **{key: value for key, value in known_answer.summary(2, 64, "f16").items() if key != "tensors"},
-        "keys": {"expert_count": 8, "expert_used_count": 2},
-        "expert_bytes": [0, 20000],
-    }
+    summary = models.nameless(models.known_answer_model(2, 64, "f16"))
+    summary = summary._replace(keys=EXPERTS, expert_bytes=(0, 20000))
     load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
     assert cost_model.units_read(load, summary) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
 def test_nodes_follow_the_architecture():
-    plain = known_answer.summary(4, 64, "f16")
-    experts = {"expert_count": 8, "expert_used_count": 2}
+    plain = models.known_answer_model(4, 64, "f16")
     assert cost_model.nodes_per_layer(plain) == 31
-    assert cost_model.nodes_per_layer({**plain, "architecture": "qwen3moe", "keys": experts}) == 62
-    latent = cost_model.nodes_per_layer({**plain, "architecture": "deepseek2", "keys": experts})
-    recurrent = cost_model.nodes_per_layer({**plain, "architecture": "qwen3next", "keys": experts})
+    assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3moe", keys=EXPERTS)) == 62
+    latent = cost_model.nodes_per_layer(plain._replace(architecture="deepseek2", keys=EXPERTS))
+    recurrent = cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS))
     assert 62 < latent < recurrent
 
 
@@ -230,15 +228,15 @@ def test_the_page_has_what_is_assumed_of_links():
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
-    summary = known_answer.summary(2, 64, "f16")
+    summary = models.known_answer_model(2, 64, "f16")
     load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
     named = {part.name: cost_model.Bits(load, summary).of(part) for part in load.parts}
     assert named["blk.1.ffn_up.weight"] == 16
     assert named["blk.1.attn_norm.weight"] == 32
-    nameless = {key: value for key, value in summary.items() if key != "tensors"}
+    nameless = models.nameless(summary)
     load = device_load.Load(nameless, kv_cache.Settings(256), kv_cache.NEW)
     assert cost_model.Bits(load, nameless).of(load.parts[1]) == pytest.approx(16, rel=0.01)
-    unknown = {key: value for key, value in nameless.items() if key != "parameters"}
+    unknown = nameless._replace(parameters=None)
     assert cost_model.Bits(load, unknown).of(load.parts[1]) == cost_model.ASSUMED_BITS
 
 
@@ -246,7 +244,7 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     "devices, measured", [([["h200", 32]], 27680), ([["h200", 16, "loopback"], ["h200", 16]], 16470)]
 )
 def test_prompts_on_two_gpus_are_predicted_as_they_were_measured(devices, measured):
-    summary = known_answer.summary(32, 4096, "f16")
+    summary = models.known_answer_model(32, 4096, "f16")
     works = predicted_speed.works_of({"devices": devices, "build": 11063}, summary)
     works = [work._replace(multiplied=work.weights / 2) for work in works]
     assert 1000 * cost_model.PROMPT / cost_model.prompt_ms(release(11063), works, 4096) == pytest.approx(
@@ -326,7 +324,7 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
 
 def test_prompts_depend_on_the_vectors_of_few_cores(pair):
     """2 cores of EPYCs with and without AVX-512, known answer 16 x 2048: figures of docs/performance.md that the constants follow from."""
-    summary = known_answer.summary(16, 2048, "f16")
+    summary = models.known_answer_model(16, 2048, "f16")
     load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
     weights = sum(part.bytes for part in load.parts) / 2
     for avx512, measured in ((True, 350), (False, 136.6)):

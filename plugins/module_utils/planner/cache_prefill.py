@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     BuildPlan,
     CachePrefill,
@@ -25,23 +25,22 @@ SHARE_OF_DISK = 2
 GIB = 1024 * MIB
 
 
-def large_bytes(summary: Mapping[str, Any]) -> int:
+def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
-    if "tensors" in summary:
-        sizes = [(row["bytes"], 1 if row["layers"] is None else len(row["layers"])) for row in summary["tensors"]]
-        return sum(size * count for size, count in sizes if size > rpc_upload.THRESHOLD)
-    known = summary.get("largest_tensor_bytes")
+    if summary.tensors is not None:
+        return sum(row.bytes * row.number for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
+    known = summary.largest_tensor_bytes
     if known is not None and known <= rpc_upload.THRESHOLD:
         return 0
-    return int(sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"])
+    return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
 
-def large_sizes(summary: Mapping[str, Any]) -> list[int]:
+def large_sizes(summary: ModelSummary) -> list[int]:
     """Bytes of those tensors, each size once; none where the summary has no ``tensors``."""
-    return sorted({row["bytes"] for row in summary.get("tensors", []) if row["bytes"] > rpc_upload.THRESHOLD})
+    return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.THRESHOLD})
 
 
-def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary: Mapping[str, Any] | None) -> Endpoint:
+def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary: ModelSummary | None) -> Endpoint:
     """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model, the release and the disk's size.
 
     :param flags: options of the worker's program.

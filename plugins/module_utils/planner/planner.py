@@ -107,13 +107,14 @@ def make(
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external_workers.hosts_of(cluster.external))
+    report = model_source.report_of(model_found)
 
     def attempt(given: Cluster, trial: bool = True) -> Planned:
         changed = given._replace(
             hosts={name: kernel_parameters.after_reboot(host) for name, host in given.hosts.items()},
-            served=model_source.summary_of(given.model, model_found),
+            served=model_source.summary_of(given.model, report),
         )
-        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        prepared = _prepare(staging.cluster_of(changed) if staged else changed, report, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
@@ -259,7 +260,7 @@ def _with_caches(
     }
 
 
-def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
+def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
     built = _backends(cluster, catalogue)
     wanted = _releases(cluster, built)
     built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
@@ -308,7 +309,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     if not staged:
         neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
-    model = model_source.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
+    model = model_source.model_of(cluster.model, report, head.facts, names.of(cluster.name).account)
     server_settings.check_further(cluster.server, cluster.model)
     server_settings.check(head.name, cluster.server, equipped[head.name].workers, release)
     server_settings.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))

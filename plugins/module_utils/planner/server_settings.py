@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -20,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     kv_cache,
     tensor_types,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -45,7 +45,7 @@ LIMITS = {
 """Field of Server → its smallest and its largest value."""
 
 
-def settings_of(server: Server, summary: Mapping[str, Any], fork: str = options.MAINLINE) -> kv_cache.Settings:
+def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINLINE) -> kv_cache.Settings:
     """The settings of llama-server's cache and compute buffers."""
     given = _memory_arguments(server.extra_args)
     return kv_cache.Settings(
@@ -310,24 +310,24 @@ def is_local(server: Server) -> bool:
     return ipaddress.IPv4Address(server.host).is_loopback
 
 
-def context_of(server: Server, summary: Mapping[str, Any]) -> int:
+def context_of(server: Server, summary: ModelSummary) -> int:
     """Tokens of context, no more than the model has: what its file says, or ``--override-kv`` in place of that."""
     key = re.escape(context_key(summary))
     given = re.findall(rf"(?<![\w.-]){key}=int:(\d{{1,18}})(?![^,\s])", " ".join(server.extra_args))
-    return min(server.context, int(given[-1]) if given else int(summary["context"]))
+    return min(server.context, int(given[-1]) if given else summary.context)
 
 
-def context_key(summary: Mapping[str, Any]) -> str:
+def context_key(summary: ModelSummary) -> str:
     """What a model's file calls the context for which it was trained."""
-    return f"{summary['architecture']}.context_length"
+    return f"{summary.architecture}.context_length"
 
 
-def check_types(path: str, summary: Mapping[str, Any], release: Release, variable: str) -> None:
+def check_types(path: str, summary: ModelSummary, release: Release, variable: str) -> None:
     """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it.
 
     :param variable: that sets the release.
     """
-    kinds = {row["type"] for row in summary.get("tensors", ())}
+    kinds = {row.type for row in summary.named_tensors}
     strange = tensor_types.of_others(kinds, release.fork)
     if strange:
         other = options.IK_LLAMA if release.mainline else options.MAINLINE
@@ -343,7 +343,7 @@ def check_types(path: str, summary: Mapping[str, Any], release: Release, variabl
         )
 
 
-def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
+def context_per_request(server: Server, summary: ModelSummary) -> int:
     """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
     settings = settings_of(server, summary)
     if settings.unified:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan, PortPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, PatchPlan, ReleasePlan
 
@@ -277,7 +279,7 @@ class ModelRequest(NamedTuple):
     source: ModelSource | None
     """None for the known-answer model."""
     known_answer: KnownAnswerPlan | None
-    summary: Mapping[str, Any] | None
+    summary: ModelSummary | None
     mmproj: ModelSource | None = None
     draft: ModelSource | None = None
     token_file: str | None = None
@@ -298,11 +300,11 @@ class Quantisation(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The model that the head serves; ``summary`` as gguf.summarize returns it."""
+    """The model that the head serves."""
 
     path: str
     known_answer: KnownAnswerPlan | None
-    summary: Mapping[str, Any]
+    summary: ModelSummary
     source: str = ""
     """For people, without secrets."""
     revision: str | None = None
@@ -314,8 +316,10 @@ class Model(NamedTuple):
     """head or controller; None where nothing is fetched."""
     offered: tuple[Quantisation, ...] = ()
     """What else the repository has, where it was asked."""
-    further: Mapping[str, Mapping[str, Any]] = {}
-    """Role → summary of a model beside it: gguf.summarize of a draft model, projector.summarize of a projector. Without those that were not read."""
+    draft: ModelSummary | None = None
+    """Of the draft model beside it; None where there is none, or its header was not read."""
+    projector: Projector | None = None
+    """The same of a projector."""
 
     def path_of(self, role: str) -> str | None:
         """Of the first file with this role; None without one."""
@@ -372,7 +376,7 @@ class Cluster(NamedTuple):
     external: tuple[External, ...] = ()
     elsewhere: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
-    served: Mapping[str, Any] | None = None
+    served: ModelSummary | None = None
     """Summary of the model that is served, also while another one proves a release; None where it is not known."""
     within: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""

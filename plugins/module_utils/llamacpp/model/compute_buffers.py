@@ -9,11 +9,9 @@ there are masks alone. Learnt from src/llama-graph.cpp of the builds in caches.R
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
 
 FLOAT = 4
@@ -42,36 +40,35 @@ NO_FLASH = ("grok",)
 """Architectures for which llama.cpp switches it off."""
 
 
-def uses_flash(summary: Mapping[str, Any], settings: kv_cache.Settings, generation: int) -> bool:
+def uses_flash(summary: ModelSummary, settings: kv_cache.Settings, generation: int) -> bool:
     """Whether it is sure that attention is computed without scores."""
     if settings.fork == IK_LLAMA:
         return kv_cache.flashes(settings, generation)
     wanted = settings.flash_attention or ("auto" if generation >= AUTO_FLASH_SINCE else "off")
-    if summary["architecture"] in NO_FLASH or wanted == "off":
+    if summary.architecture in NO_FLASH or wanted == "off":
         return False
-    alike = settings.type_k == settings.type_v and summary["key_dimension"] == summary["value_dimension"]
-    return wanted == "on" or (alike and summary["key_dimension"] in FLASH_SIZES)
+    alike = settings.type_k == settings.type_v and summary.key_dimension == summary.value_dimension
+    return wanted == "on" or (alike and summary.key_dimension in FLASH_SIZES)
 
 
-def _heads_at_once(summary: Mapping[str, Any], settings: kv_cache.Settings, context: int) -> int:
+def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
     """Heads whose scores are there at the same time: fewer than all with ``-amb`` of ik_llama.cpp."""
-    heads, limit = int(summary["heads"]), (settings.attention_batch or 0) * MIB
+    heads, limit = summary.heads, (settings.attention_batch or 0) * MIB
     scores = FLOAT * heads * context * settings.tokens
     if settings.fork != IK_LLAMA or not limit or scores <= limit:
         return heads
     return -(-heads // min(heads, -(-scores // limit)))
 
 
-def _whole_heads(summary: Mapping[str, Any], settings: kv_cache.Settings, generation: int, context: int) -> int:
+def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, generation: int, context: int) -> int:
     """Bytes of the heads that ik_llama.cpp makes of its compressed cache with ``-mla 2`` and 3, as many at a time as ``-amb`` allows."""
-    if settings.fork != IK_LLAMA or summary["architecture"] not in kv_cache.LATENT:
+    if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT:
         return 0
     if kv_cache.latent_mode(settings, generation) < 2 or not uses_flash(summary, settings, generation):
         return 0
-    keys, heads = summary.get("keys", {}), int(summary["heads"])
-    key, value = (
-        int(keys.get(f"attention.{name}_length_mla") or summary[f"{name}_dimension"]) for name in ("key", "value")
-    )
+    heads = summary.heads
+    key = summary.number("attention.key_length_mla") or summary.key_dimension
+    value = summary.number("attention.value_length_mla") or summary.value_dimension
     limit = (settings.attention_batch or 0) * MIB
     size = FLOAT * heads * (key + value) * context
     while limit and size > limit and heads % 2 == 0:
@@ -79,19 +76,19 @@ def _whole_heads(summary: Mapping[str, Any], settings: kv_cache.Settings, genera
     return LATENT_COPIES * size
 
 
-def bound(summary: Mapping[str, Any], settings: kv_cache.Settings, generation: int) -> int:
+def bound(summary: ModelSummary, settings: kv_cache.Settings, generation: int) -> int:
     """Upper bound of a device's compute buffer in bytes: scores or masks, states, and the logits.
 
     :param generation: build number of the release.
     """
-    context, heads, width = kv_cache.pad(settings.context, 256), int(summary["heads"]), int(summary["width"])
-    inner = int(summary.get("keys", {}).get("ssm.inner_size") or 0)
-    states = RECURRENT_STATES * inner + int(summary["vocabulary"])
+    context, heads, width = kv_cache.pad(settings.context, 256), summary.heads, summary.width
+    inner = summary.number("ssm.inner_size") or 0
+    states = RECURRENT_STATES * inner + summary.vocabulary
     if uses_flash(summary, settings, generation):
         windows = 1 + any(kv_cache.window_size(summary, build) for build in kv_cache.readings(generation))
         scores = FLASH_MASKS * windows * context
         states += FLASH_STATES * width
-        states += FLASH_HEADS * heads * (int(summary["key_dimension"]) + int(summary["value_dimension"]))
+        states += FLASH_HEADS * heads * (summary.key_dimension + summary.value_dimension)
     else:
         scores = (_heads_at_once(summary, settings, context) + MASKS) * context
         states += STATES * width

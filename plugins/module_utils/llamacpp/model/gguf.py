@@ -629,6 +629,7 @@ def summarize(model: Model, whole: bool = True) -> dict[str, Any]:
 
 COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimension", "context", "vocabulary")
 SIZES = ("input_bytes", "output_bytes")
+FILES = [{"name": validation.Text(longest=1024), "bytes": validation.Number()}]
 
 
 def _number(value: Any, least: int, most: int) -> bool:
@@ -680,6 +681,11 @@ def problem(summary: Mapping[str, Any]) -> str | None:
         return f"has {short(experts)} as expert_bytes, which are not the sizes of the experts in {summary['layers']} layers"
     if not _number(summary.get("parameters", 1), 1, MAX_ELEMENTS):
         return f"has {short(summary['parameters'])} as parameters"
+    if not _number(summary.get("bytes") or 0, 0, MAX_ELEMENTS):
+        return f"has {short(summary['bytes'])} as bytes"
+    unnamed = validation.mismatch("files", summary.get("files", []), FILES)
+    if unnamed:
+        return f"has {unnamed.where}, which {unnamed.why}"
     keys, rows = summary.get("keys", {}), summary.get("tensors", [])
     if not isinstance(keys, dict) or not all(
         key in CACHE_KEYS and (_number(value, 0, MAX_COUNT) or _numbers(value, 0, MAX_COUNT))

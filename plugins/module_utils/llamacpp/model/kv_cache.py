@@ -10,9 +10,9 @@ constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp. Of ik_llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import FUSED_SINCE, IK_LLAMA, MAINLINE
 
 OLD, MIDDLE, NEW = READ = (6170, 8643, 11063)
@@ -182,110 +182,99 @@ def pad(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _by_layer(value: int | list[int] | None, layers: int, default: int = 0) -> list[int]:
-    """A key that has one value, or one for each layer."""
-    if isinstance(value, list):
-        return [int(entry) for entry in value[:layers]] + [default] * (layers - len(value))
-    return [default if value is None else int(value)] * layers
-
-
-def windowed(summary: Mapping[str, Any], build: int) -> list[bool]:
+def windowed(summary: ModelSummary, build: int) -> list[bool]:
     """Of each layer whether it attends to a sliding window only."""
-    keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
+    layers, architecture = summary.layers, summary.architecture
     if architecture in ("lfm2", "lfm2moe") and window_size(summary, build):
         return [build != OLD and heads > 0 for heads in _kv_heads(summary)]
     if not window_size(summary, build):
         return [False] * layers
-    window, pattern = WINDOWS[architecture], keys.get("attention.sliding_window_pattern")
-    if isinstance(pattern, list) and (build == NEW or window.period is None):
-        return [bool(entry) for entry in _by_layer(pattern, layers)]
-    period = window.period or 0
-    if build != OLD and isinstance(pattern, int):
-        period = int(pattern)
+    window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
+    if summary.listed(pattern) is not None and (build == NEW or window.period is None):
+        return [bool(entry) for entry in summary.by_layer(pattern)]
+    period, given = window.period or 0, summary.number(pattern)
+    if build != OLD and given is not None:
+        period = given
     last = layers - next_layers(summary)
     dense = 0 if window.dense_first else period - 1
     return [index < last and (not period or index % period != dense) for index in range(layers)]
 
 
-def window_size(summary: Mapping[str, Any], build: int) -> int:
+def window_size(summary: ModelSummary, build: int) -> int:
     """Tokens of the sliding window; 0 where there is none."""
-    size = summary.get("keys", {}).get("attention.sliding_window")
-    architecture = summary["architecture"]
+    size = summary.number("attention.sliding_window")
+    architecture = summary.architecture
     if architecture in ("lfm2", "lfm2moe"):
         return size or 0 if build != OLD and architecture == "lfm2" else 0
     window = WINDOWS.get(architecture)
-    if window is None or build < window.since or (architecture == "exaone4" and summary["layers"] != EXAONE4_LAYERS):
+    if window is None or build < window.since or (architecture == "exaone4" and summary.layers != EXAONE4_LAYERS):
         return 0
     if (architecture in SIZE_NEEDED and not size) or (size == 0 and build != OLD):
         return 0
     return window.size if window.size and (window.fixed or size is None) else size or 0
 
 
-def next_layers(summary: Mapping[str, Any]) -> int:
+def next_layers(summary: ModelSummary) -> int:
     """Layers at the end that predict further tokens, which llama-server does not load unless asked to."""
-    return summary.get("keys", {}).get("nextn_predict_layers") or 0
+    return summary.number("nextn_predict_layers") or 0
 
 
-def _kv_heads(summary: Mapping[str, Any]) -> list[int]:
-    keys = summary.get("keys", {})
-    return _by_layer(keys.get("attention.head_count_kv", summary["kv_heads"]), summary["layers"])
+def _kv_heads(summary: ModelSummary) -> list[int]:
+    return summary.by_layer("attention.head_count_kv", summary.kv_heads)
 
 
-def _state(summary: Mapping[str, Any]) -> int:
+def _state(summary: ModelSummary) -> int:
     """Bytes of a recurrent layer's state: of its convolution, and its own. Both are 32-bit floats."""
-    keys: Mapping[str, int] = summary.get("keys", {})
-    width: int = summary["width"]
-    heads = _by_layer(keys.get("attention.head_count", summary["heads"]), 1)[0]
-    convolution = keys.get("ssm.conv_kernel") or 0
-    if keys.get("wkv.head_size"):
-        return 4 * width * (keys.get("token_shift_count", 2) + keys["wkv.head_size"])
-    if keys.get("shortconv.l_cache"):
-        return 4 * width * (keys["shortconv.l_cache"] - 1)
-    if keys.get("kda.head_dim"):
-        size = keys["kda.head_dim"]
+    width, convolution = summary.width, summary.number("ssm.conv_kernel") or 0
+    if size := summary.number("wkv.head_size"):
+        shifts = summary.number("token_shift_count")
+        return 4 * width * ((2 if shifts is None else shifts) + size)
+    if size := summary.number("shortconv.l_cache"):
+        return 4 * width * (size - 1)
+    if size := summary.number("kda.head_dim"):
+        heads = summary.by_layer("attention.head_count", summary.heads)[0]
         return 4 * heads * size * (3 * (convolution - 1 if convolution else 3) + size)
-    inner, state, groups = (keys.get(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count"))
+    inner, state, groups = (summary.number(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count"))
     return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
 
 
-def recurrent_layers(summary: Mapping[str, Any]) -> list[bool]:
+def recurrent_layers(summary: ModelSummary) -> list[bool]:
     """Of each layer whether it keeps a state; of all of an architecture that was not read."""
-    keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
+    layers, architecture = summary.layers, summary.architecture
     if architecture in RECURRENT or architecture in BOTH:
         return [True] * layers
     if architecture in NO_HEADS:
-        feeds = _by_layer(keys.get("feed_forward_length"), layers)
+        feeds = summary.by_layer("feed_forward_length")
         free = architecture.startswith("nemotron_h")
         return [not heads and not (free and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
     if architecture in INTERVAL:
-        listed = keys.get("attention.recurrent_layers")
-        if isinstance(listed, list):
-            return [bool(entry) for entry in _by_layer(listed, layers)]
-        interval = keys.get("full_attention_interval") or 4
+        if summary.listed("attention.recurrent_layers") is not None:
+            return [bool(entry) for entry in summary.by_layer("attention.recurrent_layers")]
+        interval = summary.number("full_attention_interval") or 4
         return [(index + 1) % interval != 0 for index in range(layers)]
     return [not is_known_architecture(summary)] * layers
 
 
-def _cached_layers(summary: Mapping[str, Any], build: int) -> list[bool]:
+def _cached_layers(summary: ModelSummary, build: int) -> list[bool]:
     """Of each layer whether it has keys and values of its own."""
-    keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
+    layers, architecture = summary.layers, summary.architecture
     last = layers if build in KEPT_NEXT.get(architecture, ()) else layers - next_layers(summary)
     if architecture == "gemma3n":
         last = min(last, GEMMA3N_LAYERS)
     if architecture == "gemma4":
-        last -= keys.get("attention.shared_kv_layers") or 0
+        last -= summary.number("attention.shared_kv_layers") or 0
     if architecture in RECURRENT:
         return [False] * layers
     free = architecture in NO_HEADS or architecture in INTERVAL
     return [index < last and not (free and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))]
 
 
-def is_latent(summary: Mapping[str, Any]) -> bool:
+def is_latent(summary: ModelSummary) -> bool:
     """Whether the file is one of MLA in llama.cpp's form: its keys are compressed, and it says the size of the heads made of them."""
-    return summary["architecture"] in LATENT and bool(summary.get("keys", {}).get("attention.key_length_mla"))
+    return summary.architecture in LATENT and bool(summary.number("attention.key_length_mla"))
 
 
-def layers_of(summary: Mapping[str, Any], build: int, flash: bool, latent_values: bool) -> list[Layer]:
+def layers_of(summary: ModelSummary, build: int, flash: bool, latent_values: bool) -> list[Layer]:
     """What each layer keeps.
 
     :param summary: of a model, gguf.summarize.
@@ -293,20 +282,21 @@ def layers_of(summary: Mapping[str, Any], build: int, flash: bool, latent_values
     :param flash: whether values are stored for flash attention.
     :param latent_values: whether values are cached where keys are compressed, too.
     """
-    keys = summary.get("keys", {})
     heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), recurrent_layers(summary)
     cached, state = _cached_layers(summary, build), _state(summary)
-    key, value = summary["key_dimension"], summary["value_dimension"]
+    key, value = summary.key_dimension, summary.value_dimension
     key_of, value_of = {False: key, True: key}, {False: value, True: value}
     if build != OLD:
-        key_of[True] = keys.get("attention.key_length_swa", key)
-        value_of[True] = keys.get("attention.value_length_swa", value)
+        lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
+        key_of[True], value_of[True] = (
+            whole if length is None else length for length, whole in zip(lengths, (key, value))
+        )
     values = [value_of[window] * count for window, count in zip(windows, heads)]
     if not flash:
         values = [max(values)] * len(values)
     if is_latent(summary) and not latent_values:
         values = [0] * len(values)
-    last = summary["layers"] - next_layers(summary)
+    last = summary.layers - next_layers(summary)
     return [
         Layer(
             key_of[windows[index]] * heads[index] if cached[index] else 0,
@@ -314,18 +304,18 @@ def layers_of(summary: Mapping[str, Any], build: int, flash: bool, latent_values
             windows[index],
             state if recurrent[index] and index < last else 0,
         )
-        for index in range(summary["layers"])
+        for index in range(summary.layers)
     ]
 
 
-def cells(summary: Mapping[str, Any], settings: Settings, build: int) -> tuple[int, int]:
+def cells(summary: ModelSummary, settings: Settings, build: int) -> tuple[int, int]:
     """Tokens that a layer's cache has room for: of a layer that attends to everything, and of one with a window."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     seen = window_size(summary, build) * (parallel if settings.unified else 1) + settings.tokens
     if build == OLD:
         multiple = 256 if settings.flash(build) else 32
         each = pad(-(-context // streams), multiple)
-        if summary["architecture"] in HYBRID:
+        if summary.architecture in HYBRID:
             each = pad(context, multiple)
         short = min(each, pad(seen, multiple))
     else:
@@ -334,12 +324,12 @@ def cells(summary: Mapping[str, Any], settings: Settings, build: int) -> tuple[i
     return each * streams, (each if settings.full_window else short) * streams
 
 
-def is_known_architecture(summary: Mapping[str, Any]) -> bool:
+def is_known_architecture(summary: ModelSummary) -> bool:
     """Whether it is known what this architecture caches."""
-    return summary["architecture"] in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
+    return summary.architecture in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
-def _sizes(summary: Mapping[str, Any], settings: Settings, build: int, latent_values: bool) -> list[int]:
+def _sizes(summary: ModelSummary, settings: Settings, build: int, latent_values: bool) -> list[int]:
     full, short = cells(summary, settings, build)
     sizes = []
     for layer in layers_of(summary, build, settings.flash(build), latent_values):
@@ -363,42 +353,41 @@ def latent_mode(settings: Settings, generation: int) -> int:
     return default if settings.latent_attention is None else settings.latent_attention
 
 
-def _latent_token(summary: Mapping[str, Any], settings: Settings, commit: int) -> tuple[float, float] | None:
+def _latent_token(summary: ModelSummary, settings: Settings, commit: int) -> tuple[float, float] | None:
     """Bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None where it attends to whole heads.
 
     Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which keeps values too.
     """
-    mode, keys = latent_mode(settings, commit), summary.get("keys", {})
-    rank, rotated = keys.get("attention.kv_lora_rank"), keys.get("rope.dimension_count")
-    compressed = is_latent(summary) and summary["kv_heads"] == 1
-    if summary["architecture"] not in LATENT or not mode or not (compressed or (rank and rotated)):
+    mode = latent_mode(settings, commit)
+    rank, rotated = summary.number("attention.kv_lora_rank") or 0, summary.number("rope.dimension_count") or 0
+    compressed = is_latent(summary) and summary.kv_heads == 1
+    if summary.architecture not in LATENT or not mode or not (compressed or (rank and rotated)):
         return None
-    width, values = (summary["key_dimension"], summary["value_dimension"]) if compressed else (rank + rotated, rank)
+    width, values = (summary.key_dimension, summary.value_dimension) if compressed else (rank + rotated, rank)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     if flashes(settings, commit):
         return width * key, values * value if commit < IK_LLAMA_READ else 0.0
-    whole = any(row["name"] == "blk.*.attn_kv_b.weight" for row in summary.get("tensors", ()))
+    whole = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
     return width * max(key, value), 0.0 if mode > 1 and whole else values * value
 
 
-def _sizes_of_ik_llama(summary: Mapping[str, Any], settings: Settings, commit: int) -> list[int]:
+def _sizes_of_ik_llama(summary: ModelSummary, settings: Settings, commit: int) -> list[int]:
     """Upper bounds. One cache serves all requests, every layer holds the whole context, those that predict further tokens too."""
     alike = settings._replace(
         unified=True, full_window=True, flash_attention="on" if flashes(settings, commit) else "off"
     )
-    keys = {key: value for key, value in summary.get("keys", {}).items() if key != "nextn_predict_layers"}
-    if is_latent(summary) and summary["kv_heads"] == 1:
-        whole = {f"{name}_dimension": keys.get(f"attention.{name}_length_mla", 0) for name in ("key", "value")}
-        plain = {**summary, **whole, "kv_heads": summary["heads"], "keys": {}}
+    if is_latent(summary) and summary.kv_heads == 1:
+        key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
+        plain = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
     else:
-        plain = {**summary, "keys": keys}
+        plain = summary.without_key("nextn_predict_layers")
     token = _latent_token(summary, settings, commit)
     if token is None:
         return _sizes(plain, alike, OLD, True)
-    return [int(cells(plain, alike, OLD)[0] * sum(token))] * int(summary["layers"])
+    return [int(cells(plain, alike, OLD)[0] * sum(token))] * summary.layers
 
 
-def sizes(summary: Mapping[str, Any], settings: Settings, generation: int) -> tuple[list[int], bool]:
+def sizes(summary: ModelSummary, settings: Settings, generation: int) -> tuple[list[int], bool]:
     """Bytes that are kept for each layer, and whether they are exact; an upper bound where not.
 
     :param generation: build number of the release.

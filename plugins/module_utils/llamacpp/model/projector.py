@@ -9,7 +9,7 @@ It loads all tensors of the file to one device. Learnt from tools/mtmd/clip.cpp 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, gguf
@@ -89,37 +89,70 @@ def problem(summary: Mapping[str, Any]) -> str | None:
     return None
 
 
-def weights(summary: Mapping[str, Any], alignment: int) -> int:
+class Encoder(NamedTuple):
+    """Of pictures or of sound; numbers that the header does not have are 0."""
+
+    kind: str
+    """One of KINDS."""
+    projector: str
+    width: int
+    feed_forward: int
+    heads: int
+    image_size: int
+    patch_size: int
+    max_pixels: int
+
+
+class Projector(NamedTuple):
+    """What planning knows of a projector."""
+
+    name: str
+    tensors: int
+    """How many."""
+    tensor_bytes: int
+    encoders: tuple[Encoder, ...]
+
+
+def parse(summary: Mapping[str, Any]) -> Projector:
+    """:param summary: JSON in which ``problem`` finds nothing."""
+    encoders = (
+        Encoder(one["kind"], one["projector"], *(one.get(key) or 0 for key in (*COUNTS, *SIZES)))
+        for one in summary["encoders"]
+    )
+    return Projector(summary["name"], summary["tensors"], summary["tensor_bytes"], tuple(encoders))
+
+
+def weights(projector: Projector, alignment: int) -> int:
     """Bytes of its tensors, each at a multiple of ``alignment`` at most."""
-    return int(summary["tensor_bytes"] + summary["tensors"] * alignment)
+    return projector.tensor_bytes + projector.tensors * alignment
 
 
-def bound(summary: Mapping[str, Any], generation: int) -> int:
+def bound(projector: Projector, generation: int) -> int:
     """What is assumed of its compute buffer in bytes; 0 of a header that says nothing of its encoders.
 
     :param generation: build number of the release.
     """
-    return max((_bound_of(encoder, generation) for encoder in summary["encoders"]), default=0)
+    return max((_bound_of(encoder, generation) for encoder in projector.encoders), default=0)
 
 
-def _bound_of(encoder: Mapping[str, Any], generation: int) -> int:
-    width, inner, heads = (int(encoder.get(key) or 0) for key in COUNTS)
+def _bound_of(encoder: Encoder, generation: int) -> int:
+    width, inner, heads = encoder.width, encoder.feed_forward, encoder.heads
     patches = _patches(encoder, generation)
     flashes = generation >= FLASH_SINCE and heads and width // heads in compute_buffers.FLASH_SIZES
     scores = 0 if flashes else heads * patches
-    return int(compute_buffers.FLOAT * patches * (STATES * width + FEEDS * inner + scores))
+    return compute_buffers.FLOAT * patches * (STATES * width + FEEDS * inner + scores)
 
 
-def _patches(encoder: Mapping[str, Any], generation: int) -> int:
+def _patches(encoder: Encoder, generation: int) -> int:
     """How many are computed at once, at most."""
-    if encoder["kind"] == "audio":
+    if encoder.kind == "audio":
         return FRAMES
-    image, patch, pixels = (int(encoder.get(key) or 0) for key in SIZES)
+    image, patch, pixels = encoder.image_size, encoder.patch_size, encoder.max_pixels
     if not patch:
         return PATCHES
     if pixels:
         return max(1, -(-pixels // patch**2))
-    if encoder["projector"] not in FIXED or not image:
+    if encoder.projector not in FIXED or not image:
         return PATCHES
-    pictures = PICTURES if encoder["projector"] in BATCHED and generation >= BATCHED_SINCE else 1
+    pictures = PICTURES if encoder.projector in BATCHED and generation >= BATCHED_SINCE else 1
     return pictures * (image // patch) ** 2 + pictures

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
@@ -24,7 +25,7 @@ class Seen(NamedTuple):
     plan: Plan
     cluster: Cluster
     release: Release
-    summary: Mapping[str, Any]
+    summary: ModelSummary
     used: Sequence[devices.Holder]
 
     @property

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
@@ -69,7 +70,7 @@ def _given(settings: kv_cache.Settings, smaller: kv_cache.Settings) -> dict[str,
 
 
 def _remedy(
-    settings: kv_cache.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded], parallel: int
+    settings: kv_cache.Settings, summary: ModelSummary, generation: int, over: Sequence[Crowded], parallel: int
 ) -> tuple[str, dict[str, Any]]:
     """The mildest change with which all of the devices hold cache and compute buffer: in words, and variables ``llama_server_…``."""
     flashes = compute_buffers.uses_flash(summary, settings, generation)
@@ -117,7 +118,7 @@ def cut_context(seen: Seen) -> Cases:
     head, server = seen.plan.head, seen.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    values = {"wanted": server.context, "context": head.context, "model": seen.summary["name"]}
+    values = {"wanted": server.context, "context": head.context, "model": seen.summary.name}
     return [(head.host, {**values, "key": server_settings.context_key(seen.summary)})]
 
 
@@ -134,6 +135,6 @@ def shared_context(seen: Seen) -> Cases:
         "each": head.context_per_request,
         "more": f"With {longest} each gets {server_settings.context_per_request(longer, summary)}."
         if longest > head.context
-        else f"{summary['name']} was trained for no more.",
+        else f"{summary.name} was trained for no more.",
     }
     return [(head.host, values)]

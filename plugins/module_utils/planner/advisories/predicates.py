@@ -334,7 +334,7 @@ def _sends_whole_tensors(seen: Seen) -> bool:
 
 
 def wide_tensor(seen: Seen) -> Cases:
-    largest = seen.summary.get("largest_tensor_bytes", 0)
+    largest = seen.summary.largest_tensor_bytes or 0
     concerned = {seen.plan.head.host, *(device.host for device in seen.used if device.endpoint)}
     mac = [name for name in sorted(concerned) if seen.cluster.places[name].facts.system == "Darwin"]
     if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
@@ -344,10 +344,10 @@ def wide_tensor(seen: Seen) -> Cases:
 
 def wide_model(seen: Seen) -> Cases:
     architecture, width = WIDE_MODELS
-    is_one = seen.summary["architecture"] == architecture and seen.summary["width"] >= width
+    is_one = seen.summary.architecture == architecture and seen.summary.width >= width
     if not is_one or not _sends_whole_tensors(seen):
         return []
-    return [(None, {"build": seen.generation, "model": seen.summary["name"], "first": CHUNKED_SENDS})]
+    return [(None, {"build": seen.generation, "model": seen.summary.name, "first": CHUNKED_SENDS})]
 
 
 def three_endpoints(seen: Seen) -> Cases:
@@ -401,7 +401,7 @@ def router(seen: Seen) -> Cases:
 
 
 def ollama(seen: Seen) -> Cases:
-    architecture = seen.summary["architecture"]
+    architecture = seen.summary.architecture
     source = seen.cluster.model.source
     if architecture not in OLLAMA_ARCHITECTURES or source is None:
         return []

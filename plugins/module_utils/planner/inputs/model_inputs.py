@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, split_files, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -52,12 +53,21 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     return ModelRequest(
         source=None if size is not None else _source(download_record.MODEL, "llama_model_", own),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
-        summary=variables["llama_model_gguf_summary"],
+        summary=_summary(variables["llama_model_gguf_summary"]),
         mmproj=_further(download_record.MMPROJ, variables["llama_model_mmproj"]),
         draft=_further(download_record.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
         fetched_by=variables["llama_model_fetched_by"],
     )
+
+
+def _summary(given: Mapping[str, Any] | None) -> ModelSummary | None:
+    if given is None:
+        return None
+    problem = gguf.problem(given)
+    if problem:
+        raise Refusal(f"llama_model_gguf_summary {problem}: set it to the summary that gguf_info returns")
+    return summary.parse(given)
 
 
 def _is_set(value: Any) -> bool:

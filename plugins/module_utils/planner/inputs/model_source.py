@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import posixpath
@@ -26,10 +27,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     known_answer,
     projector,
     split_files,
+    summary,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Facts,
     Model,
@@ -105,32 +109,80 @@ class Resolved(NamedTuple):
     """head or controller; None where the head has everything."""
 
 
-def check(report: Mapping[str, Any]) -> str | None:
-    """Why a report of what was found is not one; None where it is."""
-    given = {key: report.get(key) for key in FOUND}
+class ModelReport(NamedTuple):
+    """What the modules model or gguf_info report of a model, read once for all attempts of a plan."""
+
+    problem: str = ""
+    """Why this cannot have been found; then nothing else is set."""
+    summary: ModelSummary | None = None
+    closed: str | None = None
+    """What keeps the service from reading it."""
+    refused: str | None = None
+    files: tuple[Mapping[str, Any], ...] = ()
+    """Of the shape FOUND."""
+    sources: tuple[Mapping[str, Any], ...] = ()
+    offered: tuple[Quantisation, ...] = ()
+    draft: ModelSummary | None = None
+    projector: Projector | None = None
+
+
+def report_of(found: Mapping[str, Any]) -> ModelReport:
+    """:param found: ``summary``, ``closed`` and what FOUND has; empty where nothing was looked for."""
+    problem = _problem_of_summary(found) or check(found)
+    if problem:
+        return ModelReport(problem)
+    further = found.get("further") or {}
+    return ModelReport(
+        summary=summary.parse(found["summary"]) if found.get("summary") else None,
+        closed=found.get("closed"),
+        refused=found.get("refused"),
+        files=tuple(found.get("files") or ()),
+        sources=tuple(found.get("sources") or ()),
+        offered=tuple(Quantisation(one["quantisation"], one["bytes"]) for one in found.get("offered") or ()),
+        draft=summary.parse(further[download_record.DRAFT]) if further.get(download_record.DRAFT) else None,
+        projector=projector.parse(further[download_record.MMPROJ]) if further.get(download_record.MMPROJ) else None,
+    )
+
+
+def _problem_of_summary(found: Mapping[str, Any]) -> str | None:
+    given, closed = found.get("summary"), found.get("closed")
+    problem = (
+        validation.problem("summary", given)
+        or validation.problem("closed", closed)
+        or validation.mismatch("closed", closed, Maybe(CLOSED))
+    )
+    if problem:
+        return f"{problem.where} {problem.why}"
+    if not given:
+        return None
+    return gguf.problem(given) if isinstance(given, Mapping) else "is not a mapping"
+
+
+def check(found: Mapping[str, Any]) -> str | None:
+    """Why this cannot have been found of files and further models; None where it can."""
+    given = {key: found.get(key) for key in FOUND}
     problem = validation.problem("", given) or validation.mismatch("", given, FOUND)
     if problem:
         return f"{problem.where.lstrip('.')} {problem.why}"
-    for role, summary in (given["further"] or {}).items():
+    for role, one in (given["further"] or {}).items():
         judge = projector.problem if role == download_record.MMPROJ else gguf.problem
-        wrong = judge(summary) if isinstance(summary, Mapping) else "is not a mapping"
+        wrong = judge(one) if isinstance(one, Mapping) else "is not a mapping"
         if wrong:
             return f"further.{role} {wrong}"
     named = [file["name"] for file in given["files"] or ()]
     return next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), None)
 
 
-def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Resolved:
+def resolve(request: ModelRequest, report: ModelReport, prefix: str) -> Resolved:
     """The files of a request, from what was found, or from the variables alone where nothing was looked for.
 
-    :param report: of the shape FOUND.
     :raises Refusal: the names of its files are not known.
     """
-    said = {entry["role"]: entry for entry in report.get("sources") or ()}
+    said = {entry["role"]: entry for entry in report.sources}
     files: list[ModelFilePlan] = []
     records, fetched = [], []
     for source in request.sources():
-        own = [file for file in report.get("files") or () if file["role"] == source.role]
+        own: Sequence[Mapping[str, Any]] = [file for file in report.files if file["role"] == source.role]
         own = own or _from_variables(source, request.summary)
         where = folder(prefix, source)
         placed = [_placed(source, file, where) for file in own]
@@ -145,7 +197,7 @@ def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Re
         tuple(records),
         first.get("source") or (shown(request.source) if request.source else ""),
         first.get("revision"),
-        tuple(Quantisation(entry["quantisation"], entry["bytes"]) for entry in report.get("offered") or ()),
+        report.offered,
         (CONTROLLER if all(source.copy for source in fetched) else request.fetched_by) if fetched else None,
     )
 
@@ -172,36 +224,32 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
     return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
 
 
-def size_of(summary: Mapping[str, Any]) -> int:
-    """Bytes of a model; of its tensors where the size of its files is not known."""
-    tensors = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
-    return int(summary.get("bytes") or tensors)
-
-
-def scaled(summary: Mapping[str, Any], size: int) -> dict[str, Any]:
+def scaled(whole: ModelSummary, size: int) -> ModelSummary:
     """The same model as if its files had so many bytes: every tensor in proportion."""
-    ratio = size / size_of(summary)
-    changed = {
-        **{key: int(summary[key] * ratio) for key in ("input_bytes", "output_bytes")},
-        "layer_bytes": [int(layer * ratio) for layer in summary["layer_bytes"]],
-        "bytes": size,
-    }
-    if "largest_tensor_bytes" in summary:
-        changed["largest_tensor_bytes"] = int(summary["largest_tensor_bytes"] * ratio)
-    if "expert_bytes" in summary:
-        changed["expert_bytes"] = [int(layer * ratio) for layer in summary["expert_bytes"]]
-    if "tensors" in summary:
-        changed["tensors"] = [{**row, "bytes": int(row["bytes"] * ratio)} for row in summary["tensors"]]
-    return {**summary, **changed}
+    ratio = size / whole.size
+
+    def part(number: int) -> int:
+        return int(number * ratio)
+
+    largest, tensors = whole.largest_tensor_bytes, whole.tensors
+    return whole._replace(
+        input_bytes=part(whole.input_bytes),
+        output_bytes=part(whole.output_bytes),
+        layer_bytes=tuple(map(part, whole.layer_bytes)),
+        bytes=size,
+        largest_tensor_bytes=None if largest is None else part(largest),
+        expert_bytes=tuple(map(part, whole.expert_bytes)),
+        tensors=None if tensors is None else tuple(row._replace(bytes=part(row.bytes)) for row in tensors),
+    )
 
 
 def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
     """What the plan says of the model."""
     return ModelPlan(
         path=model.path,
-        name=model.summary["name"],
-        architecture=model.summary["architecture"],
-        layers=model.summary["layers"],
+        name=model.summary.name,
+        architecture=model.summary.architecture,
+        layers=model.summary.layers,
         large_tensor_bytes=tuple(large_tensor_bytes),
         known_answer=model.known_answer,
         source=model.source,
@@ -228,11 +276,12 @@ def _with_names(source: ModelSource) -> str:
     )
 
 
-def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[dict[str, Any]]:
     """The files of a source that nobody looked for, without their sizes."""
+    files = known.files if known else ()
     if source.path:
         where, name = posixpath.split(source.path)
-        sizes = {file["name"]: file["bytes"] for file in (summary or {}).get("files") or ()}
+        sizes = dict(files)
         own = split_files.siblings(name)
         return [{"name": part, "path": posixpath.join(where, part), "bytes": sizes.get(part)} for part in own]
     named: Sequence[str] = ()
@@ -242,8 +291,8 @@ def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> l
         named = [download_record.name_of_url(url) for url in source.url]
     elif source.copy:
         named = split_files.siblings(posixpath.basename(source.copy))
-    if not named and summary and source.role == download_record.MODEL:
-        named = [file["name"] for file in summary.get("files") or ()]
+    if not named and source.role == download_record.MODEL:
+        named = [name for name, _size in files]
     if not named:
         raise Refusal(
             f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
@@ -252,33 +301,32 @@ def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> l
     return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in named]
 
 
-def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, account: str) -> Model:
+def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: str) -> Model:
     """Path and summary of the model that the head serves.
 
-    :param report: what gguf_info reports of ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
     :param facts: of the head.
     :param account: as which its services run in scope system.
     """
+    _check_report(request, report)
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
             raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
         path = known_answer.path_of(facts.prefix, *request.known_answer)
-        own = Model(path, request.known_answer, known_answer.summary(*request.known_answer), "known-answer")
+        own = Model(path, request.known_answer, _of_known_answer(request.known_answer), "known-answer")
         return _with_files(own, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
-    _check_report(source, report)
-    if report.get("refused"):
-        raise Refusal(report["refused"])
-    summary = report.get("summary") or _given_summary(source, request.summary)
+    if report.refused:
+        raise Refusal(report.refused)
+    found = report.summary or _given_summary(source, request.summary)
     if request.instead_bytes:
-        summary = scaled(summary, request.instead_bytes)
-    model = _with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
+        found = scaled(found, request.instead_bytes)
+    model = _with_files(Model("", None, found), request._replace(summary=found), report, facts.prefix)
     path = str(model.path_of(download_record.MODEL))
-    if facts.scope == "system" and report.get("closed"):
+    if facts.scope == "system" and report.closed:
         raise Refusal(
-            f"{source.variable} is {path!r}, but the account {account}, which serves it, cannot read {report['closed']}: open it with "
-            f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
+            f"{source.variable} is {path!r}, but the account {account}, which serves it, cannot read {report.closed}: open it with "
+            f"chmod o+rX {shlex.quote(report.closed)}, or move the model to /srv"
         )
     for file in model.files:
         if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
@@ -289,9 +337,8 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
     return model._replace(path=path)
 
 
-def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Model:
+def _with_files(model: Model, request: ModelRequest, report: ModelReport, prefix: str) -> Model:
     resolved = resolve(request, report, prefix)
-    roles = [source.role for source in request.sources() if source.role in FURTHER]
     return model._replace(
         source=model.source or resolved.source,
         revision=resolved.revision,
@@ -299,36 +346,28 @@ def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], 
         records=resolved.records,
         fetched_by=resolved.fetched_by,
         offered=resolved.offered,
-        further={role: one for role, one in (report.get("further") or {}).items() if role in roles},
+        draft=report.draft if request.draft else None,
+        projector=report.projector if request.mmproj else None,
     )
 
 
-def summary_of(request: ModelRequest, report: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known.
-
-    :param report: as of ``model_of``.
-    """
+def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | None:
+    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known."""
     if request.known_answer:
-        size = request.known_answer
-        return None if known_answer.problem(*size) else known_answer.summary(*size)
-    summary = report.get("summary") or request.summary
-    return summary if isinstance(summary, Mapping) and not gguf.problem(summary) else None
+        return None if known_answer.problem(*request.known_answer) else _of_known_answer(request.known_answer)
+    return report.summary or request.summary
 
 
-def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
+@functools.lru_cache(maxsize=16)
+def _of_known_answer(size: KnownAnswerPlan) -> ModelSummary:
+    return summary.parse(known_answer.summary(*size))
+
+
+def _check_report(request: ModelRequest, report: ModelReport) -> None:
     """Refuses what cannot have been found of a model."""
-    summary, closed = report.get("summary"), report.get("closed")
-    problem = (
-        validation.problem("summary", summary)
-        or validation.problem("closed", closed)
-        or validation.mismatch("closed", closed, validation.Maybe(CLOSED))
-    )
-    wrong = f"{problem.where} {problem.why}" if problem else None
-    if not wrong and summary:
-        wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"
-    wrong = wrong or check(report)
-    if wrong:
-        raise Refusal(f"{_subject(source)}, for which {validation.not_possible('the head', wrong)}")
+    source = next(iter(request.sources()), None)
+    if source and report.problem:
+        raise Refusal(f"{_subject(source)}, for which {validation.not_possible('the head', report.problem)}")
 
 
 def _subject(source: ModelSource) -> str:
@@ -336,14 +375,11 @@ def _subject(source: ModelSource) -> str:
     return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {shown(source)}"
 
 
-def _given_summary(source: ModelSource, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _given_summary(source: ModelSource, given: ModelSummary | None) -> ModelSummary:
     """``llama_model_gguf_summary``, where the file itself was not read."""
-    if summary is None:
+    if given is None:
         raise Refusal(
             f"{_subject(source)}, but that file was not read: planning needs a reachable head, or "
             "llama_model_gguf_summary"
         )
-    problem = gguf.problem(summary)
-    if problem:
-        raise Refusal(f"llama_model_gguf_summary {problem}: set it to the summary that gguf_info returns")
-    return summary
+    return given

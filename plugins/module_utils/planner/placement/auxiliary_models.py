@@ -10,13 +10,15 @@ read in builds 6170 to 9435. So it is told: one device of the head, or its proce
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Union, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
@@ -68,7 +70,7 @@ class Asked(NamedTuple):
 def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> Asked:
     given = {name: pair for name in PLACING[role] if (pair := _given(server, name))}
     layers = given.pop("draft-layers", None)
-    if layers and (server_settings.number_of(layers[1]) or 0) <= model.further[role]["layers"]:
+    if layers and model.draft and (server_settings.number_of(layers[1]) or 0) <= model.draft.layers:
         return Asked(word=layers[0])
     if not given:
         return Asked()
@@ -77,6 +79,11 @@ def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> As
     if name == "projector-offload" and options.meaning(word) == "off" and not others:
         return Asked(NONE)
     return Asked(value) if name.endswith("-device") and value in names and not others else Asked(word=word)
+
+
+def _header(role: str, model: Model) -> ModelSummary | Projector | None:
+    """What is known of a model beside the one that is served."""
+    return model.draft if role == download_record.DRAFT else model.projector
 
 
 def uncounted(model: Model, server: Server, release: Release, offered: Sequence[Device]) -> dict[str, str]:
@@ -94,7 +101,7 @@ def _why_not(role: str, model: Model, server: Server, release: Release, own: Seq
         return f"{release.fork} chooses its device, by rules that are not known here"
     if release.generation < READ_SINCE:
         return f"builds before {READ_SINCE} choose its device, by rules that are not known here"
-    if role not in model.further:
+    if _header(role, model) is None:
         return "its header was not read"
     word = _asked(role, model, server, own).word
     return f"{word} is given, which puts it where the plan does not follow" if word else ""
@@ -107,7 +114,7 @@ def homes(model: Model, server: Server, release: Release, own: Sequence[Device])
     :param own: the devices that llama-server itself drives, the fastest first.
     """
     unknown = uncounted(model, server, release, own)
-    roles = [role for role in PLACING if role in model.further and role not in unknown]
+    roles = [role for role in PLACING if _header(role, model) and role not in unknown]
     return itertools.product(
         *(
             [_size(role, model, server, release, device) for device in _places(role, model, server, own)]
@@ -130,10 +137,11 @@ def _places(role: str, model: Model, server: Server, own: Sequence[Device]) -> l
 
 def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> Further:
     backend = backends.RECORDS[device.backend] if device else backends.CPU
-    summary = model.further[role]
     if role == download_record.MMPROJ:
-        buffer = projector.bound(summary, release.generation)
-        return Further(role, device, projector.weights(summary, backend.alignment), 0, buffer)
+        one = cast(Projector, model.projector)
+        buffer = projector.bound(one, release.generation)
+        return Further(role, device, projector.weights(one, backend.alignment), 0, buffer)
+    summary = cast(ModelSummary, model.draft)
     settings, contexts = _settings(server, model.summary, release)
     load = device_load.Load(_loaded(summary), settings, release.generation)
     units = list(range(load.units))
@@ -143,24 +151,23 @@ def _size(role: str, model: Model, server: Server, release: Release, device: Dev
     return Further(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
 
 
-def _is_part(summary: Mapping[str, Any]) -> bool:
+def _is_part(summary: ModelSummary) -> bool:
     """Whether a draft model is a part of another one: its layers that predict further tokens, which count the others and do not have them."""
-    return not all(summary["layer_bytes"])
+    return not all(summary.layer_bytes)
 
 
-def _loaded(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def _loaded(summary: ModelSummary) -> ModelSummary:
     """A summary without saying that such layers are not loaded, where there are no others."""
-    keys = {key: value for key, value in summary.get("keys", {}).items() if key != "nextn_predict_layers"}
-    return {**summary, "keys": keys} if _is_part(summary) else summary
+    return summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
 
 
-def _cache(load: device_load.Load, summary: Mapping[str, Any]) -> int:
+def _cache(load: device_load.Load, summary: ModelSummary) -> int:
     """Bytes of a KV cache; of a part of another model at most, since only layers that it has get one (ctx_type in llama-model.cpp of build 11063)."""
     sizes = load.kv[: load.layers]
-    return sum(map(bool, summary["layer_bytes"])) * max(sizes) if _is_part(summary) else sum(sizes)
+    return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_part(summary) else sum(sizes)
 
 
-def _settings(server: Server, served: Mapping[str, Any], release: Release) -> tuple[kv_cache.Settings, int]:
+def _settings(server: Server, served: ModelSummary, release: Release) -> tuple[kv_cache.Settings, int]:
     """Of a context of the draft model, and how many contexts there are. Its cache has its own types, f16 where nothing is said.
 
     :param served: summary of the model that is served.
@@ -234,10 +241,9 @@ def _speculation(model: Model, server: Server, release: Release) -> str:
     older = not release.mainline or release.generation < TYPES_SINCE
     if older or not model.path_of(download_record.DRAFT) or _given(server, options.SPECULATION):
         return ""
-    summary = model.further.get(download_record.DRAFT, {})
-    tensors = {row["name"] for row in summary.get("tensors", ())}
+    tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
     special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
-    kind = special.get(summary.get("architecture", ""), "draft-simple")
+    kind = special.get(model.draft.architecture if model.draft else "", "draft-simple")
     if any(name.endswith(".nextn.eh_proj.weight") for name in tensors):
         kind = "draft-mtp"
     return kind if kind == "draft-simple" or release.generation >= FURTHER_TYPES_SINCE else ""
@@ -247,7 +253,7 @@ def states_of_speculation(model: Model, server: Server, release: Release) -> lis
     """What is not counted of a recurrent model whose draft model takes back tokens (need_n_rs_seq of builds 9435 to 11063)."""
     given = _given(server, options.SPECULATION)
     kinds = set(given[1].split(",")) if given else {_speculation(model, server, release)}
-    recurrent = model.summary["architecture"] in kv_cache.RECURRENT | kv_cache.HYBRID
+    recurrent = model.summary.architecture in kv_cache.RECURRENT | kv_cache.HYBRID
     return ["states of tokens that may be taken back"] if recurrent and kinds & TAKES_BACK else []
 
 
@@ -258,7 +264,7 @@ def arguments(held: Sequence[Further], model: Model, server: Server, release: Re
     for one in held:
         if one.role == download_record.DRAFT:
             words.append(("draft-device", one.device.name if one.device else NONE))
-            words += [("draft-layers", str(model.further[one.role]["layers"] + 1))] if one.device else []
+            words += [("draft-layers", str(model.draft.layers + 1))] if one.device and model.draft else []
         elif not one.device:
             words.append(("projector-offload", "off"))
     return [(name, value) for name, value in words if name not in given]
@@ -298,7 +304,7 @@ def as_plan(held: Sequence[Further], model: Model, head: str) -> tuple[Auxiliary
     return tuple(
         AuxiliaryModelPlan(
             role=one.role,
-            name=model.further[one.role]["name"],
+            name=cast(Union[ModelSummary, Projector], _header(one.role, model)).name,
             host=head,
             device=one.device.name if one.device else None,
             weights_mib=round(one.weights / MIB, 2),

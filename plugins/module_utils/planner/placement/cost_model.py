@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Facts, Release
 
@@ -101,25 +102,24 @@ EXPERTS = re.compile(r"_(?:ch)?exps\b")
 """In names of tensors of which a token uses the chosen experts only."""
 
 
-def active_share(summary: Mapping[str, Any]) -> float:
+def active_share(summary: ModelSummary) -> float:
     """Of the experts' tensors, what a token reads."""
-    keys = summary.get("keys", {})
-    count, used = keys.get("expert_count") or 0, keys.get("expert_used_count") or 0
+    count, used = summary.number("expert_count") or 0, summary.number("expert_used_count") or 0
     return min(1.0, used / count) if count and used else 1.0
 
 
-def read_of(part: device_load.Part, summary: Mapping[str, Any]) -> float:
+def read_of(part: device_load.Part, summary: ModelSummary) -> float:
     """Bytes that a token reads of a tensor, or of a layer of a summary without names."""
     if EXPERTS.search(part.name):
         experts = part.bytes
-    elif not part.name and part.unit is not None and part.unit < len(summary.get("expert_bytes", ())):
-        experts = summary["expert_bytes"][part.unit]
+    elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
+        experts = summary.expert_bytes[part.unit]
     else:
         return float(part.bytes)
     return part.bytes - experts * (1 - active_share(summary))
 
 
-def units_read(load: device_load.Load, summary: Mapping[str, Any]) -> list[float]:
+def units_read(load: device_load.Load, summary: ModelSummary) -> list[float]:
     """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
     read = [0.0] * load.units
     for part in load.parts:
@@ -140,10 +140,10 @@ QUANTISED_BITS = 15
 class Bits:
     """How many bits a weight of each tensor has."""
 
-    def __init__(self, load: device_load.Load, summary: Mapping[str, Any]) -> None:
-        rows = summary.get("tensors", ())
-        self._own = {(row["name"], row["bytes"]): 8 * row["bytes"] / math.prod(row["shape"]) for row in rows}
-        parameters, weights = summary.get("parameters"), sum(part.bytes for part in load.parts)
+    def __init__(self, load: device_load.Load, summary: ModelSummary) -> None:
+        rows = summary.named_tensors
+        self._own = {(row.name, row.bytes): 8 * row.bytes / math.prod(row.shape) for row in rows}
+        parameters, weights = summary.parameters, sum(part.bytes for part in load.parts)
         self._average = 8 * weights / parameters if parameters and weights else ASSUMED_BITS
 
     def of(self, part: device_load.Part) -> float:
@@ -165,12 +165,12 @@ NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
 experts, latent attention, or a state in place of attention."""
 
 
-def nodes_per_layer(summary: Mapping[str, Any]) -> float:
+def nodes_per_layer(summary: ModelSummary) -> float:
     """About how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
-    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary["layers"]
+    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
     nodes += NODES["experts"] if active_share(summary) < 1 else 0
-    return nodes + (NODES["latent"] if summary["architecture"] in kv_cache.LATENT else 0)
+    return nodes + (NODES["latent"] if summary.architecture in kv_cache.LATENT else 0)
 
 
 def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:

@@ -14,12 +14,13 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Further, Worker
 
@@ -53,38 +54,37 @@ class Part(NamedTuple):
     """The device it is on whatever its unit is; None where it goes with its unit."""
 
 
-def _short_of(row: Mapping[str, Any]) -> int:
+def _short_of(row: TensorGroup) -> int:
     """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
-    if row["type"] in FLOATS or not row["shape"]:
+    if row.type in FLOATS or not row.shape:
         return 0
-    elements: int = -row["shape"][0] % backends.MATRIX_ROW_PADDING
-    size: int = row["bytes"]
-    return size * elements // int(math.prod(row["shape"]))
+    elements = -row.shape[0] % backends.MATRIX_ROW_PADDING
+    return row.bytes * elements // math.prod(row.shape)
 
 
-def _parts(summary: Mapping[str, Any], build: int) -> tuple[list[Part], list[Part]]:
+def _parts(summary: ModelSummary, build: int) -> tuple[list[Part], list[Part]]:
     """The tensors that llama-server loads, and those of which devices get copies."""
-    layers, last = summary["layers"], summary["layers"] - kv_cache.next_layers(summary)
+    layers, last = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
-    for row in summary["tensors"]:
-        if row["layers"] is not None:
-            names = ((layer, row["name"].replace("*", str(layer))) for layer in row["layers"] if layer < last)
-            parts += [Part(name, row["bytes"], layer, _short_of(row)) for layer, name in names]
+    for row in summary.named_tensors:
+        if row.layers is not None:
+            names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < last)
+            parts += [Part(name, row.bytes, layer, _short_of(row)) for layer, name in names]
             continue
-        beginning = row["name"].split(".", 1)[0]
+        beginning = row.name.split(".", 1)[0]
         if beginning in WITH_EACH_DEVICE:
-            copies.append(Part(row["name"], row["bytes"], None))
+            copies.append(Part(row.name, row.bytes, None))
             continue
         unit = None if beginning in STAYS[build] else 0 if beginning in WITH_FIRST_LAYER[build] else layers
-        parts.append(Part(row["name"], row["bytes"], unit, _short_of(row)))
+        parts.append(Part(row.name, row.bytes, unit, _short_of(row)))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
     return parts, copies
 
 
-def _parts_without_names(summary: Mapping[str, Any]) -> tuple[list[Part], list[Part]]:
-    sizes = [*summary["layer_bytes"], summary["output_bytes"]]
-    return [Part("", summary["input_bytes"], None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
+def _parts_without_names(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
+    sizes = [*summary.layer_bytes, summary.output_bytes]
+    return [Part("", summary.input_bytes, None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
 
 
 def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
@@ -121,7 +121,7 @@ class Load:
 
     def __init__(
         self,
-        summary: Mapping[str, Any],
+        summary: ModelSummary,
         settings: kv_cache.Settings,
         generation: int,
         overrides: Sequence[tuple[str, str]] = (),
@@ -131,12 +131,12 @@ class Load:
         :param generation: build number of the release.
         :param overrides: expressions for names of tensors, each with the device that these are on.
         """
-        self.layers: int = summary["layers"]
+        self.layers: int = summary.layers
         self.units: int = self.layers + 1
         self.compute = compute_buffers.bound(summary, settings, generation)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, generation)
         builds = kv_cache.readings(generation)
-        if "tensors" in summary:
+        if summary.tensors is not None:
             readings = [_parts(summary, build) for build in builds]
             known = kv_cache.is_known_architecture(summary) and kv_cache.is_known_build(generation)
             self.weights_exact = known and all(entry == readings[0] for entry in readings)
@@ -145,7 +145,7 @@ class Load:
         parts, self.copies = readings[-1]
         self.parts = _with_overrides(parts, overrides)
         windows = kv_cache.windowed(summary, builds[-1])
-        self.copied = [not (summary["architecture"] == "gemma4" and window) for window in windows]
+        self.copied = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
         for part in self.parts:
             if part.unit is not None:

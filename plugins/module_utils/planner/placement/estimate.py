@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DeviceEstimate,
     DiskEstimate,
@@ -83,7 +84,7 @@ class Case(NamedTuple):
 
     release: Release
     placed: device_load.Placed
-    summary: Mapping[str, Any]
+    summary: ModelSummary
     head: str
     hosts: Mapping[str, Host]
     """Those that the collection manages."""
@@ -201,7 +202,7 @@ def _limit_of_generation(release: Release, works: Sequence[cost_model.Work]) -> 
 def _limit_of_prompts(case: Case, works: Sequence[cost_model.Work]) -> str:
     costs = []
     for work in works:
-        cost = cost_model.prompt_costs(case.release, work, case.summary["width"])
+        cost = cost_model.prompt_costs(case.release, work, case.summary.width)
         costs += [(f"{kind} {{}}", work.host, ms) for kind, ms in cost.items()]
     return _most(costs)
 
@@ -223,7 +224,7 @@ class Speeds(NamedTuple):
 
 def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     """What these parts of the model reach together."""
-    prompt = cost_model.prompt_ms(case.release, works, case.summary["width"])
+    prompt = cost_model.prompt_ms(case.release, works, case.summary.width)
     return Speeds(1000 / cost_model.token_ms(case.release, works), 1000 * cost_model.PROMPT / prompt if prompt else 0.0)
 
 

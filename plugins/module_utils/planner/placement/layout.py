@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
@@ -48,7 +49,7 @@ class Pace(NamedTuple):
 
 
 def paces_of(
-    devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: Mapping[str, Any]
+    devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: ModelSummary
 ) -> dict[str, Pace]:
     """Device, as the log names it → its pace."""
     nodes = cost_model.nodes_per_layer(summary)
@@ -116,7 +117,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     """
     server, model, devices = case.server, case.model, case.devices
     overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
-    if overrides and "tensors" not in model.summary:
+    if overrides and model.summary.tensors is None:
         raise Refusal(
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
@@ -178,7 +179,7 @@ class Runner(NamedTuple):
 
 
 def _runners(
-    load: device_load.Load, devices: Sequence[Device], paces: Mapping[str, Pace], summary: Mapping[str, Any]
+    load: device_load.Load, devices: Sequence[Device], paces: Mapping[str, Pace], summary: ModelSummary
 ) -> list[Runner]:
     """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
     layers it gets then follows from the room, and whether it gets any from what its worker costs."""
