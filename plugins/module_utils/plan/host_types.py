@@ -291,8 +291,8 @@ class ServicePlan(NamedTuple):
     """addresses to which it may talk, in both directions, for systemd's IPAddressAllow; empty: to all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
     """command lines with which the head's llama-server may run while workers are away; missing of a worker"""
-    protocol: Absent[Protocol] = None
-    """of a worker"""
+    protocol: Optional[Protocol] = None
+    """of a worker; null where it is not known, and of the head"""
     definition: Absent[Block] = None
     """what the service manager gets"""
 
