@@ -29,10 +29,6 @@ def refuses(cluster, *said, **variables):
     return text
 
 
-def test_a_release_of_an_unknown_form(bare):
-    refuses(bare, "llama_release is 'newest'", "use a build like b8600", "nothing was changed", llama_release="newest")
-
-
 def test_a_wrong_checksum(bare, tmp_path):
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(b"something else")
@@ -44,15 +40,14 @@ def test_a_wrong_checksum(bare, tmp_path):
 def repository(tmp_path):
     folder = tmp_path / "repository"
     git = ["git", "-C", str(folder), "-c", "user.name=test", "-c", "user.email=test@localhost"]
-    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=other", str(folder)], check=True)
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=x"], check=True)
     return {"source": "git", "repository": str(folder)}
 
 
-@pytest.mark.parametrize("ref", ["b9999", "no-such-branch"])
-def test_a_ref_that_is_not_there(bare, repository, ref):
-    said = f"llama_release has the ref '{ref}', which is not a tag, branch or commit of {repository['repository']}: correct it"
-    refuses(bare, said, llama_release={**repository, "ref": ref})
+def test_a_ref_that_is_not_there(bare, repository):
+    said = f"llama_release has the ref 'main', which is not a tag, branch or commit of {repository['repository']}: correct it"
+    refuses(bare, said, llama_release={**repository, "ref": "main"})
 
 
 def test_a_repository_that_is_not_there(bare):
@@ -65,14 +60,6 @@ def test_a_patch_that_is_not_there(bare):
     refuses(bare, "llama_release has the patch 'no-such.patch'", "it does not exist", llama_release=release)
 
 
-def test_an_unknown_backend(bare):
-    refuses(bare, "llama_backend of localhost is 'rocm'", "hip", llama_backend="rocm")
-
-
-def test_a_backend_without_a_device(bare):
-    refuses(bare, "llama_backend of localhost is hip", "no such device", llama_backend="hip")
-
-
 def test_a_port_that_something_else_uses(bare):
     with socket.create_server(("127.0.0.1", PORTS[1])):
         refuses(
@@ -82,28 +69,18 @@ def test_a_port_that_something_else_uses(bare):
         )
 
 
-def test_a_host_name_where_an_address_is_needed(bare):
-    refuses(bare, "llama_server_host is 'headbox'", "numeric IPv4 address", llama_server_host="headbox")
-
-
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        (None, "which does not exist"),
-        (b"", "which is not a GGUF file"),
-        (b"GGUF\x03\x00\x00\x00" + (5).to_bytes(8, "little") * 2, "which is truncated"),
-        (b"PK\x03\x04" * 100, "which is not a GGUF file"),
-    ],
-)
-def test_a_model_that_is_missing_truncated_or_something_else(tmp_path, content, said):
+def test_a_model_that_is_something_else(tmp_path):
     model = tmp_path / "model.gguf"
-    if content is not None:
-        model.write_bytes(content)
+    model.write_bytes(b"PK\x03\x04" * 100)
     cluster = Cluster(tmp_path, llama_model_path=str(model))
     cluster.inventory.write_text(
         cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
     )
-    refuses(cluster, f"llama_model_path is {model}, {said}", "Give the path of a complete GGUF file on the head")
+    refuses(
+        cluster,
+        f"llama_model_path is {model}, which is not a GGUF file",
+        "Give the path of a complete GGUF file on the head",
+    )
 
 
 def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tmp_path):
@@ -144,8 +121,8 @@ def test_no_compiler_and_no_root(bare):
     refuses(bare, "localhost lacks ninja, c++", "no root access", "ninja-build, g++", "run the playbook again")
 
 
-@pytest.mark.parametrize("variable", ["llama_plan_path", "llama_plan_html_path", "llama_report_path"])
-def test_a_file_that_cannot_be_written(bare, variable):
+def test_a_file_that_cannot_be_written(bare):
+    variable = "llama_report_path"
     result = bare.run("playbooks/plan.yml", **{variable: "/no/such/folder/plan"})
     assert result.rc == 2
     text = " ".join(result.text.split())

@@ -135,18 +135,12 @@ def supervisorctl(cluster, *arguments):
     subprocess.run([*program, *arguments], check=True, capture_output=True)
 
 
-def test_a_stopped_worker_fails_verify_and_is_started_by_the_next_run(served):
+def test_what_was_stopped_fails_verify_and_is_started_by_the_next_run(served):
+    """First a worker, then everything, as by a reboot: the head first."""
     supervisorctl(served, "stop", "llamacpp-worker-two")
     failed = served.run("playbooks/verify.yml")
     assert failed.status == "failed"
     assert "llamacpp-worker-two is stopped" in failed.text
-    result = served.site()
-    assert result.status == "successful", result.text
-    assert result.changed > 0
-    assert served.complete() == known_answer.SENTENCE
-
-
-def test_everything_stops_head_first_and_is_started_by_the_next_run(served):
     log = served.prefix / "supervisor" / "supervisord.log"
     before = len(log.read_text())
     supervisorctl(served, "shutdown")
@@ -156,10 +150,10 @@ def test_everything_stops_head_first_and_is_started_by_the_next_run(served):
         for line in log.read_text()[before:].splitlines()
         if "stopped: " in line
     ]
-    assert stopped[0] == "llamacpp-server"
-    assert sorted(stopped[1:]) == ["llamacpp-worker-one", "llamacpp-worker-two"]
+    assert stopped == ["llamacpp-server", "llamacpp-worker-one"]
     result = served.site()
     assert result.status == "successful", result.text
+    assert result.changed > 0
     assert served.complete() == known_answer.SENTENCE
 
 
@@ -185,13 +179,19 @@ def test_stop_and_start_without_planning(served):
     assert served.site().changed == 0
 
 
-def test_a_setting_of_the_server_restarts_the_head_alone(served):
+def test_settings_of_the_server_restart_the_head_alone_and_its_key_appears_nowhere(served, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("not-to-be-told\n")
+    key.chmod(0o600)
     workers = {pid for pid, argv in served.processes().items() if "rpc-server" in argv[0]}
-    result = served.site(llama_server_context=1024)
+    result = served.site(llama_server_context=1024, llama_server_api_key_file=str(key))
     assert result.status == "successful", result.text
     assert {pid for pid, argv in served.processes().items() if "rpc-server" in argv[0]} == workers
     assert "--ctx-size 1024" in " ".join(served.processes()[served.pid_of("releases", "llama-server", "--rpc")])
-    assert served.site().status == "successful"
+    assert "not-to-be-told" not in result.text
+    assert all("not-to-be-told" not in " ".join(argv) for argv in served.processes().values())
+    with pytest.raises(OSError, match="401"):
+        served.complete()
 
 
 def test_a_worker_that_is_not_planned_any_more_is_removed(served):
@@ -263,19 +263,6 @@ def test_a_model_by_its_path(served, tmp_path):
     assert served.site().status == "successful"
 
 
-def test_an_api_key_is_asked_for_and_appears_nowhere(served, tmp_path):
-    key = tmp_path / "key"
-    key.write_text("not-to-be-told\n")
-    key.chmod(0o600)
-    result = served.site(llama_server_api_key_file=str(key))
-    assert result.status == "successful", result.text
-    assert "not-to-be-told" not in result.text
-    assert all("not-to-be-told" not in " ".join(argv) for argv in served.processes().values())
-    with pytest.raises(OSError, match="401"):
-        served.complete()
-    assert served.site().status == "successful"
-
-
 PATCH = """--- a/tools/rpc/rpc-server.cpp
 +++ b/tools/rpc/rpc-server.cpp
 @@ -1,2 +1,2 @@
@@ -311,20 +298,19 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
         stderr=subprocess.DEVNULL,
     )
     try:
-        check = served.site("--check --diff", llama_build_keep=3)
-        assert check.status == "successful", check.text
-        assert "-third" in check.text
-        assert len(list(releases.iterdir())) == 5
         before = set(served.processes())
         result = served.site(llama_build_keep=3)
         assert result.status == "successful", result.text
         assert result.changed == 1
         assert {path.name for path in releases.iterdir()} == {planned.name, "used", "second"}
         assert set(served.processes()) == before
-        assert served.site(llama_build_keep=3).changed == 0
     finally:
         worker.kill()
         worker.wait()
+    check = served.site("--check --diff", llama_build_keep=1)
+    assert check.status == "successful", check.text
+    assert "-second" in check.text
+    assert len(list(releases.iterdir())) == 3
     assert served.site(llama_build_keep=1).changed == 1
     assert list(releases.iterdir()) == [planned]
 

@@ -109,8 +109,6 @@ def test_a_missing_list_is_fetched_and_the_host_asked_again(look, tmp_path):
     "facts, options",
     [
         (LISTED, []),
-        ({"scope": "system", "packaged": None}, []),
-        ({**NO_LIST, "scope": "user"}, []),
         (NO_LIST, ["--check"]),
     ],
 )

@@ -76,9 +76,9 @@ def test_what_is_lacking_is_installed(install, tmp_path, part):
 
 
 @pytest.mark.parametrize(
-    "family, command", [("arch", "pacman -S --needed"), ("suse", "zypper --non-interactive install")]
+    "part, family, command",
+    [("packages", "arch", "pacman -S --needed"), ("optional_packages", "suse", "zypper --non-interactive install")],
 )
-@pytest.mark.parametrize("part", ["packages", "optional_packages"])
 def test_a_manager_without_a_module_is_called_itself(install, tmp_path, part, family, command):
     program = tmp_path / command.split()[0]
     program.write_text('#!/bin/sh\necho "${0##*/} $*" > "${0%/*}/installed"\n')
