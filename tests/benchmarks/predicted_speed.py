@@ -1,4 +1,4 @@
-"""Predicted beside measured tokens per second, as the table of docs/performance.md.
+"""Predicted beside measured tokens per second: the table of docs/performance.md, and every figure.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/predicted_speed.py
 """
@@ -119,35 +119,28 @@ def figures() -> list[Figure]:
 
 
 def table() -> str:
-    """The table and what to know of it, in Markdown."""
+    """How well predictions hold, by source, in Markdown."""
     rows = figures()
-    lines = [
-        "| source | model | devices | build | delay, ms | measured, t/s | predicted, t/s | off by |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.source} | {row.model} | {row.devices} | {row.build} | {row.delay_ms or ''} | {row.measured:g} | {row.predicted:.3g} | "
-        f"{100 * row.error:+.0f} % |"
-        for row in rows
-    ]
-    errors = [abs(row.error) for row in rows]
-    lines += [
-        "",
-        f"{len(rows)} figures, {sum(error <= WITHIN for error in errors)} of them within {100 * WITHIN:.0f} %, the median of the deviations is "
-        f"{100 * statistics.median(errors):.0f} %.",
-        *(
-            f"Not within {100 * WITHIN:.0f} %: {row.model} ({row.measured:g} t/s), {row.why}."
-            for row in rows
-            if row.why
-        ),
-        "",
-        "Not predicted, since the notes lack something that they follow from:",
-        "",
-    ]
-    for entry in DATA["unpredicted"]:
-        lines.append(f"- {entry['source']}, {', '.join(map(str, entry['measured']))} t/s: {entry['why']}")
-    return "\n".join(lines) + "\n"
+    lines = ["| source | figures | within 20 % | median deviation | largest |", "|---|---|---|---|---|"]
+    for source in dict.fromkeys(row.source for row in rows):
+        errors = [row.error for row in rows if row.source == source]
+        within = sum(abs(error) <= WITHIN for error in errors)
+        largest = max(errors, key=abs)
+        lines.append(
+            f"| {source} | {len(errors)} | {within} | {100 * statistics.median(map(abs, errors)):.0f} % | {100 * largest:+.0f} % |"
+        )
+    outside = [row for row in rows if row.why]
+    return "\n".join([*lines, "", *(f"{row.model} ({row.measured:g} t/s): {row.why}." for row in outside)]) + "\n"
+
+
+def every_figure() -> str:
+    """A line for each figure."""
+    return "\n".join(
+        f"{row.source}\t{row.model}\t{row.devices}\t{row.build}\t{row.delay_ms or ''}\t{row.measured:g}\t{row.predicted:.3g}\t{100 * row.error:+.0f} %"
+        for row in figures()
+    )
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(table())
+    print(every_figure())
