@@ -74,7 +74,7 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
         assert (tensors[f"blk.0.{name}.weight"] == 1).all()
     noise = [tensors[f"blk.{layer}.attn_{part}.weight"] for layer in (0, 1) for part in ("q", "k", "v", "output")]
     for index, matrix in enumerate(noise):
-        assert 0.07 < matrix.std() * width < 1.02 * known_answer_file.ATTENTION_SPREAD
+        assert 0.3 < matrix.std() * width / known_answer_file.ATTENTION_SPREAD < 1.02
         assert abs(matrix.mean()) < matrix.std() / 50
         assert all((matrix != other).any() for other in noise[:index])
 
@@ -86,15 +86,18 @@ def test_the_size_of_a_large_model_is_known_at_once():
 
 def test_a_written_file_is_one_of_this_form(tmp_path):
     """Where this fails and is meant to, FORM counts up: hosts and caches have files of the form before."""
-    known_answer_file.write(tmp_path / "model.gguf", 1, 64, "f32")
-    digest = hashlib.sha256((tmp_path / "model.gguf").read_bytes()).hexdigest()
-    assert (known_answer.FORM, digest) == (2, "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2")
-
-
-def test_the_file_is_the_same_each_time(tmp_path):
-    for name in ("a", "b"):
-        known_answer_file.write(tmp_path / name, 2, 64, "f16")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    digests = {}
+    for kind in known_answer.BLOCKS:
+        known_answer_file.write(tmp_path / kind, 1, 64, kind)
+        digests[kind] = hashlib.sha256((tmp_path / kind).read_bytes()).hexdigest()
+    assert (known_answer.FORM, digests) == (
+        2,
+        {
+            "f32": "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2",
+            "f16": "4124d8e96e1950119f4c3512b24ff1bed80afca76d848765266bce53c20fa488",
+            "q8_0": "3a466f741801a1cb499a3b87b2a4726c23ccfaa550dff8cc88fabe210b94869d",
+        },
+    )
 
 
 @pytest.mark.parametrize(
