@@ -13,7 +13,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
@@ -72,7 +72,7 @@ class ActionModule(ActionBase):
             for name, answer in arguments["answers"].items()
         }
         drifts = changes.compare(plan, answers, build_registry.recorded(plan)).drifts if plan else {}
-        other = rollback.runs_other(plan, drifts) if plan else None
+        other = rollback_report.other_plan(plan, drifts) if plan else None
         found = cluster_status.of_cluster(given["cluster"], arguments["heads"], plan, unplanned, answers, drifts, other)
         shown = cluster_status.as_json(found)
         if arguments["path"]:

@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, output
@@ -66,7 +66,7 @@ class ActionModule(ActionBase):
         found = {
             name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
         }
-        other = None if plan["staging"] else rollback.runs_other(plan, drifts)
+        other = None if plan["staging"] else rollback_report.other_plan(plan, drifts)
         if other:
             display.warning(other)
         judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)

@@ -45,7 +45,7 @@ options:
   page:
     description:
       - Whether to show the whole plan as a page in place of a table with the memory of each device.
-      - P(llamacpp.cluster.compare#module) shows a plan that is not refused, after the comparison of the hosts with it.
+      - P(llamacpp.cluster.plan_diff#module) shows a plan that is not refused, after the comparison of the hosts with it.
     type: bool
     default: false
   show:

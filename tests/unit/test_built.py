@@ -424,8 +424,8 @@ def test_a_host_with_other_programs_than_recorded_is_named_and_gets_the_right_on
     assert compared.unlike == [text]
     assert compared.drifts["worker2"]["differences"] == [{"kind": "release", "subject": identity, "text": text}]
     decided = changes.decide(plan, compared.drifts)
-    assert decided["shared"] == {identity: "head"}
-    assert decided["restarts"]["worker2"] == ["llamacpp-worker-cpu"]
+    assert decided.shared == {identity: "head"}
+    assert decided.restarts["worker2"] == ["llamacpp-worker-cpu"]
 
 
 @pytest.mark.parametrize("known_by", ["note", "record"])
@@ -444,8 +444,8 @@ def test_a_builder_that_received_its_build_compiles_it_and_all_get_that_one(pair
         f"release {identity} on {name} is not the one that head has to build again" for name in ("worker1", "worker2")
     ]
     decided = changes.decide(plan, compared.drifts)
-    assert (decided["builders"], decided["shared"]) == (["head"], {identity: "head"})
-    assert decided["restarts"]["head"]
+    assert (decided.builders, decided.shared) == (["head"], {identity: "head"})
+    assert decided.restarts["head"]
 
 
 def test_a_note_of_a_builder_does_not_count_against_its_record(pair):

@@ -15,7 +15,6 @@ import faults
 import pytest
 import test_firewall
 import test_links
-import test_rollback
 import test_services
 import test_tuning
 from ansible.module_utils.testing import patch_module_args
@@ -41,6 +40,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     link,
     link_speed,
     model,
+    plan_history_info,
     release,
     rpc_info,
     seed,
@@ -48,9 +48,10 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     verify,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
-from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
+from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
 from model_server import DATA
+from support import rollbacks
 from test_fetching import planned
 from test_services import HEAD, OTHER, WORKER
 
@@ -356,7 +357,8 @@ MODULES = {
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
     host_status: ((host_status.host_status, "read"), {}),
-    kept_module: ((kept_module.plan_history, "read_all"), {"state": "listed", "prefix": "/p"}),
+    plan_history_module: ((plan_history, "record"), {"state": "recorded", "prefix": "/p", "record": {"id": "x"}}),
+    plan_history_info: ((plan_history_info.plan_history, "read_all"), {"prefix": "/p"}),
     lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
@@ -669,7 +671,7 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
     machine = test_services.machine_with("systemd", root, monkeypatch)
     prefix, unit = machine.prefix, str(machine.manager.path(HEAD).relative_to(root))
     (prefix / "plans").mkdir()
-    record = test_rollback.record_of(test_rollback.placed(test_rollback.completed(pair), prefix), "head")
+    record = rollbacks.record_of(rollbacks.placed(rollbacks.completed(pair), prefix), "head")
 
     def upgrade(identity, launcher):
         build = {"id": identity, "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
@@ -678,10 +680,10 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
         (prefix / "runtime" / launcher).mkdir(parents=True)
         (prefix / "runtime" / launcher / "new").write_text(launcher)  # as Ansible's module copy does
         os.replace(prefix / "runtime" / launcher / "new", prefix / "runtime" / launcher / "runtime.py")
-        kept = test_rollback.with_id(record, len(launcher))
-        plan_history.begin(str(prefix), kept)
+        kept = rollbacks.with_id(record, len(launcher))
+        plan_history.record(str(prefix), kept)
         machine.apply(test_services.defined(HEAD, f"runtime/{launcher}/runtime.py releases/{identity}/ -- "))
-        plan_history.confirm(str(prefix), kept["id"])
+        plan_history.mark_served(str(prefix), kept["id"])
         planned = {**machine.host, "cache": str(root / "cache"), "keep_releases": 1, "builds": [{"id": identity}]}
         planned.update(names={"cluster": "llama_cluster"}, account=None)
         with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):

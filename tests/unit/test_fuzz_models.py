@@ -9,7 +9,14 @@ import benchmarks
 import gguf_files
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible_collections.llamacpp.cluster.plugins.action import compare, kept, seed, status, verify
+from ansible_collections.llamacpp.cluster.plugins.action import (
+    plan_diff,
+    rollback_plan,
+    rollback_report,
+    seed,
+    status,
+    verify,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records, results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -27,12 +34,13 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.push impor
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.rollbacks import completed, record_of
 from test_advisories import strix_halos
 from test_benchmark import Run, matrix
 from test_fuzz_planning import OFTEN, changed
 from test_fuzz_report import JUNK, news
 from test_model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
-from test_rollback import completed, record_of, summary
+from test_rollback import summary
 from test_seed_action import NAMES, TENSORS
 from test_seed_action import PLAN as SEEDED
 from test_status import answers_of
@@ -292,7 +300,7 @@ def act(module, answer=None, **arguments):
 
 def looked(said):
     act(status, plan=WHOLE, heads=[HEAD], answers={**LOOKED, HEAD: said}, facts={})
-    act(compare, plan=WHOLE, answers={**LOOKED, HEAD: said}, facts={HEAD: {"facts": said.get("condition")}})
+    act(plan_diff, plan=WHOLE, answers={**LOOKED, HEAD: said}, facts={HEAD: {"facts": said.get("condition")}})
 
 
 def verified(said):
@@ -302,10 +310,15 @@ def verified(said):
 
 def gone_back(said):
     target = {"id": WHOLE["id"], "release": "b1", "head": HEAD, "hosts": HOSTS, "left": []}
-    given = {"cluster": WHOLE["cluster"], "heads": [HEAD], "target": target, "places": WHOLE["hosts"]}
-    act(kept, state="chosen", answers=dict.fromkeys(HOSTS, said.get("plans")), **given)
-    act(kept, state="accepted", answers={**BACK, HEAD: said.get("part")}, **given)
-    act(kept, state="failed", id="1", target={}, reasons={HEAD: said.get("why")})
+    given = {
+        "cluster": WHOLE["cluster"],
+        "heads": [HEAD],
+        "target": target,
+        "facts": {name: {"facts": host} for name, host in WHOLE["hosts"].items()},
+    }
+    act(rollback_plan, state="chosen", answers=dict.fromkeys(HOSTS, said.get("plans")), **given)
+    act(rollback_plan, state="accepted", answers={**BACK, HEAD: said.get("part")}, **given)
+    act(rollback_report, state="failed", id="1", target={}, reasons={HEAD: said.get("why")})
 
 
 def seeded(said):

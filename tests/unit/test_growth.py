@@ -57,7 +57,7 @@ def drift(old, new, host):
 
 def restarts(old, new):
     """Host → services that restart; hosts without one are left out."""
-    decided = decide(new, {host: drift(old, new, host) for host in new["hosts"]})["restarts"]
+    decided = decide(new, {host: drift(old, new, host) for host in new["hosts"]}).restarts
     return {host: names for host, names in decided.items() if names}
 
 

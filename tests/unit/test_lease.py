@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, run_identity
-from playbook_runs import ROOT, Operator
+from support.playbook_runs import ROOT, Operator
 from test_tasks import tasks
 
 pytestmark = pytest.mark.timeout(300)
@@ -338,7 +338,7 @@ CHANGES = {
     "ansible.builtin.include_role",
     "ansible.builtin.import_role",
 }
-CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot", "remove_host", "back", "retired")}
+CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot", "remove_host", "rollback", "retired")}
 
 
 def changes_hosts(step):

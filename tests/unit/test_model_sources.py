@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
 from conftest import identity
 from support.models import as_json
-from test_rollback import completed
+from support.rollbacks import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hub as play

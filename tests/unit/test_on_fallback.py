@@ -180,9 +180,9 @@ def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
     found, _evidence = on_fallback(plan)
     changes.check(plan, {name: {"drift": drift} for name, drift in found.items()})
     decided = changes.decide(plan, found)
-    assert decided["restarts"]["head"] == []
-    assert decided["behind"] == []
-    assert decided["unreached"] == ["worker1"]
+    assert decided.restarts["head"] == []
+    assert decided.behind == []
+    assert decided.unreached == ["worker1"]
 
 
 def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan):

@@ -1059,7 +1059,7 @@ def drifts(plan, **states):
 
 def test_nothing_is_done_while_all_is_as_planned(local):
     plan = local.plan()
-    assert decide(plan, drifts(plan)) == {
+    assert decide(plan, drifts(plan))._asdict() == {
         "kinds": {"here": []},
         "restarts": {"here": []},
         "behind": [],
@@ -1077,8 +1077,8 @@ def test_nothing_is_done_while_all_is_as_planned(local):
 def test_the_head_is_restarted_with_its_workers(local, state):
     plan = local.plan()
     found = decide(plan, drifts(plan, **{"llamacpp-worker-two": state}))
-    assert found["restarts"] == {"here": ["llamacpp-worker-two", "llamacpp-server"]}
-    assert found["behind"] == ["here"]
+    assert found.restarts == {"here": ["llamacpp-worker-two", "llamacpp-server"]}
+    assert found.behind == ["here"]
 
 
 @pytest.mark.parametrize(
@@ -1093,7 +1093,7 @@ def test_the_head_is_restarted_when_its_model_or_definition_changes(local, key, 
     plan = local.plan()
     found = drifts(plan)
     found["here"][key] = value
-    assert decide(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+    assert decide(plan, found).restarts == {"here": ["llamacpp-server"]}
 
 
 def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
@@ -1101,12 +1101,12 @@ def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
     found = drifts(plan)
     found["worker1"]["redefined"] = ["llamacpp-worker-cpu"]
     changes = decide(plan, found)
-    assert changes["restarts"] == {
+    assert changes.restarts == {
         "head": ["llamacpp-server"],
         "worker1": ["llamacpp-worker-cpu"],
         "worker2": [],
     }
-    assert changes["behind"] == ["head", "worker1"]
+    assert changes.behind == ["head", "worker1"]
 
 
 def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
@@ -1116,8 +1116,8 @@ def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
         {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
     ]
     changes = decide(plan, found)
-    assert changes["behind"] == ["worker2"]
-    assert not any(changes["restarts"].values())
+    assert changes.behind == ["worker2"]
+    assert not any(changes.restarts.values())
 
 
 def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
@@ -1126,15 +1126,15 @@ def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
     pair.hosts["head"]["variables"]["llama_placement"] = "fewest"
     plan = pair.plan()
     found = decide(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
-    assert found["restarts"] == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
+    assert found.restarts == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
 
 
 def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
     plan = pair.plan()
     changes = decide(plan, {**drifts(plan), "worker2": None})
-    assert changes["unreached"] == ["worker2"]
-    assert changes["behind"] == []
-    assert decide(plan, {**drifts(plan), "head": None})["unreached"] == ["head"]
+    assert changes.unreached == ["worker2"]
+    assert changes.behind == []
+    assert decide(plan, {**drifts(plan), "head": None}).unreached == ["head"]
 
 
 @pytest.mark.parametrize(
@@ -1154,10 +1154,10 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
     for name in lacking:
         found[name]["missing_builds"] = [identity]
     changes = decide(plan, found)
-    assert changes["builders"] == (["head"] if "head" in lacking else [])
-    assert changes["shared"] == ({identity: builder} if shared else {})
-    assert changes["sources"] == ([plan["release"]["id"]] if builder in lacking else [])
-    assert builder is None or builder in changes["behind"]
+    assert changes.builders == (["head"] if "head" in lacking else [])
+    assert changes.shared == ({identity: builder} if shared else {})
+    assert changes.sources == ([plan["release"]["id"]] if builder in lacking else [])
+    assert builder is None or builder in changes.behind
 
 
 def builders(plan):
@@ -1189,7 +1189,7 @@ def test_a_host_that_shares_nothing_builds_for_itself(pair):
     for drift in found.values():
         drift["missing_builds"] = [identity]
     changes = decide(plan, found)
-    assert (changes["builders"], changes["shared"]) == (["head", "worker1"], {identity: "head"})
+    assert (changes.builders, changes.shared) == (["head", "worker1"], {identity: "head"})
     pair.hosts["head"]["variables"]["llama_build_share"] = False
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker2"]}
 
@@ -1211,11 +1211,7 @@ def test_a_host_that_builds_for_itself_shares_nothing(local):
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     found["here"]["missing_builds"] = [identity]
     changes = decide(plan, found)
-    assert {key: changes[key] for key in ("builders", "shared", "sources")} == {
-        "builders": ["here"],
-        "shared": {},
-        "sources": [plan["release"]["id"]],
-    }
+    assert (changes.builders, changes.shared, changes.sources) == (["here"], {}, [plan["release"]["id"]])
 
 
 PACKAGED = {
@@ -1412,7 +1408,7 @@ def test_services_of_a_release_that_is_installed_anew_are_restarted(local):
     plan = local.plan()
     found = drifts(plan)
     found["here"]["missing_builds"] = [plan["hosts"]["here"]["builds"][0]["id"]]
-    assert decide(plan, found)["restarts"]["here"] == [
+    assert decide(plan, found).restarts["here"] == [
         "llamacpp-worker-one",
         "llamacpp-worker-two",
         "llamacpp-server",
@@ -1422,7 +1418,7 @@ def test_services_of_a_release_that_is_installed_anew_are_restarted(local):
 def test_a_head_that_waits_for_its_workers_is_left_alone(pair):
     plan = pair.plan()
     found = decide(plan, drifts(plan, **{"llamacpp-server": "waiting"}))
-    assert found["behind"] == []
+    assert found.behind == []
 
 
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
@@ -1832,7 +1828,7 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair, source,
     for name, host in plan["hosts"].items():
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
     changes = decide(plan, found)
-    assert (changes["builders"], changes["shared"], len(changes["sources"])) == ([], {}, sources)
+    assert (changes.builders, changes.shared, len(changes.sources)) == ([], {}, sources)
     assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
 
 
@@ -1865,9 +1861,9 @@ def test_a_service_that_is_not_planned_any_more_restarts_nothing(local):
     plan = local.plan()
     found = drifts(plan)
     found["here"]["stale"] = ["llamacpp-staging-server"]
-    assert decide(plan, found)["restarts"] == {"here": []}
+    assert decide(plan, found).restarts == {"here": []}
     found["here"]["stale"] = ["llamacpp-worker-old"]
-    assert decide(plan, found)["restarts"] == {"here": []}
+    assert decide(plan, found).restarts == {"here": []}
 
 
 def test_a_release_is_the_same_wherever_it_lies():

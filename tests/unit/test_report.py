@@ -204,7 +204,7 @@ def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
 def changed(plan, found, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
     changes = decide(plan, {**dict.fromkeys(plan["hosts"]), **asked})
-    return "\n".join(report.changes_of(plan, changes, asked, unasked))
+    return "\n".join(report.changes_of(plan, changes.restarts, asked, unasked))
 
 
 def test_what_would_change_is_told_like_a_difference(pair):

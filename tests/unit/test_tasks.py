@@ -191,7 +191,8 @@ REMOVED = "Stop the head before|Remove the services|Remove the rules of the fire
 
 
 @pytest.mark.parametrize(
-    "files, order", [(["site"], OPENED), (["tasks/restore", "tasks/back"], OPENED), (["tasks/remove_host"], REMOVED)]
+    "files, order",
+    [(["site"], OPENED), (["tasks/restore", "tasks/rollback"], OPENED), (["tasks/remove_host"], REMOVED)],
 )
 def test_rules_of_a_firewall_stay_until_nothing_listens_behind_them(files, order):
     """A step in between may fail, and a host may reboot into its old services."""

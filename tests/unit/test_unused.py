@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
 from model_server import SHA, SIZE
-from test_rollback import completed, record_of, serve
+from support.rollbacks import completed, record_of, serve
 from test_status import ROOT, answers_of, written
 
 MODULE = clean

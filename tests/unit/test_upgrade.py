@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from conftest import definition
-from test_compare import run
+from support.actions import run
 from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,15 +87,15 @@ def test_what_differs_decides_what_restarts(three, change, restarted):
     change(three.hosts)
     new = three.plan()
     decided = decide(new, drift_between(old, new))
-    assert {name: services for name, services in decided["restarts"].items() if services} == restarted
-    assert decided["replaced"] == []
+    assert {name: services for name, services in decided.restarts.items() if services} == restarted
+    assert decided.replaced == []
 
 
 def test_a_key_file_with_another_content_restarts_the_head_alone(three):
     plan = three.plan()
     found = drifts(plan)
     found["head"]["redefined"] = [HEAD]
-    assert decide(plan, found)["restarts"] == {"head": [HEAD], "worker1": [], "worker2": [], "worker3": []}
+    assert decide(plan, found).restarts == {"head": [HEAD], "worker1": [], "worker2": [], "worker3": []}
 
 
 @pytest.mark.parametrize(
@@ -106,16 +107,16 @@ def test_what_no_process_has_read_restarts_nothing(three, kind, subject):
     found["head"]["differences"] = [{"kind": kind, "subject": subject, "text": "it differs"}]
     found["head"]["changed_files"] = [subject] if kind == "file" else []
     decided = decide(plan, found)
-    assert decided["behind"] == ["head"]
-    assert decided["unopened"] == ([] if kind == "file" else ["head"])
-    assert not any(decided["restarts"].values())
+    assert decided.behind == ["head"]
+    assert decided.unopened == ([] if kind == "file" else ["head"])
+    assert not any(decided.restarts.values())
 
 
 def replaced(pair, change):
     old = pair.plan()
     change(pair.hosts)
     new = pair.plan()
-    return decide(new, drift_between(old, new))["replaced"]
+    return decide(new, drift_between(old, new)).replaced
 
 
 def test_programs_that_are_replaced_are_noticed(pair):
@@ -133,7 +134,7 @@ def test_programs_are_proven_beside_a_cluster_that_serves(pair, state, count):
     plan = pair.plan()
     found = drifts(plan, **{HEAD: state, "llamacpp-worker-cpu": "different"})
     found["worker1"]["running_releases"] = ["another"]
-    assert decide(plan, found)["replaced"] == ["worker1"] * count
+    assert decide(plan, found).replaced == ["worker1"] * count
 
 
 def test_a_program_that_is_no_service_is_not_replaced(pair):
@@ -141,14 +142,14 @@ def test_a_program_that_is_no_service_is_not_replaced(pair):
     plan = pair.plan()
     found = drifts(plan)
     found["worker1"]["running_releases"] = ["another"]
-    assert decide(plan, found)["replaced"] == []
+    assert decide(plan, found).replaced == []
 
 
 def test_a_head_on_another_host_serves_too(pair):
     plan = pair.plan()
     found = drifts(plan, **{HEAD: "stopped", "llamacpp-worker-cpu": "different"})
     found["worker1"].update(running_releases=["another"], stale=[HEAD])
-    assert decide(plan, found)["replaced"] == ["worker1"]
+    assert decide(plan, found).replaced == ["worker1"]
 
 
 # --------------------------------------------------------------------------------------------------------------- judgement
@@ -163,7 +164,7 @@ def check(status, evidence="ok", name="health", subject="http://127.0.0.1:8180")
 def test_a_release_that_has_proven_itself(pair):
     plan, report = pair.plan(staging=True), {"checks": [check("passed"), check("not tested")]}
     assert release_proof.failure(plan, NONE, report) is None
-    assert run(plan=plan, errors=NONE, staged=report) == {"changed": False}
+    assert run(proof, plan=plan, errors=NONE, report=report) == {"changed": False}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
         assert part in message
     assert message.count("journalctl") == (3 if (errors, report) == (NONE, {}) else len(logs))
     assert "\x1b" not in message
-    result = run(plan=plan, errors=errors, staged=report)
+    result = run(proof, plan=plan, errors=errors, report=report)
     assert result["failed"]
     assert result["msg"] == message
 

@@ -261,8 +261,8 @@ def reported(host: str, of: str, value: Any, shape: Any) -> Any:
 def another_form(host: str, of: str, found: Problem) -> Refusal:
     """Of what a host reports."""
     return Refusal(
-        f"What {host} reports of {of} is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run it again; where "
-        "that goes on, this host is not what it seems."
+        f"What {host} reports of {of} is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run it again; if it "
+        "persists, treat this host as compromised (docs/security.md)."
     )
 
 

@@ -312,7 +312,7 @@ def check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     if moved:
         raise Refusal(
             f"{moved} is {validation.show(planned.get(moved))} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
-            "anew; where that does not help, the head is not what it seems"
+            "anew; if it persists, treat the head as compromised (docs/security.md)"
         )
 
 

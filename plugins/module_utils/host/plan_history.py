@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans that a host keeps below its prefix, each the host's own part: noted before services change, and again when it served."""
+"""Plans that a host has recorded below its prefix, each the host's own part: before services change, and again when the plan served."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOST_FILES = 64
 """Files of the folder that are read."""
 
 
-class Kept(NamedTuple):
-    """What a host keeps."""
+class History(NamedTuple):
+    """What a host has recorded."""
 
     records: list[dict[str, Any]]
-    """Of the shape kept.RECORD, the newest first."""
+    """As RECORD, the newest first."""
     unreadable: list[str]
-    """A sentence for each file that is no such plan."""
+    """A sentence for each file that cannot be used."""
 
 
 def folder(prefix: str) -> Path:
@@ -36,27 +36,27 @@ def folder(prefix: str) -> Path:
 
 def _path(prefix: str, identity: str) -> Path:
     if not re.fullmatch(history.ID.expression, identity):
-        raise Refusal(f"{validation.show(identity)} is not the id of a plan: use one that the host keeps")
+        raise Refusal(f"{validation.show(identity)} is not the id of a plan: use one that the host has recorded")
     return folder(prefix) / f"{identity}.json"
 
 
-def read_all(prefix: str) -> Kept:
+def read_all(prefix: str) -> History:
     """:raises OSError: the folder cannot be read by this account."""
     records, unreadable = [], []
     try:
         entries = sorted(os.listdir(folder(prefix)))
     except FileNotFoundError:
-        return Kept([], [])
+        return History([], [])
     for name in [entry for entry in entries if entry.endswith(".json")][:MOST_FILES]:
         try:
             records.append(read(prefix, name[: -len(".json")]))
         except Refusal as refusal:
             unreadable.append(validation.printable(refusal))
-    return Kept([dict(record) for record in history.newest_first(records)], unreadable)
+    return History([dict(record) for record in history.newest_first(records)], unreadable)
 
 
 def read(prefix: str, identity: str) -> dict[str, Any]:
-    """One kept plan.
+    """One recorded plan.
 
     :raises Refusal: it is missing, torn, too large, or has another form; a link is not followed.
     """
@@ -75,7 +75,7 @@ def read(prefix: str, identity: str) -> dict[str, Any]:
 
 
 def summaries(prefix: str) -> list[dict[str, Any]]:
-    """Of the shape kept.SUMMARY, the newest first; empty where this account may not read them."""
+    """As SUMMARY, the newest first; empty where this account may not read them."""
     try:
         return [summary(record) for record in read_all(prefix).records]
     except OSError:
@@ -111,22 +111,22 @@ def builds(prefix: str) -> set[str]:
     }
 
 
-def begin(prefix: str, record: Mapping[str, Any], check: bool = False) -> bool:
-    """Notes that a plan is applied now, unless it is the one that served last; whether anything changes. In the end at most kept.MOST stay.
+def record(prefix: str, plan: Mapping[str, Any], check: bool = False) -> bool:
+    """Records a plan that is applied now, unless it is the one that served last; whether anything changes. At most history.MOST stay.
 
     :raises OSError: nothing is changed.
     """
     present = read_all(prefix).records
-    if serves(prefix, record["id"]):
+    if serves(prefix, plan["id"]):
         return False
     if not check:
-        _write(prefix, {**record, "state": history.APPLYING}, present)
+        _write(prefix, {**plan, "state": history.APPLYING}, present)
         _remove_old(prefix)
     return True
 
 
-def confirm(prefix: str, identity: str, check: bool = False) -> bool:
-    """Notes that a plan serves; whether anything changes."""
+def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
+    """Records that a plan serves; whether anything changes."""
     present = read_all(prefix).records
     if serves(prefix, identity) and present[0]["id"] == identity:
         return False
@@ -142,7 +142,7 @@ def _write(prefix: str, record: Mapping[str, Any], present: list[dict[str, Any]]
     text = json.dumps({**record, "time": now}, separators=(",", ":"))
     if len(text.encode()) > history.RECORD_BYTES:
         raise Refusal(
-            f"the plan has {len(text) >> 20} MiB for this host, and {history.RECORD_BYTES >> 20} MiB can be kept"
+            f"the plan has {len(text) >> 20} MiB for this host, and {history.RECORD_BYTES >> 20} MiB can be recorded"
         )
     files.replace_file(_path(prefix, record["id"]), text, 0o600)
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history as kept
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 PATH = Text(longest=4096)
@@ -32,13 +32,13 @@ ANSWER = {
             "installed": Maybe(Each(Each(Text()))),
             "received": Maybe(Each(Text())),
             "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
-            "plans": Maybe([kept.SUMMARY]),
+            "plans": Maybe([history.SUMMARY]),
             "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
         }
     ),
     "free_mib": Maybe(Each(Number(-validation.LARGEST))),
 }
-"""What host_info reports of a host that was given its part of the plan, as state.drift and memory.free_mib return it."""
+"""What host_info reports of a host, given its part of the plan, as state.drift and free_memory.free_mib return it."""
 SHOWN = 500
 """Characters of a host's error in a message."""
 ANSWERING = ("running", "different")
@@ -57,29 +57,20 @@ def check(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, Any]
         read = {key: answer[key] for key in ANSWER if answer.get(key)} if isinstance(answer, Mapping) else answer
         whole = validation.reported(name, "itself", read, ANSWER)
         checked[name] = {**answer, **whole}
-        found = (whole["drift"] or {"services": None})["services"]
-        lacking = [
-            service["name"] for service in host["services"] if found is not None and service["name"] not in found
-        ]
-        if lacking:
-            missing = validation.Problem(f"it.drift.services.{lacking[0]}", "is missing")
+        missing = whole["drift"] and unreported_service(host["services"], whole["drift"]["services"] or {})
+        if missing:
             raise validation.another_form(name, "itself", missing)
     return checked
 
 
-class Comparison(NamedTuple):
-    """The hosts of a plan by whether they were compared with it."""
-
-    drifts: dict[str, dict[str, Any]]
-    """Host that was compared → result of state.drift."""
-    without: dict[str, str]
-    """Host that was not compared → why."""
-    unlike: list[str]
-    """A sentence for each build that a host has, and that is not its builder's, whoever changed it."""
+def unreported_service(services: Iterable[Mapping[str, Any]], reported: Mapping[str, Any]) -> validation.Problem | None:
+    """The first planned service of which a host does not report how it is."""
+    missing = next((service["name"] for service in services if service["name"] not in reported), None)
+    return validation.Problem(f"it.drift.services.{missing}", "is missing") if missing else None
 
 
 class Recorded(NamedTuple):
-    """What the controller keeps of a build."""
+    """What the controller has recorded of a build."""
 
     files: Mapping[str, str]
     """File → sha256, as the controller saw them; empty where it saw none."""
@@ -89,23 +80,34 @@ class Recorded(NamedTuple):
     """Other builder → files of the archive that other hosts may have of it; only where the controller saw none of this builder."""
 
 
+Records = Mapping[tuple[str, str], Recorded]
+"""Builder and id of a build → what the controller has recorded of it."""
+NO_RECORD = Recorded({}, False)
+
+
+class Comparison(NamedTuple):
+    """The hosts of a plan by whether they were compared with it."""
+
+    drifts: dict[str, dict[str, Any]]
+    """Host that was compared → result of state.drift, where a build that is not its builder's is missing."""
+    without: dict[str, str]
+    """Host that was not compared → why."""
+    unlike: list[str]
+    """A sentence for each build that a host has, and that somebody may have changed."""
+
+
 def compare(
-    plan: dict[str, Any],
-    answers: dict[str, dict[str, Any]],
-    recorded: Mapping[tuple[str, str], Recorded] | None = None,
+    plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]], recorded: Records | None = None
 ) -> Comparison:
-    """
-    :param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer.
-    :param recorded: builder and id of a build → what the controller keeps of it.
-    """
+    """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
     drifts, without = {}, {}
     for name in plan["hosts"]:
         answer = answers.get(name) or {}
         if answer.get("skipped"):
             without[name] = "its hardware is declared in llama_hardware"
         elif answer.get("msg") or not answer.get("drift"):
-            said = validation.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
-            without[name] = said[:SHOWN]
+            reason = " ".join(str(answer.get("msg") or "it could not be reached").split())
+            without[name] = validation.printable(reason)[:SHOWN]
         else:
             drifts[name] = answer["drift"]
     received = _received(plan, drifts, recorded or {})
@@ -126,34 +128,33 @@ def compare(
     return Comparison(drifts, without, changed)
 
 
-def supplier(builder: str, noted: Any, files: Mapping[str, str], kept: Recorded) -> str | None:
+def supplier(builder: str, noted: Any, files: Mapping[str, str], record: Recorded) -> str | None:
     """The host that compiled what a builder has, where that was another one; None where it counts as the builder's own.
 
     What the controller recorded of the builder decides. Without that the builder's own note does, or a record of the same files on another host.
 
     :param noted: the host that the manifest names.
     """
-    if kept.files:
+    if record.files:
         return None
     if noted and noted != builder:
         return str(noted)
-    return next((other for other, known in kept.others.items() if known == files), None)
+    return next((other for other, known in record.others.items() if known == files), None)
 
 
 def _received(
-    plan: dict[str, Any],
-    drifts: dict[str, dict[str, Any]],
-    recorded: Mapping[tuple[str, str], Recorded],
+    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]], recorded: Records
 ) -> dict[str, dict[str, str]]:
     """Host → id of each build that it compiles by plan, and that another host has compiled → a sentence."""
     texts: dict[str, dict[str, str]] = {}
     for name, drift in drifts.items():
         installed, noted = drift.get("installed") or {}, drift.get("received") or {}
         for build in plan["hosts"][name]["builds"]:
-            identity, kept = build["id"], recorded.get((name, build["id"]), Recorded({}, False))
+            identity = build["id"]
             if build["builder"] != name or identity not in installed:
                 continue
-            other = supplier(name, noted.get(identity), installed[identity], kept)
+            record = recorded.get((name, identity), NO_RECORD)
+            other = supplier(name, noted.get(identity), installed[identity], record)
             if other:
                 texts.setdefault(name, {})[identity] = (
                     f"release {identity} on {name} was compiled on {other}, and {name} has to compile it itself"
@@ -162,82 +163,77 @@ def _received(
 
 
 def unlike(
-    plan: dict[str, Any],
-    drifts: dict[str, dict[str, Any]],
-    recorded: Mapping[tuple[str, str], Recorded],
+    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]], recorded: Records
 ) -> dict[str, dict[str, str]]:
     """Host → id of each build that it has, and that is not its builder's → a sentence.
 
     :param drifts: host that answered → result of state.drift.
-    :param recorded: see compare.
     """
-    received = _received(plan, drifts, recorded)
-    missing = {name: {*drift["missing_builds"], *received.get(name, {})} for name, drift in drifts.items()}
-    others = {
-        name: {**received.get(name, {}), **_unlike(name, plan["hosts"][name]["builds"], drifts, missing, recorded)}
-        for name in drifts
-    }
-    return {name: texts for name, texts in others.items() if texts}
+    texts = _received(plan, drifts, recorded)
+    missing = {name: {*drift["missing_builds"], *texts.get(name, {})} for name, drift in drifts.items()}
+    for name, drift in drifts.items():
+        installed = drift.get("installed")
+        for build in plan["hosts"][name]["builds"]:
+            identity, builder = build["id"], build["builder"]
+            record = recorded.get((builder, identity), NO_RECORD)
+            files = installed.get(identity) if isinstance(installed, dict) else None
+            if identity in missing[name]:
+                continue
+            if record.files and files != record.files:
+                why = f"the controller recorded of {builder}"
+            elif not record.packed and identity in missing.get(builder, ()):
+                why = f"{builder} has to build again"
+            else:
+                continue
+            texts.setdefault(name, {})[identity] = f"release {identity} on {name} is not the one that {why}"
+    return texts
 
 
-def _unlike(
-    name: str,
-    builds: list[dict[str, Any]],
-    drifts: dict[str, dict[str, Any]],
-    missing: Mapping[str, Collection[str]],
-    recorded: Mapping[tuple[str, str], Recorded],
-) -> dict[str, str]:
-    """The same of one host. What a host says that it has may be anything.
+class Decision(NamedTuple):
+    """What an apply would do."""
 
-    :param missing: host → ids of the builds that it has to get or to compile.
-    """
-    others = {}
-    installed = drifts[name].get("installed")
-    for build in builds:
-        identity, builder = build["id"], build["builder"]
-        kept = recorded.get((builder, identity), Recorded({}, False))
-        if identity in missing[name]:
-            continue
-        if kept.files and not (isinstance(installed, dict) and installed.get(identity) == kept.files):
-            others[identity] = f"release {identity} on {name} is not the one that the controller recorded of {builder}"
-        elif not kept.packed and identity in missing.get(builder, ()):
-            others[identity] = f"release {identity} on {name} is not the one that {builder} has to build again"
-    return others
+    kinds: Mapping[str, list[str]]
+    """Host → kinds of its differences."""
+    restarts: Mapping[str, list[str]]
+    """Host → names of the services that have to be restarted."""
+    behind: list[str]
+    """Hosts on which anything differs."""
+    unreached: list[str]
+    """Hosts that did not answer."""
+    replaced: list[str]
+    """Hosts on which other programs are to run than those that serve now."""
+    while_away: Mapping[str, str]
+    """Host → what serves while it is away, a sentence."""
+    unopened: list[str]
+    """Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ."""
+    builders: list[str]
+    """Hosts that compile something."""
+    shared: Mapping[str, str]
+    """Id of a build that a host lacks and does not compile → the host that it gets it from."""
+    sources: list[str]
+    """Ids of the releases of what is compiled or unpacked."""
 
 
-def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """What an apply would do.
-
-    :param drifts: host → result of state.drift; None or absent where the host did not answer.
-    :returns: ``kinds`` (host → kinds of its differences), ``restarts`` (host → names of the services that have to be restarted), ``behind``
-        (hosts on which anything differs), ``builders`` (hosts that compile something), ``shared`` (id of a build that a host lacks
-        and does not compile → the host that it gets it from), ``sources`` (ids of the releases of what is compiled or unpacked),
-        ``unreached`` (hosts that did not answer), ``replaced`` (hosts on which other programs are to run than those that serve now),
-        ``while_away`` (host → what serves while it is away, a sentence),
-        ``unopened`` (hosts whose staging ports may not be reached yet, since links or rules of the firewall differ).
-    """
+def decide(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | None]) -> Decision:
+    """:param drifts: host → result of state.drift; None or absent where the host did not answer."""
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
-    restarts = _restarts(plan, reached)
-    building = _builders(plan, reached)
-    senders = set(building["shared"].values())
-    return {
-        "kinds": {
-            name: sorted({difference["kind"] for difference in drift["differences"]}) for name, drift in reached.items()
-        },
-        "restarts": restarts,
-        "behind": sorted(
-            name for name, drift in reached.items() if drift["differences"] or restarts[name] or name in senders
-        ),
-        "unreached": sorted(set(plan["hosts"]) - set(reached)),
-        "replaced": _replaced(plan, reached, restarts),
-        "while_away": {name: while_away(plan, name) for name in plan["hosts"]},
-        "unopened": sorted(
-            name
-            for name, drift in reached.items()
-            if any(difference["kind"] in ("firewall", "link") for difference in drift["differences"])
-        ),
-        **building,
+    kinds = {
+        name: sorted({difference["kind"] for difference in drift["differences"]}) for name, drift in reached.items()
     }
+    restarts = _restarts(plan, reached)
+    builders, shared, sources = _builders(plan, reached)
+    return Decision(
+        kinds=kinds,
+        restarts=restarts,
+        behind=sorted(name for name in reached if kinds[name] or restarts[name] or name in shared.values()),
+        unreached=sorted(set(plan["hosts"]) - set(reached)),
+        replaced=_replaced(plan, reached, restarts),
+        while_away={name: while_away(plan, name) for name in plan["hosts"]},
+        unopened=sorted(name for name in reached if {"firewall", "link"}.intersection(kinds[name])),
+        builders=builders,
+        shared=shared,
+        sources=sources,
+    )
 
 
 def spared(plan: Mapping[str, Any]) -> dict[str, bool]:
@@ -266,29 +262,31 @@ def while_away(plan: Mapping[str, Any], name: str) -> str:
 
 
 def missing_tools(
-    plan: dict[str, Any], tools: dict[str, list[str]], builders: Collection[str]
+    plan: Mapping[str, Any], tools: Mapping[str, Collection[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
     """Hosts that lack tools, and which: ``required`` and ``optional``, tool → package. Optional ones only for hosts that build now.
 
     :param tools: host that answered → tools that it has.
     :param builders: hosts that build.
     """
+
+    def missing(packages: Mapping[str, str], present: Collection[str]) -> dict[str, str]:
+        return {tool: package for tool, package in packages.items() if tool not in present}
+
     lacking = {
         name: {
-            "required": _missing(plan["hosts"][name]["tools"], present),
-            "optional": _missing(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
+            "required": missing(plan["hosts"][name]["tools"], present),
+            "optional": missing(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
         }
         for name, present in tools.items()
     }
-    return {name: missing for name, missing in lacking.items() if any(missing.values())}
+    return {name: packages for name, packages in lacking.items() if any(packages.values())}
 
 
-def _missing(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
-    return {tool: package for tool, package in packages.items() if tool not in present}
-
-
-def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Who builds is planned. What hosts say that they have decides only what is missing."""
+def _builders(
+    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """As in Decision. Which host builds stands in the plan; the hosts' reports decide only what is missing."""
     builders, sources = set(), set()
     shared: dict[str, str] = {}
     for name, drift in drifts.items():
@@ -302,52 +300,47 @@ def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
             sources.add(build["release"])
             if source in release_request.COMPILED:
                 builders.add(name)
-    return {"builders": sorted(builders), "shared": shared, "sources": sorted(sources)}
+    return sorted(builders), shared, sorted(sources)
 
 
 def _replaced(
-    plan: dict[str, Any], drifts: dict[str, dict[str, Any]], restarts: Mapping[str, Collection[str]]
+    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]], restarts: Mapping[str, Collection[str]]
 ) -> list[str]:
     """Hosts whose services restart, and that run programs of a release which is not planned there any more; none where nothing serves."""
+    head = plan["head"]["service"]
     serving = any(
-        plan["head"]["service"] in drift["stale"]
-        or drift["services"].get(plan["head"]["service"], {}).get("state") in ANSWERING
-        for drift in drifts.values()
+        head in drift["stale"] or drift["services"].get(head, {}).get("state") in ANSWERING for drift in drifts.values()
     )
-    planned = {name: {build["id"] for build in host["builds"]} for name, host in plan["hosts"].items()}
+    planned = {name: {build["id"] for build in plan["hosts"][name]["builds"]} for name in drifts}
     others = {name for name, drift in drifts.items() if set(drift["running_releases"]) - planned[name]}
     return sorted(name for name in others if serving and restarts[name])
 
 
-def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+def _restarts(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Services that do not run as planned, and the head with its model and any worker that it uses: it does not reconnect. A worker that it
     used and that is not planned any more stands in its command line."""
     restarts = {
         name: [
             service["name"]
-            for service in host["services"]
-            if drifts[name]["services"][service["name"]]["state"] not in ("running", "waiting")
-            or service["name"] in drifts[name]["redefined"]
-            or any(f"/releases/{identity}/" in service["process"][0] for identity in drifts[name]["missing_builds"])
+            for service in plan["hosts"][name]["services"]
+            if drift["services"][service["name"]]["state"] not in ("running", "waiting")
+            or service["name"] in drift["redefined"]
+            or any(f"/releases/{identity}/" in service["process"][0] for identity in drift["missing_builds"])
         ]
-        for name, host in plan["hosts"].items()
-        if name in drifts
+        for name, drift in drifts.items()
     }
-    own = names.of(plan["cluster"])
+    service_of = names.of(plan["cluster"]).service
     used = {
-        (name, own.service(f"worker-{worker['name']}"))
-        for name, host in plan["hosts"].items()
-        for worker in host["workers"]
-        if worker["used"]
+        name: {service_of(f"worker-{worker['name']}") for worker in plan["hosts"][name]["workers"] if worker["used"]}
+        for name in drifts
     }
-    name_of_head = plan["head"]["host"]
-    head = restarts.get(name_of_head, [])
-    own_drift = drifts.get(name_of_head, {})
+    head = plan["head"]
+    drift = drifts.get(head["host"], {})
     touched = (
-        any((name, service) in used for name, services in restarts.items() for service in services)
-        or plan["model"]["path"] in own_drift.get("changed_files", ())
-        or bool(own_drift.get("changed_models"))
+        any(used[name].intersection(services) for name, services in restarts.items())
+        or plan["model"]["path"] in drift.get("changed_files", ())
+        or bool(drift.get("changed_models"))
     )
-    if touched and plan["head"]["service"] not in head:
-        head.append(plan["head"]["service"])
+    if touched and head["service"] not in restarts.get(head["host"], [head["service"]]):
+        restarts[head["host"]].append(head["service"])
     return restarts

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The form of a plan that a host keeps: its own part, as it was applied. Whoever reads one does not trust it."""
+"""The form of a plan that a host has recorded: its own part, as it was applied. Readers do not trust it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 
 SCHEMA = 1
 APPLYING, SERVED = "applying", "served"
-ON_THE_CONTROLLER = ("chosen", "accepted", "returned", "failed")
-"""States of the module kept that its action plugin decides without a host."""
 MOST, MOST_SERVED = 5, 2
-"""Kept plans of a host, and those that served among them which are never removed: what runs, and what to go back to."""
+"""Recorded plans of a host, and those that served among them which are never removed: what runs, and what to go back to."""
 RECORD_BYTES, TEXT_CHARACTERS = 32 << 20, 16 << 20
-"""Of a kept plan, and of a definition or a file in it. The head's facts are most of it, about 20 kB for each host."""
+"""Of a record, and of a definition or a file in it. The head's facts are most of it, about 20 kB for each host."""
 
 ID = Text(r"[0-9a-f]{16}", 16)
 WORD = Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
@@ -47,7 +45,7 @@ SUMMARY: dict[str, Any] = {
     "declared": Maybe(LINE),
     "spared": Maybe(Each(bool)),
 }
-"""What a host reports of each plan that it keeps. ``declared`` is what llama_release has to be for it; ``spared`` says which hosts may be away, and
+"""What a host reports of each plan that it has recorded. ``declared`` is what llama_release has to be for it; ``spared`` says which hosts may be away, and
 whether the head serves on a fallback then, as it is with hosts of which it uses something."""
 SERVICE = {
     "name": WORD,
@@ -135,7 +133,7 @@ def served(plans: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def problem(record: Any) -> Problem | None:
-    """Why a kept plan cannot be used; None where it can. Definitions and files are the only texts with several lines."""
+    """Why a record cannot be used; None where it can. Definitions and files are the only texts with several lines."""
     if not isinstance(record, Mapping):
         return Problem("it", "is not a mapping")
     part = record.get("host")

@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 import textwrap
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
@@ -410,17 +411,18 @@ def _why_nothing(entry: dict) -> str:
     return f"cannot be planned: {entry['reason']}" if missing is None else f"does not fit, {missing} MiB missing"
 
 
-def changes_of(plan: dict, changes: dict, drifts: dict[str, dict], unasked: dict[str, str]) -> list[str]:
+def changes_of(
+    plan: dict, restarts: Mapping[str, list[str]], drifts: Mapping[str, dict], unasked: Mapping[str, str]
+) -> list[str]:
     """What an apply would change, as lines: each host's releases, differences and restarts.
 
-    :param changes: what plan.changes decided.
+    :param restarts: host → services that have to be restarted.
     :param drifts: host → what state.drift found there.
     :param unasked: host → why it was not compared.
     """
     lines = []
     for name, drift in drifts.items():
-        restarts = changes["restarts"][name]
-        if not drift["differences"] and not restarts:
+        if not drift["differences"] and not restarts[name]:
             lines.append(f"  {name}  is as planned")
             continue
         lines.append(f"  {name}")
@@ -433,8 +435,8 @@ def changes_of(plan: dict, changes: dict, drifts: dict[str, dict], unasked: dict
             lines += _wrapped("    ~ ", text)
         if len(rest) > SHOWN_DIFFERENCES:
             lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
-        if restarts:
-            lines += _wrapped("    ! ", f"would be started: {', '.join(restarts)}")
+        if restarts[name]:
+            lines += _wrapped("    ! ", f"would be started: {', '.join(restarts[name])}")
     for name, reason in unasked.items():
         lines += _wrapped("  ", f"{name}  was not compared: {reason}")
     return lines

@@ -550,7 +550,7 @@ def _check_facts(name: str, given: Any) -> None:
     if problem:
         raise Refusal(
             f"the facts of {name} are not as this version of the collection reads them ({problem.where.lstrip('.')} {problem.why}): run it again "
-            "when the host can be reached; a host that reports this itself is not what it seems"
+            "when the host can be reached; if it persists, treat this host as compromised (docs/security.md)"
         )
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: compare
+module: plan_diff
 short_description: Decides from a plan and the hosts' answers what an apply has to do
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
@@ -15,7 +15,6 @@ description:
   - It runs as an action plugin on the controller, once for all hosts. It reads no variables apart from its options.
   - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
   - Where several hosts of one kind lack a release, one of them builds it.
-  - For a plan for the staging ports it reports instead why the instances cannot be started.
 attributes:
   check_mode:
     support: full
@@ -47,14 +46,6 @@ options:
   report:
     description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
     type: path
-  errors:
-    description:
-      - Host, and the error of its instances on the staging ports, empty where there was none.
-      - Given these, it fails unless the instances of O(plan), which is for the staging ports, have proven the release.
-    type: dict
-  staged:
-    description: With O(errors), the report that M(llamacpp.cluster.verify) returned on the instances. Leave it out where no llama-server was started.
-    type: dict
 """
 
 EXAMPLES = r"""
@@ -64,7 +55,7 @@ EXAMPLES = r"""
   register: __llama_compared
 
 - name: Decide what has to be changed
-  llamacpp.cluster.compare:
+  llamacpp.cluster.plan_diff:
     plan: "{{ __llama_planned.plan }}"
     answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_compared'))) }}"
   run_once: true
@@ -76,65 +67,59 @@ kinds:
   description:
     - Host that answered, and the kinds of what differs there (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
       V(firewall), V(link), V(tuning), V(service), V(stale), V(unneeded)).
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: dict
   sample: {"localhost": ["service"]}
 restarts:
   description: Host that answered, and the services that have to be restarted there.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: dict
   sample: {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}
 behind:
   description: Hosts on which an apply has something to do.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: list
   elements: str
   sample: [localhost]
 replaced:
   description: Hosts on which a cluster that serves runs programs that are not planned there any more.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: list
   elements: str
 while_away:
   description: Host, and what serves while it is away, a sentence.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: dict
   sample: {"strix0": "The cluster does not answer until it is back; it is the head."}
 unopened:
   description: Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ from the plan.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: list
   elements: str
 unreached:
   description: Hosts that did not answer.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: list
   elements: str
 builders:
   description: Hosts that compile something. Which host compiles a build stands in the plan.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: list
   elements: str
   sample: [localhost]
 shared:
   description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: dict
   sample: {"pypi-0.3.36-cpu-1f2e3d4c": "localhost"}
 sources:
   description: Releases of what is compiled or unpacked.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: list
   elements: str
 lacking:
   description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
-  returned: when O(plan) is not for the staging ports
+  returned: success
   type: dict
   sample: {"localhost": {"required": {"cmake": "cmake"}, "optional": {}}}
-obstacles:
-  description: Why the instances on the staging ports cannot be started, a sentence each. Empty where they can.
-  returned: when O(plan) is for the staging ports
-  type: list
-  elements: str
-  sample: ["head has 900 MiB free on CPU, and 1024 MiB are needed: try it when there is more"]
 """

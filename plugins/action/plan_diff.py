@@ -8,28 +8,16 @@ from __future__ import annotations
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
 TOOLS = {"tools": validation.Maybe([validation.Text()])}
-
-
-def _of_staging(plan, answers, arguments):
-    """What stands in the way of the instances, or once they were started, whether they have proven the release."""
-    if arguments["errors"] is not None:
-        why = release_proof.failure(plan, arguments["errors"], arguments["staged"] or {})
-        return {"changed": False, "failed": True, "msg": why} if why else {"changed": False}
-    obstacles = staging.obstacles(typed_json.parse(Refused if plan["refused"] else Plan, plan), answers)
-    return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}
 
 
 def _tools(facts):
@@ -55,8 +43,6 @@ class ActionModule(ActionBase):
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
                 "report": {"type": "path"},
-                "errors": {"type": "dict"},
-                "staged": {"type": "dict"},
             }
         )
         plan, answers = arguments["plan"], arguments["answers"]
@@ -65,19 +51,17 @@ class ActionModule(ActionBase):
             tools = _tools(arguments["facts"])
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
-        if plan["refused"] or plan["staging"]:
-            return _of_staging(plan, answers, arguments)
         compared = changes.compare(plan, answers, build_registry.recorded(plan))
         for sentence in compared.unlike:
             display.warning(
-                f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be taken over."
+                f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be compromised."
             )
         decided = changes.decide(plan, compared.drifts)
         if arguments["page"]:
-            changed = report.changes_of(plan, decided, compared.drifts, compared.without)
+            changed = report.changes_of(plan, decided.restarts, compared.drifts, compared.without)
             output.show_plan(plan, changed, arguments["html"], arguments["report"])
         return {
             "changed": False,
-            **decided,
-            "lacking": changes.missing_tools(plan, tools, decided["builders"]),
+            **decided._asdict(),
+            "lacking": changes.missing_tools(plan, tools, decided.builders),
         }

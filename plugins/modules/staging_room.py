@@ -1,0 +1,48 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: staging_room
+short_description: Decides whether instances can be started on the staging ports
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Compares what the instances need with the memory, ports and releases that the hosts report. It changes nothing.
+  - It runs as an action plugin on the controller, once for all hosts. It reads no variables apart from its options.
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing in either mode.
+options:
+  plan:
+    description: The plan for the staging ports, as P(llamacpp.cluster.plan#module) returned it.
+    type: dict
+    required: true
+  answers:
+    description: Host, and what M(llamacpp.cluster.host_info) returned there for its part of the plan, with O(llamacpp.cluster.host_info#module:free).
+    type: dict
+    required: true
+seealso:
+  - module: llamacpp.cluster.release_proof
+"""
+
+EXAMPLES = r"""
+- name: Decide whether the instances can be started
+  llamacpp.cluster.staging_room:
+    plan: "{{ staging.plan }}"
+    answers: "{{ answers }}"
+  run_once: true
+"""
+
+RETURN = r"""
+obstacles:
+  description: Why they cannot be started, a sentence each. Empty where they can.
+  returned: success
+  type: list
+  elements: str
+  sample: ["head has 900 MiB free on CPU, and 1024 MiB are needed: try it when there is more"]
+"""

@@ -1,0 +1,284 @@
+"""Records of plans: what hosts write, what they read back, and the identity of a plan."""
+
+import copy
+import errno
+import json
+import os
+import stat
+import time
+from unittest import mock
+
+import faults
+import pytest
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import plan_history as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history as plans
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as module
+from ansible_collections.llamacpp.cluster.plugins.modules import plan_history_info as info
+from conftest import identity
+from support.rollbacks import NAMES, completed, placed, record_of, serve, with_id
+from test_docs import ROOT
+
+MODULE = module
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    (tmp_path / "plans").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def record(pair, prefix):
+    return record_of(placed(completed(pair), prefix), "head")
+
+
+def numbers(prefix):
+    return [int(plan["id"], 16) for plan in plans.summaries(str(prefix))]
+
+
+def test_a_plan_is_recorded_before_it_is_applied_and_when_it_served(prefix, record):
+    assert plans.record(str(prefix), record)
+    path = prefix / "plans" / f"{record['id']}.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [plan["state"] for plan in plans.summaries(str(prefix))] == ["applying"]
+    assert not plans.serves(str(prefix), record["id"])
+    assert plans.mark_served(str(prefix), record["id"])
+    assert plans.serves(str(prefix), record["id"])
+    summary = plans.summaries(str(prefix))[0]
+    assert (summary["release"], summary["head"], summary["hosts"]) == ("pypi-0.3.36", True, list(NAMES))
+    before = path.read_bytes()
+    assert not plans.record(str(prefix), record)
+    assert not plans.mark_served(str(prefix), record["id"])
+    assert path.read_bytes() == before
+
+
+def test_check_mode_writes_nothing(prefix, record):
+    assert plans.record(str(prefix), record, check=True)
+    assert not list((prefix / "plans").iterdir())
+    assert plans.record(str(prefix / "missing"), record, check=True)
+
+
+def test_plans_that_served_outlive_those_that_did_not(prefix, record):
+    for number in (1, 2):
+        serve(prefix, with_id(record, number))
+    for number in range(3, 12):
+        plans.record(str(prefix), with_id(record, number))
+    assert numbers(prefix) == [11, 10, 9, 2, 1]
+
+
+def test_the_last_plan_is_the_newest_even_where_the_clock_was_set_back(prefix, record, monkeypatch):
+    serve(prefix, with_id(record, 1))
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    serve(prefix, with_id(record, 2))
+    assert numbers(prefix) == [2, 1]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", faults.KINDS)
+def test_a_fault_while_a_plan_is_recorded_loses_nothing(prefix, record, monkeypatch, kind):
+    serve(prefix, with_id(record, 1))
+    broken = faults.Faults(monkeypatch, kind, str(prefix))
+    for number in range(12):
+        broken.at, broken.count = number, 0
+        try:
+            plans.record(str(prefix), with_id(record, 2))
+        except (OSError, faults.Killed):
+            broken.at = None
+            assert plans.serves(str(prefix), f"{1:016x}")
+        broken.at = None
+    plans.record(str(prefix), with_id(record, 2))
+    assert [plan["state"] for plan in plans.summaries(str(prefix))] == ["applying", "served"]
+
+
+def test_a_full_disk_ends_the_run_before_services_change(call, prefix, record, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{prefix}/plans/x.json")
+
+    monkeypatch.setattr(plans.files, "replace_file", full)
+    failed = call(state="recorded", prefix=str(prefix), record=record)
+    assert failed["failed"]
+    assert "Free some space" in failed["msg"]
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    order = [
+        next(iter(set(task) & {"block", "llamacpp.cluster.plan_history"}), "")
+        for play in plays
+        for task in play["tasks"]
+    ]
+    assert order.index("llamacpp.cluster.plan_history") < order.index("block")
+
+
+def spoiled(change):
+    def spoil(path, record):
+        record = copy.deepcopy(record)
+        change(record)
+        path.write_text(json.dumps(record))
+
+    return spoil
+
+
+def link(path, record):
+    other = path.with_suffix(".other")
+    other.write_text(json.dumps(record))
+    path.unlink()
+    path.symlink_to(other)
+
+
+HOSTILE = {
+    "torn": (lambda path, record: path.write_text(json.dumps(record)[:-40]), "cannot be used"),
+    "huge": (lambda path, record: os.truncate(path, history.RECORD_BYTES + 1), "has more than"),
+    "a link": (link, "symbolic link|Too many levels"),
+    "another id": (spoiled(lambda r: r.update(id="f" * 16)), "it.id|id is"),
+    "a schema that is not known": (spoiled(lambda r: r.update(schema=2)), "schema is 2, not 1"),
+    "a file outside": (spoiled(lambda r: r["host"]["files"][0].update(path="/etc/passwd")), "not below"),
+    "a file that leaves": (
+        spoiled(lambda r: r["host"]["files"][0].update(path=r["host"]["prefix"] + "/../../etc/passwd")),
+        "not below",
+    ),
+    "a record outside": (
+        spoiled(lambda r: r["host"]["files"].append({"path": r["host"]["prefix"] + "/m", "bytes": 1, "record": "/x"})),
+        "not below",
+    ),
+    "a folder that leaves": (spoiled(lambda r: r["host"]["folders"][0].update(path="/opt/../etc")), "folders"),
+    "a build with a slash": (spoiled(lambda r: r["host"]["builds"][0].update(id="../x")), "builds"),
+    "a service with a slash": (spoiled(lambda r: r["host"]["services"][0].update(name="../x")), "services"),
+    "a control character": (spoiled(lambda r: r["host"]["services"][0].update(listens="1\x1b[2J")), "services"),
+    "a definition with one": (spoiled(lambda r: r["host"]["services"][0].update(definition="a\x1b[2J")), "no text"),
+    "a definition that is none": (spoiled(lambda r: r["host"]["services"][0].update(definition=7)), "no text"),
+    "no part": (spoiled(lambda r: r.update(host=None)), "host"),
+    "a head with another address": (spoiled(lambda r: r["head"].update(own_url="http://evil/x")), "own_url"),
+}
+
+
+@pytest.mark.parametrize("spoil, reason", HOSTILE.values(), ids=HOSTILE)
+def test_a_record_is_read_as_what_anybody_may_have_written(prefix, record, spoil, reason):
+    serve(prefix, record)
+    path = prefix / "plans" / f"{record['id']}.json"
+    spoil(path, json.loads(path.read_text()))
+    with pytest.raises(Refusal, match=reason):
+        plans.read(str(prefix), record["id"])
+    found = plans.read_all(str(prefix))
+    assert (found.records, len(found.unreadable)) == ([], 1)
+    assert found.unreadable[0].isprintable()
+    assert plans.summaries(str(prefix)) == []
+    assert plans.builds(str(prefix)) == set()
+
+
+@pytest.mark.parametrize("identity", ["../x", "", "0123456789ABCDEF", "\x1b[2J" * 4])
+def test_an_id_is_never_a_path(prefix, identity):
+    with pytest.raises(Refusal, match="is not the id of a plan") as refused:
+        plans.read(str(prefix), identity)
+    assert str(refused.value).isprintable()
+
+
+def test_a_folder_that_this_account_may_not_read_has_no_plans(prefix, monkeypatch):
+    def forbidden(_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    assert plans.summaries(str(prefix)) == []
+    assert plans.builds(str(prefix)) == set()
+
+
+def test_builds_of_the_last_two_that_served_stay(prefix, record):
+    for number, build in enumerate(("a-cpu-1", "b-cpu-1", "c-cpu-1", "d-cpu-1"), 1):
+        changed = copy.deepcopy(with_id(record, number))
+        changed["host"]["builds"] = [{"id": build, "targets": []}]
+        plans.record(str(prefix), changed)
+        if number < 4:
+            plans.mark_served(str(prefix), changed["id"])
+    assert plans.builds(str(prefix)) == {"c-cpu-1", "b-cpu-1"}
+
+
+def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, record):
+    """Also after a run that was killed before it touched a service, when the inventory is what it was."""
+
+    def differences():
+        return [found.kind for found in state._kept(record["id"], plans.summaries(str(prefix)))]
+
+    assert differences() == ["kept"]
+    plans.record(str(prefix), record)
+    assert differences() == ["kept"]
+    plans.mark_served(str(prefix), record["id"])
+    assert differences() == []
+    plans.record(str(prefix), with_id(record, 2))
+    assert differences() == ["kept"]
+    assert not plans.record(str(prefix), record)
+    assert plans.mark_served(str(prefix), record["id"])
+    assert differences() == []
+    assert not list(state._kept(None, []))
+
+
+def test_the_info_module_reads_a_record_and_what_its_services_miss(prefix, record, monkeypatch):
+    serve(prefix, record)
+    model = record["model"]["path"]
+    drift = {"changed_files": [model], "changed_models": ["/models/part.gguf"], "missing_builds": []}
+    monkeypatch.setattr(info.state, "drift", lambda part: drift)
+    answered = info.compared(str(prefix), record["id"])
+    assert answered["record"]["id"] == record["id"]
+    assert answered["missing"] == sorted([model, "/models/part.gguf"])
+
+
+def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
+    task = mock.Mock(args={"state": "recorded", "prefix": "/opt/llamacpp", "plan": completed(pair)}, async_val=0)
+    plugin = action.ActionModule(task, mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
+    plugin._execute_module = lambda module_args, task_vars: module_args
+    arguments = plugin.run(task_vars={"inventory_hostname": "head"})
+    assert "plan" not in arguments
+    files = arguments["record"]["host"]["files"]
+    assert not any("source" in file for file in files)
+    assert any("def main" in file.get("content", "") for file in files)
+    assert history.problem(arguments["record"]) is None
+
+
+def test_the_head_records_which_hosts_may_be_away(pair):
+    plan = completed(pair)
+    assert plans.summary({**record_of(plan, "worker1"), "time": 1})["spared"] is None
+    plan["hosts"]["worker2"]["workers"][0]["used"] = False
+    plan["head"]["fallback_after"], plan["fallbacks"] = 60, [{"without": "worker1:cpu"}]
+    record = record_of(plan, "head")
+    assert plans.summary({**record, "time": 1})["spared"] == {"worker1": True, "worker2": False}
+    assert history.problem(record) is None
+    assert history.problem({**record, "spared": {"worker1": "yes"}}).where == "it.spared.worker1"
+    plan["head"]["fallback_after"] = None
+    assert record_of(plan, "head")["spared"] == {"worker2": False}
+
+
+RELEASES = {
+    "a tag": "b8600",
+    "a commit": {"source": "git", "repository": "/srv/llama.cpp", "ref": "master", "commit": "a" * 40, "build": 8600},
+    "llama-cpp-python": {"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
+    "an archive": {"source": "archive", "path": "/srv/a.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 8600},
+    "programs": {"source": "binary", "url": "https://x/b.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 8600},
+    "patches": {
+        **{"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
+        "patches": [{"path": "/srv/a.patch", "sha256": "0" * 64, "files": ["a.c"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("requested", RELEASES.values(), ids=RELEASES)
+def test_what_llama_release_has_to_be_plans_the_same_release(requested):
+    release = releases.release_of(requested, {})
+    shown = yaml.safe_load(release_request.declaration(typed_json.dump(release.as_plan())))
+    shown.update({"patches": requested["patches"]} if "patches" in shown else {})
+    assert releases.release_of(shown, {}).id == release.id
+
+
+def test_the_identity_is_that_of_what_is_applied(pair):
+    plan, again = completed(pair), completed(pair)
+    assert plan["id"] == again["id"] == plan["hosts"]["worker1"]["id"]
+    for host in pair.hosts.values():
+        host["variables"]["llama_build_keep"] = 1
+    assert completed(pair)["id"] == plan["id"]
+    again["hosts"]["head"]["files"].append({"path": "/opt/llamacpp/facts.json", "bytes": 1, "sha256": "0" * 64})
+    again["hosts"]["head"]["files"][0]["source"] = "/elsewhere/runtime.py"
+    assert identity(again) == identity(plan)
+    pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"device": "CPU", "port": 50099}]
+    assert completed(pair)["id"] != plan["id"]
