@@ -65,13 +65,13 @@ def _rate(machine: dict[str, Any]) -> cost_model.Rate:
 def release_of(build: int) -> Release:
     """A release of llama.cpp with this build number."""
     able = capabilities.of_build(build)
-    return Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able["protocol"], {}, (), able)
+    return Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able.protocol, {}, (), able)
 
 
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.Settings(512), figure["build"])
-    read, nodes = cost_model.units_read(load, model), cost_model.nodes_per_layer(model)
+    read, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(model)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers

@@ -36,7 +36,7 @@ def workers(programs):
     """Endpoints of three workers that lend the CPU."""
     started = [
         subprocess.Popen(
-            [programs / ABLE["worker_binary"], "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"],
+            [programs / ABLE.worker_binary, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -54,7 +54,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     """The placement, and llama-server's command line without its program. In overrides ``{1}`` is the second device."""
     model = summary.parse(gguf.summarize(gguf.read_path(str(path))))
     devices = tuple(
-        Device("here", "cpu", "CPU", ABLE["buffer_name"].format(endpoint=endpoint), 0, {}, worker_at(endpoint))
+        Device("here", "cpu", "CPU", ABLE.buffer_name.format(endpoint=endpoint), 0, {}, worker_at(endpoint))
         for endpoint in endpoints[: len(split)]
     )
     defaults = {name: option.get("default") for name, option in inventory.specification().items()}

@@ -33,18 +33,13 @@ from test_options import GENERATIONS, HELP, help_of
 def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, protocol, buffer_name, device_name):
     tree = capabilities.PYPI_TREES[version]
     able = capabilities.of_build(tree["generation"], tree.get("protocol"))
-    server_flags = set(able.pop("server_flags"))
     names = ("flash-attention", "load-mode", "fit")
     changing = {word[2:] for name in names for word in options.of_name(name).words() if word.startswith("--")}
+    server_flags = set(able.server_flags)
     assert server_flags & changing == load_modes
     assert server_flags >= {"rpc", "ctx-size", "n-gpu-layers", "tensor-split"}
-    assert able == {
-        "worker_binary": binary,
-        "worker_flags": sorted(worker_flags),
-        "protocol": protocol,
-        "buffer_name": buffer_name,
-        "device_name": device_name,
-    }
+    own = binary, tuple(sorted(worker_flags)), able.server_flags, protocol, buffer_name, device_name
+    assert able == capabilities.Capabilities(*own)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +58,7 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
     ],
 )
 def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
-    assert capabilities.of_build(build)["protocol"] == protocol
+    assert capabilities.of_build(build).protocol == protocol
 
 
 @pytest.mark.parametrize(
@@ -120,7 +115,7 @@ def test_the_build_of_a_day(day, protocol, build):
 def test_the_day_of_a_tree_tells_about_its_build(version):
     days = {"0.3.16": "2025-08-15", "0.3.20": "2026-04-03", "0.3.25": "2026-06-02", "0.3.35": "2026-08-17"}
     tree = capabilities.PYPI_TREES[version]
-    protocol = capabilities.of_build(tree["generation"])["protocol"]
+    protocol = capabilities.of_build(tree["generation"]).protocol
     assert abs(capabilities.build_of_day(days[version], protocol) - tree["generation"]) < 20
 
 
@@ -129,10 +124,10 @@ def test_what_the_help_lists_is_what_planning_takes_for_granted(generation):
     build, fork = GENERATIONS[generation]
     assumed = capabilities.of_build(build, fork=fork)
     worker, server = (help_of(program, generation).known for program in (options.WORKER, options.SERVER))
-    assert set(assumed["worker_flags"]) == {word[1:] for word in worker if not word.startswith("--")} - {"h"}
-    assert {f"--{name}" for name in assumed["server_flags"]} <= set(server)
+    assert set(assumed.worker_flags) == {word[1:] for word in worker if not word.startswith("--")} - {"h"}
+    assert {f"--{name}" for name in assumed.server_flags} <= set(server)
     valued = {word for word in options.OF_TWO_FORMS & set(server) if server[word]}
-    assert valued == {f"--{name}" for name in assumed["server_flags"]} & options.OF_TWO_FORMS
+    assert valued == {f"--{name}" for name in assumed.server_flags} & options.OF_TWO_FORMS
 
 
 @pytest.mark.parametrize(
@@ -218,4 +213,4 @@ def test_what_a_worker_would_not_take():
 
 @pytest.mark.parametrize("build, value", [(6170, False), (6324, False), (6325, True), (7991, True), (8643, True)])
 def test_flash_attention_takes_a_value_from_one_build_on(build, value):
-    assert ("flash-attn" in capabilities.of_build(build)["server_flags"]) is value
+    assert ("flash-attn" in capabilities.of_build(build).server_flags) is value

@@ -247,7 +247,7 @@ def steps(layers, groups):
         device = place(
             sizes, int(sum(sizes) / 16 * chosen.uniform(0.95, 1.45)), index % groups + 1, group=index % groups
         )
-        before = [Counted(size) for size in device.sizes.before]
+        before = tuple(Counted(size) for size in device.sizes.before)
         places.append(device._replace(sizes=device.sizes._replace(before=before)))
     Counted.operations = 0
     counts = solver.solve(places, 0)

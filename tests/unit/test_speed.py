@@ -141,9 +141,9 @@ EXPERTS = (("expert_count", 8), ("expert_used_count", 2))
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     named = TensorGroup("blk.*.ffn_up_exps.weight", "F16", (64, 32, 8), 8000, (0, 1))
     summary = models.known_answer_model(2, 64, "f16")._replace(keys=EXPERTS)
-    dense = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW), summary)
+    dense = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW))
     summary = summary._replace(tensors=(*summary.tensors, named))
-    mixed = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW), summary)
+    mixed = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
 
 
@@ -151,7 +151,7 @@ def test_without_names_the_summary_tells_what_experts_take():
     summary = models.nameless(models.known_answer_model(2, 64, "f16"))
     summary = summary._replace(keys=EXPERTS, expert_bytes=(0, 20000))
     load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
-    assert cost_model.units_read(load, summary) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
+    assert cost_model.units_read(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
 def test_nodes_follow_the_architecture():
@@ -227,17 +227,24 @@ def test_the_page_has_what_is_assumed_of_links():
     assert cost_model.LINKS["tunnel"][1:] == cost_model.LINKS["ethernet"][1:]
 
 
+CACHE = kv_cache.Settings(256), kv_cache.NEW
+
+
+def bits_of(load):
+    """Of a weight of each part."""
+    return [8 * cost.read / cost.multiplied for cost in cost_model.part_costs(load)]
+
+
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     summary = models.known_answer_model(2, 64, "f16")
     load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
-    named = {part.name: cost_model.Bits(load, summary).of(part) for part in load.parts}
+    named = {part.name: bits for part, bits in zip(load.parts, bits_of(load))}
     assert named["blk.1.ffn_up.weight"] == 16
     assert named["blk.1.attn_norm.weight"] == 32
     nameless = models.nameless(summary)
-    load = device_load.Load(nameless, kv_cache.Settings(256), kv_cache.NEW)
-    assert cost_model.Bits(load, nameless).of(load.parts[1]) == pytest.approx(16, rel=0.01)
+    assert bits_of(device_load.Load(nameless, *CACHE))[1] == pytest.approx(16, rel=0.01)
     unknown = nameless._replace(parameters=None)
-    assert cost_model.Bits(load, unknown).of(load.parts[1]) == cost_model.ASSUMED_BITS
+    assert bits_of(device_load.Load(unknown, *CACHE))[1] == pytest.approx(cost_model.ASSUMED_BITS)
 
 
 @pytest.mark.parametrize(

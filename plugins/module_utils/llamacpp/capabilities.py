@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,56 +104,61 @@ IK_LLAMA_SEVERAL_DEVICES_SINCE = 4033
 IK_LLAMA_DEVICE_SINCE = 3933
 """First commit with ``--device``. Before it all devices of the head come first, then the workers, in the order of ``--rpc``."""
 
-Able = dict[str, Any]
-"""Capabilities of a build, see of_build."""
+
+class Capabilities(NamedTuple):
+    """What a build understands."""
+
+    worker_binary: str
+    worker_flags: tuple[str, ...]
+    """Short names without dashes."""
+    server_flags: tuple[str, ...]
+    """Long names of the table of options without dashes; those of two forms only where they take a value."""
+    protocol: str | None
+    """None where it is not known, or there is no handshake."""
+    buffer_name: str
+    """How the log names a worker's buffers."""
+    device_name: str | None
+    """How ``--device`` names a worker; None where there is no such option."""
 
 
-def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> Able:
+@functools.lru_cache(maxsize=64)
+def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> Capabilities:
     """Capabilities of the build with this number.
 
     :param fork: whose numbers these are, a key of FORKS.
-    :returns: ``worker_binary``, ``worker_flags`` (short names without dashes), ``server_flags`` (long names of the table of options without
-        dashes; those of two forms only where they take a value),
-        ``protocol`` (None when unknown or when there is no handshake), ``buffer_name`` (how the log names a worker's buffers),
-        ``device_name`` (how ``--device`` names a worker; None where there is no such option).
     """
-    flags = {
-        "worker_flags": _worker_flags(options.listed(options.WORKER, build, fork)),
-        "server_flags": _server_flags(options.listed(options.SERVER, build, fork)),
-    }
+    worker_flags = _worker_flags(options.listed(options.WORKER, build, fork))
+    server_flags = _server_flags(options.listed(options.SERVER, build, fork))
     if fork == IK_LLAMA:
-        return {"worker_binary": "rpc-server", **flags, **_names_of_ik_llama(build)}
-    return {
-        "worker_binary": "ggml-rpc-server" if build >= 9824 else "rpc-server",
-        **flags,
-        "protocol": protocol or _protocol_of(PROTOCOLS, build),
-        "buffer_name": "RPC0[{endpoint}]" if build >= 6688 else "RPC[{endpoint}]",
-        "device_name": "RPC{index}" if build >= 6688 else "RPC[{endpoint}]",
-    }
+        known = _protocol_of(IK_LLAMA_PROTOCOLS, build)
+        name = "RPC0[{endpoint}]" if build >= IK_LLAMA_SEVERAL_DEVICES_SINCE else "RPC[{endpoint}]"
+        device = name if build >= IK_LLAMA_DEVICE_SINCE else None
+        return Capabilities("rpc-server", worker_flags, server_flags, known, name, device)
+    return Capabilities(
+        worker_binary="ggml-rpc-server" if build >= 9824 else "rpc-server",
+        worker_flags=worker_flags,
+        server_flags=server_flags,
+        protocol=protocol or _protocol_of(PROTOCOLS, build),
+        buffer_name="RPC0[{endpoint}]" if build >= 6688 else "RPC[{endpoint}]",
+        device_name="RPC{index}" if build >= 6688 else "RPC[{endpoint}]",
+    )
 
 
 def _protocol_of(table: Sequence[tuple[int, str | None]], build: int) -> str | None:
     return table[bisect.bisect_right([first for first, _protocol in table], build) - 1][1]
 
 
-def _names_of_ik_llama(commit: int) -> Able:
-    name = "RPC0[{endpoint}]" if commit >= IK_LLAMA_SEVERAL_DEVICES_SINCE else "RPC[{endpoint}]"
-    return {
-        "protocol": _protocol_of(IK_LLAMA_PROTOCOLS, commit),
-        "buffer_name": name,
-        "device_name": name if commit >= IK_LLAMA_DEVICE_SINCE else None,
-    }
+def _worker_flags(known: Mapping[str, bool]) -> tuple[str, ...]:
+    return tuple(sorted(word[1:] for word in known if not word.startswith("--")))
 
 
-def _worker_flags(known: Mapping[str, bool]) -> list[str]:
-    return sorted(word[1:] for word in known if not word.startswith("--"))
-
-
-def _server_flags(known: Mapping[str, bool]) -> list[str]:
-    return sorted(
-        word[2:]
-        for word, valued in known.items()
-        if word.startswith("--") and (valued or word not in options.OF_TWO_FORMS)
+def _server_flags(known: Mapping[str, bool]) -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            word[2:]
+            for word, valued in known.items()
+            if word.startswith("--") and (valued or word not in options.OF_TWO_FORMS)
+        )
     )
 
 

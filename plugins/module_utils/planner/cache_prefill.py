@@ -97,7 +97,7 @@ def of_worker(
     unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
     if not worker.cache or not rows or unknown:
         return None
-    flags, port = release.capabilities["worker_flags"], str(worker.staging_port)
+    flags, port = release.capabilities.worker_flags, str(worker.staging_port)
     processor = backends.CPU.device
     return CachePrefill(
         tensors=tuple(rows),
@@ -105,7 +105,7 @@ def of_worker(
         fork=release.fork,
         endpoint=f"{LOOPBACK}:{port}",
         argv=(
-            f"{folder}/{build.id}/bin/{release.capabilities['worker_binary']}",
+            f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
             *options.render_worker("address", LOOPBACK, flags),
             *options.render_worker("worker-port", port, flags),
             *options.render_worker("worker-device", processor, flags),

@@ -250,7 +250,7 @@ def _with_caches(
                 endpoint=cache_prefill.with_cache(
                     entry.endpoint,
                     cluster.hosts[name].facts,
-                    wanted[entry.device.build].capabilities["worker_flags"],
+                    wanted[entry.device.build].capabilities.worker_flags,
                     cluster.served,
                 )
             )
@@ -271,7 +271,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     release = wanted[serves]
     secured = serves if cluster.server.tls else None
     bounded = predicates.VULKAN_MEMORY not in cluster.accepted
-    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
+    lending = _lending(cluster, built, serves, release.capabilities.device_name is not None, bounded)
     lending = lending._replace(declared=_with_caches(cluster, lending.declared, wanted))
     equipped = {
         name: _equip(

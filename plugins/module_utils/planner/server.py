@@ -179,7 +179,7 @@ def _crashes_with_amx(serving: Serving) -> bool:
 
 def _device_names(release: Release, placed: device_load.Placed) -> list[str] | None:
     """What --device names, in the order of the plan; None where llama-server has no such option. Workers are numbered as --rpc lists them."""
-    name: str | None = release.capabilities["device_name"]
+    name: str | None = release.capabilities.device_name
     if name is None:
         return None
     endpoints = [worker.endpoint for worker in placed.lent()]
@@ -235,4 +235,4 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
 
 def unmapped_mode(release: Release) -> str:
     """The fastest way to read a model without mmap."""
-    return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"
+    return "dio" if {"direct-io", "load-mode"} & set(release.capabilities.server_flags) else "none"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE, Capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan, PortPlan
@@ -412,7 +412,7 @@ class Release(NamedTuple):
     origin: Mapping[str, str]
     """Where it comes from: what else the plan says of it, by source."""
     patches: tuple[PatchPlan, ...]
-    capabilities: Mapping[str, Any]
+    capabilities: Capabilities
 
     @property
     def loads_fast(self) -> bool:

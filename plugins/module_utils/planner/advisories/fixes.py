@@ -42,8 +42,9 @@ def server_becomes(**fields: Any) -> Callable[[Seen, Sequence[str]], Change]:
     return lambda _seen, _hosts: remedies.serving(**fields)
 
 
-def accepts(identifier: str) -> Callable[[Seen, Sequence[str]], Change]:
-    return lambda _seen, _hosts: remedies.accepting(identifier)
+def accept(text: str) -> Remedy:
+    """A remedy that is enough for the operator to accept the advisory."""
+    return Remedy(text, lambda _seen, _hosts, _values: [Way({}, accepts=True)])
 
 
 def newer(first: int) -> Ways:

@@ -42,6 +42,8 @@ class Way(NamedTuple):
 
     values: Mapping[str, Any]
     changes: tuple[Change, ...] = ()
+    accepts: bool = False
+    """Whether it accepts the advisory, which changes nothing else."""
 
 
 class Remedy(NamedTuple):
@@ -105,6 +107,8 @@ class Trial(NamedTuple):
 
     def effect(self, way: Way, subject: Subject) -> Effect:
         """What all changes of a way have in common."""
+        if way.accepts:
+            return Effect.HELPS if self.plan.fits else Effect.LIFTS
         before, effect = _errors(self.plan), Effect.HELPS
         for change in way.changes:
             plan = self.attempt(change(self.cluster))
@@ -241,10 +245,6 @@ def serving_without(roles: Sequence[str]) -> Change:
 
 def placing(mode: str) -> Change:
     return lambda cluster: cluster._replace(placement=mode)
-
-
-def accepting(identifier: str) -> Change:
-    return lambda cluster: cluster._replace(accepted=cluster.accepted | {identifier})
 
 
 def on_hosts(hosts: Collection[str], change: Callable[[Host], Host]) -> Change:

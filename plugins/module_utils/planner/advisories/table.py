@@ -62,10 +62,7 @@ ADVISORIES = (
         "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
         (
             Remedy("set {variables} to {release}", fixes.safe_releases),
-            fixes.always(
-                "let nobody but the head reach the workers, and accept this advisory",
-                fixes.accepts("rpc-remote-code-execution"),
-            ),
+            fixes.accept("let nobody but the head reach the workers, and accept this advisory"),
         ),
         "CVE-2026-34159",
         (("builds", "build 6110 (llama_release)"), ("release", f"build {capabilities.SECURITY_FLOOR} or newer")),
@@ -78,10 +75,7 @@ ADVISORIES = (
         (
             Remedy("enable {managers} on {hosts}", fixes.firewalls),
             Remedy("set llama_host_scope of {hosts} to system, which needs root", fixes.root),
-            fixes.always(
-                "close the port with a firewall of your own, and accept this advisory",
-                fixes.accepts("unprotected-worker"),
-            ),
+            fixes.accept("close the port with a firewall of your own, and accept this advisory"),
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
         (
@@ -96,10 +90,7 @@ ADVISORIES = (
         predicates.external_workers,
         "RPC has no authentication, and others run {where}: nobody here can verify that only {head} reaches them.",
         (
-            fixes.always(
-                "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
-                fixes.accepts("external-worker"),
-            ),
+            fixes.accept("have a firewall on {hosts} let only {head} reach them, and accept this advisory"),
             fixes.always(
                 "reach the worker through a tunnel: it listens on 127.0.0.1 there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint "
                 "in llama_external_workers then"
@@ -142,10 +133,7 @@ ADVISORIES = (
         predicates.unlimited_server,
         "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
         (
-            fixes.always(
-                "limit the port with a firewall of your own and accept this advisory",
-                fixes.accepts("unlimited-server"),
-            ),
+            fixes.accept("limit the port with a firewall of your own and accept this advisory"),
             fixes.always(
                 "set llama_server_host to 127.0.0.1 and use a proxy of your own",
                 fixes.server_becomes(host=names.LOOPBACK),
@@ -477,9 +465,8 @@ ADVISORIES = (
         "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",
         (
             Remedy("remove {word}, so that the plan chooses", fixes.without_placing),
-            fixes.always(
-                "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory",
-                fixes.accepts("further-not-counted"),
+            fixes.accept(
+                "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory"
             ),
         ),
         "docs/models.md",
@@ -504,7 +491,7 @@ ADVISORIES = (
         (
             fixes.always("set llama_server_parallel to 1", fixes.server_becomes(parallel=1)),
             Remedy("add --kv-unified to llama_server_extra_args, so that requests share the tokens", fixes.one_cache),
-            fixes.always("accept this advisory if {each} tokens are enough", fixes.accepts("context-shared")),
+            fixes.accept("accept this advisory if {each} tokens are enough"),
         ),
         "docs/plan.md",
         (("more", "With *whole* each gets *context*."),),

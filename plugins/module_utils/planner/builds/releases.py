@@ -226,13 +226,13 @@ def _with_id(
     if not capabilities.tells_protocol(generation):
         protocol = protocol or capabilities.protocol_of_commit(commit)
     able = capabilities.of_build(generation, protocol, fork)
-    if fork != capabilities.MAINLINE and able["protocol"] is None:
+    if fork != capabilities.MAINLINE and able.protocol is None:
         raise Refusal(
             f"llama_release has the build {generation} of {fork}, whose RPC protocol cannot be detected: use "
             f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
         )
     release = Release(
-        "", source, ref, tree.get("build"), commit, generation, fork, able["protocol"], origin, patches, able
+        "", source, ref, tree.get("build"), commit, generation, fork, able.protocol, origin, patches, able
     )
     if tree.get(release_request.FAST_LOAD):
         patches = (*patches, _fast_load_patch(release))
@@ -291,7 +291,7 @@ def builds(
     for (name, backend), kind in kinds.items():
         targets = programs.setdefault(_shared_key(kind, wanted[backend]), set())
         if equipped[name].host.is_worker:
-            targets.add(wanted[backend].capabilities["worker_binary"])
+            targets.add(wanted[backend].capabilities.worker_binary)
         if equipped[name].host.is_head:
             targets.add("llama-server")
             targets.update([options.MEASURING[wanted[backend].fork]] if measures else [])

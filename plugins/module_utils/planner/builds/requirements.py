@@ -219,7 +219,7 @@ def _needs_of_package(
     packages: Mapping[str, str],
     present: set[str],
 ) -> Needs:
-    programs = [release.capabilities["worker_binary"]] * host.is_worker + ["llama-server"] * host.is_head
+    programs = [release.capabilities.worker_binary] * host.is_worker + ["llama-server"] * host.is_head
     wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
     installed = host.facts.packaged.installed if host.facts.packaged else ()
     return Needs(wanted, present | set(installed), {**{package: package for package in wanted}, **packages})

@@ -143,7 +143,7 @@ def _size(role: str, model: Model, server: Server, release: Release, device: Dev
         return Further(role, device, projector.weights(one, backend.alignment), 0, buffer)
     summary = cast(ModelSummary, model.draft)
     settings, contexts = _settings(server, model.summary, release)
-    load = device_load.Load(_loaded(summary), settings, release.generation)
+    load = device_load.load_of(_loaded(summary), settings, release.generation)
     units = list(range(load.units))
     kv, buffers = contexts * _cache(load, summary), contexts * load.compute
     if not device:

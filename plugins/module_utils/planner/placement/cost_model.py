@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -108,56 +109,53 @@ def active_share(summary: ModelSummary) -> float:
     return min(1.0, used / count) if count and used else 1.0
 
 
-def read_of(part: device_load.Part, summary: ModelSummary) -> float:
-    """Bytes that a token reads of a tensor, or of a layer of a summary without names."""
-    if EXPERTS.search(part.name):
-        experts = part.bytes
-    elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
-        experts = summary.expert_bytes[part.unit]
-    else:
-        return float(part.bytes)
-    return part.bytes - experts * (1 - active_share(summary))
-
-
-def units_read(load: device_load.Load, summary: ModelSummary) -> list[float]:
-    """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
-    read = [0.0] * load.units
-    for part in load.parts:
-        if part.unit is not None:
-            read[part.unit] += read_of(part, summary)
-    return read
-
-
 ASSUMED_BITS = 4.85
 """Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
-
-
 LAYER = re.compile(r"^blk\.\d+\.")
 QUANTISED_BITS = 15
 """A weight with fewer is quantised."""
 
 
-class Bits:
-    """How many bits a weight of each tensor has."""
+class PartCost(NamedTuple):
+    """What a token does with a tensor."""
 
-    def __init__(self, load: device_load.Load, summary: ModelSummary) -> None:
-        rows = summary.named_tensors
-        self._own = {(row.name, row.bytes): 8 * row.bytes / math.prod(row.shape) for row in rows}
-        parameters, weights = summary.parameters, sum(part.bytes for part in load.parts)
-        self._average = 8 * weights / parameters if parameters and weights else ASSUMED_BITS
+    read: float
+    """Bytes that it reads."""
+    multiplied: float
+    """Weights that it is multiplied with."""
+    quantised: float
+    """Of those, quantised ones."""
 
-    def of(self, part: device_load.Part) -> float:
-        """Of one tensor, or of all together where the summary has no names."""
-        return self._own.get((LAYER.sub("blk.*.", part.name), part.bytes)) or self._average
 
-    def multiplied(self, part: device_load.Part, read: float) -> tuple[float, float]:
-        """Weights that a token is multiplied with, and those of them that are quantised.
+@functools.lru_cache(maxsize=32)
+def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
+    """Of each of the load's parts."""
+    summary = load.summary
+    active = active_share(summary)
+    bits_of = {(row.name, row.bytes): 8 * row.bytes / math.prod(row.shape) for row in summary.named_tensors}
+    weights = sum(part.bytes for part in load.parts)
+    average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
+    costs = []
+    for part in load.parts:
+        experts = 0
+        if EXPERTS.search(part.name):
+            experts = part.bytes
+        elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
+            experts = summary.expert_bytes[part.unit]
+        read = part.bytes - experts * (1 - active)
+        bits = bits_of.get((LAYER.sub("blk.*.", part.name), part.bytes)) or average
+        multiplied = 8 * read / bits
+        costs.append(PartCost(read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0))
+    return tuple(costs)
 
-        :param read: bytes that a token reads of the part.
-        """
-        bits = self.of(part)
-        weights = 8 * read / bits
-        return weights, weights if bits < QUANTISED_BITS else 0.0
+
+def units_read(load: device_load.Load) -> list[float]:
+    """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
+    read = [0.0] * load.units
+    for part, cost in zip(load.parts, part_costs(load)):
+        if part.unit is not None:
+            read[part.unit] += cost.read
+    return read
 
 
 NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
@@ -165,6 +163,7 @@ NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
 experts, latent attention, or a state in place of attention."""
 
 
+@functools.lru_cache(maxsize=32)
 def nodes_per_layer(summary: ModelSummary) -> float:
     """About how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []

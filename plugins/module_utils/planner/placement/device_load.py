@@ -117,7 +117,7 @@ def _unique(parts: Iterable[Part]) -> list[Part]:
 
 
 class Load:
-    """What the units cost: unit i is layer i, the last one the output."""
+    """What the units cost: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
 
     def __init__(
         self,
@@ -131,6 +131,7 @@ class Load:
         :param generation: build number of the release.
         :param overrides: expressions for names of tensors, each with the device that these are on.
         """
+        self.summary = summary
         self.layers: int = summary.layers
         self.units: int = self.layers + 1
         self.compute = compute_buffers.bound(summary, settings, generation)
@@ -150,6 +151,9 @@ class Load:
         for part in self.parts:
             if part.unit is not None:
                 self.weights[part.unit] += part.bytes
+        moved = _unique(part for part in self.parts if part.device)
+        self.by_device = {device: [part for part in moved if part.device == device] for _name, device in overrides}
+        """Tensors that overrides put on a device."""
         self.moved: dict[int, set[str]] = {}
         for part, placed in zip(parts, self.parts):
             if part.unit is not None and placed.unit is None:
@@ -157,43 +161,66 @@ class Load:
 
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
-        own = {None, *units}
-        kept = [part for part in self.parts if part.device is None and part.unit in own]
-        kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
-        return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
+        return _on_head(self, tuple(units))
 
     def fixed(self, device: str, backend: str) -> int:
         """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
-        own = _unique(part for part in self.parts if part.device == device)
-        return sum(_laid_out(part, backends.RECORDS[backend]) for part in own)
+        return sum(_laid_out(part, backends.RECORDS[backend]) for part in self.by_device.get(device, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
-        record = backends.RECORDS[backend]
-        held = [*self.kv[: self.layers], 0]
-        for part in self.parts:
-            if part.unit is not None:
-                held[part.unit] += _laid_out(part, record)
-        copies = sum(_laid_out(part, record) for part in self.copies)
-        return solver.Sizes(solver.prefix_sums(held), solver.prefix_sums([*self.copied, False]), copies)
+        return _sizes(self, backend)
 
-    def share(self, units: list[int], backend: str, device: str = "") -> Share:
+    def share(self, units: Sequence[int], backend: str, device: str = "") -> Share:
         """What a device with these units gets, to the byte.
 
         :param backend: of the device, which knows how tensors are laid out.
         :param device: its name in overrides.
         """
-        record = backends.RECORDS[backend]
-        own = set(units)
-        parts = [part for part in self.parts if part.unit in own]
-        parts += _unique(part for part in self.parts if device and part.device == device)
-        parts += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
+        weights, copies = _weights(self, backend)
+        layers = [unit for unit in units if unit < self.layers]
+        held = sum(weights[unit] for unit in units) + (self.fixed(device, backend) if device else 0)
         return Share(
-            sum(unit < self.layers for unit in units),
-            self.layers in own,
-            sum(_laid_out(part, record) for part in parts),
-            sum(self.kv[unit] for unit in units if unit < self.layers),
+            layers=len(layers),
+            output=self.layers in units,
+            weights=held + (copies if any(self.copied[unit] for unit in layers) else 0),
+            kv=sum(self.kv[unit] for unit in layers),
         )
+
+
+@functools.lru_cache(maxsize=128)
+def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
+    """Bytes of the weights of each unit, and of what every device has a copy of, laid out as a backend needs it."""
+    record, held = backends.RECORDS[backend], [0] * load.units
+    for part in load.parts:
+        if part.unit is not None:
+            held[part.unit] += _laid_out(part, record)
+    return tuple(held), sum(_laid_out(part, record) for part in load.copies)
+
+
+@functools.lru_cache(maxsize=128)
+def _sizes(load: Load, backend: str) -> solver.Sizes:
+    weights, copies = _weights(load, backend)
+    held = [size + kv for size, kv in zip(weights, [*load.kv[: load.layers], 0])]
+    return solver.Sizes(solver.prefix_sums(held), solver.prefix_sums([*load.copied, False]), copies)
+
+
+@functools.lru_cache(maxsize=128)
+def _on_head(load: Load, units: tuple[int, ...]) -> int:
+    own = {None, *units}
+    kept = [part for part in load.parts if part.device is None and part.unit in own]
+    kept += load.copies if any(unit < load.layers and load.copied[unit] for unit in units) else []
+    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
+
+
+@functools.lru_cache(maxsize=32)
+def load_of(
+    summary: ModelSummary,
+    settings: kv_cache.Settings,
+    generation: int,
+    overrides: tuple[tuple[str, str], ...] = (),
+) -> Load:
+    return Load(summary, settings, generation, overrides)
 
 
 def _float32(value: float) -> float:
@@ -229,7 +256,7 @@ class Placed(NamedTuple):
     """The devices that are used, in llama-server's order, and what they are given."""
 
     devices: tuple[Device, ...]
-    split: Sequence[float]
+    split: tuple[float, ...]
     """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
     load: Load
     gpu_layers: int

@@ -114,7 +114,7 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Relea
             host=worker.host,
             backend=worker.backend,
             name=worker.device,
-            buffer=release.capabilities["buffer_name"].format(endpoint=worker.endpoint),
+            buffer=release.capabilities.buffer_name.format(endpoint=worker.endpoint),
             capacity_mib=worker.capacity_mib,
             environment=worker.environment,
             worker=worker,

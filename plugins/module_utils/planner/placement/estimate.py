@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,74 +101,91 @@ class Case(NamedTuple):
         return devices.alone(host, self.serves_of[host.name], self.server if host.is_head else None)
 
 
-class _Parts:
-    """Counts what each device has, by its place among those that are used; None is the head's processor."""
+class _Share(NamedTuple):
+    """What a device has of the model. Numbers are those of cost_model.Work."""
 
-    def __init__(self, case: Case) -> None:
-        placed, load = case.placed, case.placed.load
-        self.read: dict[int | None, float] = {}
-        self.weights: dict[int | None, float] = {}
-        self.multiplied: dict[int | None, float] = {}
-        self.quantised: dict[int | None, float] = {}
-        self.nodes: dict[int | None, float] = {}
-        self.visits: dict[int | None, int] = {}
-        names = {device.buffer: index for index, device in enumerate(placed.devices)}
-        shares = placed.split if placed.devices else []
-        self.owners = device_load.assign(load.layers, placed.gpu_layers, shares)
-        bits = cost_model.Bits(load, case.summary)
-        beside: list[list[int | None]] = [[] for _unit in range(load.units)]
-        for part in load.parts:
-            layer = IN_A_LAYER.match(part.name)
-            if part.unit is None and not part.device and not layer:
-                continue
-            owner = (
-                names[part.device] if part.device in names else None if part.unit is None else self.owners[part.unit]
-            )
-            read = cost_model.read_of(part, case.summary)
-            self.read[owner] = self.read.get(owner, 0) + read
-            multiplied, quantised = bits.multiplied(part, read)
-            self.multiplied[owner] = self.multiplied.get(owner, 0) + multiplied
-            self.quantised[owner] = self.quantised.get(owner, 0) + quantised
-            self.weights[owner] = self.weights.get(owner, 0) + part.bytes
-            if layer and part.unit is None:
-                beside[int(layer[1])].append(owner)
-        self._walk(beside, cost_model.nodes_per_layer(case.summary))
+    layers: int
+    read: float
+    weights: int
+    multiplied: float
+    quantised: float
+    nodes: float
+    visits: int
 
-    def _walk(self, beside: Sequence[Sequence[int | None]], nodes: float) -> None:
-        """Follows a token through the layers, each on its own device and those that overrides name beside it."""
-        last: object = self
-        for unit, own in enumerate(self.owners):
-            in_turn = list(dict.fromkeys([own, *beside[unit]]))
-            for owner in in_turn:
-                if owner != last:
-                    self.visits[owner] = self.visits.get(owner, 0) + 1
-                last = owner
-                if unit < len(self.owners) - 1:
-                    self.nodes[owner] = self.nodes.get(owner, 0) + nodes / len(in_turn)
+
+@functools.lru_cache(maxsize=64)
+def _shares(
+    load: device_load.Load, gpu_layers: int, split: tuple[float, ...], buffers: tuple[str, ...]
+) -> dict[int | None, _Share]:
+    """What each device has, by its place among those that are used; None is the head's processor.
+
+    :param buffers: of the devices that are used.
+    """
+    names = {buffer: index for index, buffer in enumerate(buffers)}
+    owners = device_load.assign(load.layers, gpu_layers, split if buffers else ())
+    shares = {index: _Share(owners[:-1].count(index), 0, 0, 0, 0, 0, 0) for index in (None, *names.values())}
+    beside: list[list[int | None]] = [[] for _unit in range(load.units)]
+    for part, cost in zip(load.parts, cost_model.part_costs(load)):
+        layer = IN_A_LAYER.match(part.name)
+        if part.unit is None and not part.device and not layer:
+            continue
+        owner = names[part.device] if part.device in names else None if part.unit is None else owners[part.unit]
+        share = shares[owner]
+        shares[owner] = share._replace(
+            read=share.read + cost.read,
+            weights=share.weights + part.bytes,
+            multiplied=share.multiplied + cost.multiplied,
+            quantised=share.quantised + cost.quantised,
+        )
+        if layer and part.unit is None:
+            beside[int(layer[1])].append(owner)
+    return _walked(shares, owners, beside, cost_model.nodes_per_layer(load.summary))
+
+
+def _walked(
+    shares: dict[int | None, _Share],
+    owners: Sequence[int | None],
+    beside: Sequence[Sequence[int | None]],
+    nodes: float,
+) -> dict[int | None, _Share]:
+    """The shares with nodes and visits: follows a token through the units, each on its own device and those that overrides name beside it."""
+    last: object = ""
+    for unit, own in enumerate(owners):
+        in_turn = list(dict.fromkeys([own, *beside[unit]]))
+        for owner in in_turn:
+            share = shares[owner]
+            visits = share.visits + (owner != last)
+            more = nodes / len(in_turn) if unit < len(owners) - 1 else 0
+            shares[owner] = share._replace(visits=visits, nodes=share.nodes + more)
+            last = owner
+    return shares
 
 
 def works_of(case: Case) -> list[cost_model.Work]:
     """The parts of the model: those of the devices in their order, before them that of the head's processor where it has layers."""
-    parts = _Parts(case)
+    placed = case.placed
+    buffers = tuple(device.buffer for device in placed.devices)
+    shares = _shares(placed.load, placed.gpu_layers, placed.split, buffers)
     processor = Device(case.head, backends.CPU.name, "", device_load.CPU, 0, {})
     works = []
-    for index, device in ((None, processor), *enumerate(case.placed.devices)):
-        if not parts.visits.get(index):
+    for index, device in ((None, processor), *enumerate(placed.devices)):
+        share = shares[index]
+        if not share.visits:
             continue
         host = case.places[device.host]
         works.append(
             cost_model.Work(
-                device.host,
-                device.buffer,
-                cost_model.rate_of(device, host.facts),
-                sum(owner == index for owner in parts.owners[:-1]),
-                parts.read.get(index, 0),
-                parts.weights.get(index, 0),
-                parts.multiplied.get(index, 0),
-                parts.nodes.get(index, 0),
-                link_of(device.endpoint, host, case.places) if device.endpoint else None,
-                parts.visits[index],
-                parts.quantised.get(index, 0),
+                host=device.host,
+                device=device.buffer,
+                rate=cost_model.rate_of(device, host.facts),
+                layers=share.layers,
+                read=share.read,
+                weights=share.weights,
+                multiplied=share.multiplied,
+                nodes=share.nodes,
+                link=link_of(device.endpoint, host, case.places) if device.endpoint else None,
+                visits=share.visits,
+                quantised=share.quantised,
             )
         )
     return works
@@ -311,7 +329,7 @@ class Alone(NamedTuple):
 
 def _best(case: Case) -> SingleHostEstimate:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
-    needs = _needs(case)
+    needs = _needs(case.placed.load)
     alone = {name: _alone(case, host, needs) for name, host in case.hosts.items()}
     fitting = {name: found for name, found in alone.items() if found}
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
@@ -341,18 +359,17 @@ class Needs(NamedTuple):
     """Bytes with its part of the cache."""
 
 
-def _needs(case: Case) -> Needs:
-    load = case.placed.load
-    bits, end = cost_model.Bits(load, case.summary), load.units
+@functools.lru_cache(maxsize=32)
+def _needs(load: device_load.Load) -> Needs:
+    end = load.units
     weights, read, multiplied, quantised = [0] * end, [0.0] * end, [0.0] * end, [0.0] * end
-    for part in load.parts:
+    for part, cost in zip(load.parts, cost_model.part_costs(load)):
         unit = _unit_of(part)
         if unit is not None:
-            part_read = cost_model.read_of(part, case.summary)
             weights[unit] += part.bytes
-            read[unit] += part_read
-            more = bits.multiplied(part, part_read)
-            multiplied[unit], quantised[unit] = multiplied[unit] + more[0], quantised[unit] + more[1]
+            read[unit] += cost.read
+            multiplied[unit] += cost.multiplied
+            quantised[unit] += cost.quantised
     sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
     return Needs(weights, read, multiplied, quantised, sizes)
 

@@ -122,18 +122,18 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
     settings = server_settings.settings_of(server, model.summary, case.release.fork)
-    load = device_load.Load(model.summary, settings, case.release.generation, overrides)
+    load = device_load.load_of(model.summary, settings, case.release.generation, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         missing = _missing_on_head(case.facts, load, load.units, beside)
         return device_load.Placed((), (), load, 0, _over_without_devices(case.head, missing), missing_mib=missing)
     first = load.units - gpu_layers
-    selects = case.release.capabilities["device_name"] is not None
+    selects = case.release.capabilities.device_name is not None
     every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
     else:
-        runners = _runners(load, devices, paces_of(devices, case.hosts, case.release, model.summary), model.summary)
+        runners = _runners(load, devices, paces_of(devices, case.hosts, case.release, model.summary))
         placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
     missing = _missing_on_head(case.facts, load, first, beside) if first or overrides or beside else 0
@@ -163,7 +163,7 @@ def _as_asked(
         used = [*own, *(pair for pair in used if pair[0].worker)]
     return device_load.Placed(
         tuple(device for device, _share in used),
-        [share for _device, share in used],
+        tuple(share for _device, share in used),
         load,
         gpu_layers,
         why=("llama_server_tensor_split",) * len(used),
@@ -178,12 +178,10 @@ class Runner(NamedTuple):
     place: solver.Place
 
 
-def _runners(
-    load: device_load.Load, devices: Sequence[Device], paces: Mapping[str, Pace], summary: ModelSummary
-) -> list[Runner]:
+def _runners(load: device_load.Load, devices: Sequence[Device], paces: Mapping[str, Pace]) -> list[Runner]:
     """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
     layers it gets then follows from the room, and whether it gets any from what its worker costs."""
-    read, nodes = cost_model.units_read(load, summary), cost_model.nodes_per_layer(summary)
+    read, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(load.summary)
     each = [paces[device.buffer] for device in devices]
     whole = [cost_model.generation_ms(pace.rate, sum(read), nodes * load.layers) for pace in each]
     groups = solver.groups_of([1 / ms for ms in whole])
@@ -260,7 +258,7 @@ def _fastest(
     units, gpu_layers = solver.solve(must, first), load.units - first
     if units is None:
         room = [max(0, place.capacity - place.fixed) for place in places]
-        devices, shares = tuple(runner.device for runner in runners), device_load.proportional(gpu_layers, room)
+        devices, shares = tuple(runner.device for runner in runners), tuple(device_load.proportional(gpu_layers, room))
         return device_load.Placed(
             devices, shares, load, gpu_layers, why=("the model does not fit",) * len(shares)
         ), False
@@ -273,7 +271,7 @@ def _fastest(
     ]
     placed = device_load.Placed(
         tuple(runners[index].device for index in kept),
-        [units[index] for index in kept],
+        tuple(units[index] for index in kept),
         load,
         gpu_layers,
         why=tuple(why[index] for index in kept),

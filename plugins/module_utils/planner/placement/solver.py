@@ -9,6 +9,7 @@ solver is exact: dynamic programming over (device, unit), with a queue for the c
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,9 +37,9 @@ ENDLESS = 1 << 160
 class Sizes(NamedTuple):
     """Bytes that a device needs for units."""
 
-    before: Sequence[int]
+    before: tuple[int, ...]
     """Of all units before each one, and of all."""
-    copied_before: Sequence[int]
+    copied_before: tuple[int, ...]
     """How many of them need the tensors of which a device has one copy."""
     copies: int
     """Bytes of these."""
@@ -58,7 +59,7 @@ class Place(NamedTuple):
     compute: int
     """Upper bound of its compute buffer in bytes."""
     sizes: Sizes
-    cost: Sequence[int]
+    cost: tuple[int, ...]
     """What all units before each one cost here, and all of them."""
     base: int
     """What it costs to use the device at all."""
@@ -93,8 +94,8 @@ def cost_of(milliseconds: float) -> int:
     return round(milliseconds * 1e15) * ATTOSECOND
 
 
-def prefix_sums(numbers: Sequence[int]) -> list[int]:
-    return [0, *itertools.accumulate(numbers)]
+def prefix_sums(numbers: Sequence[int]) -> tuple[int, ...]:
+    return (0, *itertools.accumulate(numbers))
 
 
 def cheapest(
@@ -172,12 +173,19 @@ def solve(places: Sequence[Place], first: int) -> list[int] | None:
 
     :param first: the first unit that is on a device.
     """
+    units = _solved(tuple(places), first)
+    return None if units is None else list(units)
+
+
+@functools.lru_cache(maxsize=64)
+def _solved(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
+    """What ``solve`` returns: most attempts of a plan have the same devices and the same model."""
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _beside_compute(places, first, last)
         placing = cheapest(places, limits, _anywhere(places, first), last) if limits else None
         if limits and placing:
-            return _even(places, limits, first, last, placing)
+            return tuple(_even(places, limits, first, last, placing))
     return None
 
 
@@ -225,8 +233,8 @@ def _on_a_cheapest_way(
 def _mirrored(place: Place) -> Place:
     """The device for units in the opposite order."""
 
-    def sums(before: Sequence[int]) -> list[int]:
-        return [before[-1] - number for number in reversed(before)]
+    def sums(before: Sequence[int]) -> tuple[int, ...]:
+        return tuple(before[-1] - number for number in reversed(before))
 
     before, copied_before, copies = place.sizes
     return place._replace(sizes=Sizes(sums(before), sums(copied_before), copies), cost=sums(place.cost))

@@ -413,7 +413,7 @@ def with_one_visible_device(worker: Worker, release: Release, devices: int) -> W
     :param devices: how many of its kind the host has.
     """
     visible = backends.RECORDS[worker.backend].visible
-    if "d" in release.capabilities["worker_flags"] or visible is None:
+    if "d" in release.capabilities.worker_flags or visible is None:
         return worker
     variable = visible.variable
     if variable not in worker.environment and devices > 1:
@@ -424,7 +424,7 @@ def with_one_visible_device(worker: Worker, release: Release, devices: int) -> W
 
 def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
     """:param folder: where releases are installed."""
-    flags, program = release.capabilities["worker_flags"], release.capabilities["worker_binary"]
+    flags, program = release.capabilities.worker_flags, release.capabilities.worker_binary
     device = options.render_worker("worker-device", worker.device, flags)
     cache = options.render_worker("tensor-cache", "on", flags)
     if not device and worker.device != backends.device_name(build.backend, 0) and not worker.alone:
