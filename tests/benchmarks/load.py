@@ -183,7 +183,7 @@ class Bench:
             before, started = carried(), time.monotonic()
             answers = cache_prefill.send(str(self.model), targets, started + NO_LIMIT)
             seconds = time.monotonic() - started
-            failed = [str(answer) for answer in answers.values() if isinstance(answer, cache_prefill.SeedError)]
+            failed = [str(answer) for answer in answers.values() if isinstance(answer, cache_prefill.PrefillError)]
             assert not failed, failed
             return {"seconds": seconds, "mib": grown(before)}
 

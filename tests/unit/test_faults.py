@@ -32,6 +32,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark,
+    cache_prefill_info,
+    cache_upload,
     clean,
     gguf_info,
     host_info,
@@ -43,10 +45,10 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     plan_history_info,
     release,
     rpc_info,
-    seed,
     service,
     verify,
 )
+from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill as cache_prefill_module
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
@@ -365,7 +367,9 @@ MODULES = {
     model: ((model.downloaded, "compare"), {"state": "fetched", "folder": "/p"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
-    seed: ((seed.cache_prefill, "describe"), {"state": "described", "path": "/m.gguf"}),
+    cache_prefill_module: ((cache_prefill, "worker_of"), {"path": "/m.gguf", "workers": [{}]}),
+    cache_prefill_info: ((cache_prefill_info.cache_prefill, "describe"), {"path": "/m.gguf"}),
+    cache_upload: ((cache_upload.cache_prefill, "send"), {"path": "/m.gguf"}),
     service: ((services, "apply"), {"host": EMPTY}),
     tuning_module: ((tuning_module.kernel_parameters, "apply"), {"parameters": {}}),
     verify: ((verify.verification, "collect"), {"plan": {}}),

@@ -10,10 +10,12 @@ import gguf_files
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import (
+    cache_prefill,
+    cache_prefill_info,
+    cache_upload,
     plan_diff,
     rollback_plan,
     rollback_report,
-    seed,
     status,
     verify,
 )
@@ -40,9 +42,9 @@ from test_benchmark import Run, matrix
 from test_fuzz_planning import OFTEN, changed
 from test_fuzz_report import JUNK, news
 from test_model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
+from test_prefill_actions import NAMES, TENSORS
+from test_prefill_actions import PLAN as PREFILLED
 from test_rollback import summary
-from test_seed_action import NAMES, TENSORS
-from test_seed_action import PLAN as SEEDED
 from test_status import answers_of
 
 __all__ = ["matrix", "server"]
@@ -321,10 +323,11 @@ def gone_back(said):
     act(rollback_report, state="failed", id="1", target={}, reasons={HEAD: said.get("why")})
 
 
-def seeded(said):
-    given = {"plan": {**SEEDED, "head": {"host": "one"}}, "tensors": TENSORS, "staging": SEEDED}
-    for state in ("described", "filled", "sent"):
-        act(seed, said, state=state, answers={"one": {"missing": {"cpu": NAMES}}}, **given)
+def prefilled(said):
+    plan, answers = {**PREFILLED, "head": {"host": "one"}}, {"one": {"missing": {"cpu": NAMES}}}
+    act(cache_prefill_info, said, plan=plan)
+    act(cache_prefill, said, plan=plan, tensors=TENSORS)
+    act(cache_upload, said, plan=plan, tensors=TENSORS, staging=PREFILLED, answers=answers)
 
 
 SUMMARIES = [summary(number, number, head=True, cluster=WHOLE["cluster"], hosts=HOSTS) for number in (1, 2)]
@@ -333,7 +336,7 @@ REPORTS = {
     looked: LOOKED[HEAD],
     verified: {"answer": LOOKED[HEAD], "evidence": EVIDENCE},
     gone_back: {"plans": {"plans": SUMMARIES, "unreadable": []}, "part": BACK[HEAD], "why": "x"},
-    seeded: {**FILLED, **dict.fromkeys(("linked_mib", "copied_mib", "left_mib"), 1)},
+    prefilled: {**FILLED, **dict.fromkeys(("linked_mib", "copied_mib", "left_mib"), 1)},
 }
 
 

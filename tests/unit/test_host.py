@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
@@ -306,3 +307,13 @@ def test_files_of_options_that_the_programs_read(tmp_path):
 
 def test_a_program_that_prints_no_utf_8(tmp_path):
     assert commands.output(["printf", r"\377 1.2"]) == "\ufffd 1.2"
+
+
+def test_the_size_of_a_disk_is_rounded_so_that_it_stays_the_same(tmp_path):
+    def disk(size):
+        with mock.patch.object(os, "statvfs", return_value=mock.Mock(f_blocks=size, f_frsize=1)):
+            return host.disk_gib(str(tmp_path / "missing"))
+
+    assert [disk(gib << 30) for gib in (0, 1, 3, 511, 512, 1000)] == [0, 1, 2, 256, 512, 512]
+    with mock.patch.object(os, "statvfs", side_effect=OSError):
+        assert host.disk_gib("/") is None

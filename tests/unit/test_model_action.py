@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download as on_host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import downloaded
-from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info, seed
+from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill_info, gguf_info
 from ansible_collections.llamacpp.cluster.plugins.modules import model as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import push, resolver
@@ -186,7 +186,7 @@ READERS = {
     "compared": lambda path, call: call(state="compared", folder=path, files=[planned(FROM, Path(path))]),
     "found": lambda path, call: call(paths=[path]),
     "header": lambda path, call: call(path=path),
-    "seed": lambda path, call: call(state="described", path=path),
+    "tensors": lambda path, call: call(path=path),
     "fetched": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
     "running": lambda path, call: services.versions([path]),
     "copy": lambda path, call: resolver._all(None, {}, request_of(llama_model_copy=path), AT),
@@ -205,7 +205,9 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
         monkeypatch.setattr(os, name, hanging(getattr(os, name)))
     monkeypatch.setattr(reading, "within", lambda _seconds, work: within(0.05, work))
     monkeypatch.setattr(resolver, "_known", lambda *_arguments: "known")
-    monkeypatch.setattr(sys.modules[__name__], "MODULE", {"header": gguf_info, "seed": seed}.get(reader, module))
+    monkeypatch.setattr(
+        sys.modules[__name__], "MODULE", {"header": gguf_info, "tensors": cache_prefill_info}.get(reader, module)
+    )
     try:
         said = str(READERS[reader](path, call))
     except (Refusal, OSError) as error:

@@ -153,7 +153,7 @@ def test_a_network_that_loses_the_worker_meanwhile(tmp_path):
 
     with (
         mock.patch.object(rpc.socket, "create_connection", return_value=Losing(server.port, lose)),
-        pytest.raises(cache_prefill.SeedError, match=r"^the worker at .* cannot be reached: No route to host$"),
+        pytest.raises(cache_prefill.PrefillError, match=r"^the worker at .* cannot be reached: No route to host$"),
     ):
         cache_prefill.give(str(path), f"127.0.0.1:{server.port}", NEWEST, tensors, time.monotonic() + 5)
 

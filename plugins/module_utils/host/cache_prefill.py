@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fills the caches of workers with their tensors: from a cache beside them, from a copy of the model on their host, or from the head.
 
-What is there already is read from the folders themselves (transfer.fingerprint), so nothing is written down, and each call goes on where the one before
+What is there already is read from the folders themselves (rpc_upload.fingerprint), so nothing is written down, and each call goes on where the one before
 stopped. A file that a full disk or a power failure cut off is not the tensor that is wanted, and so it is written again.
 """
 
@@ -15,13 +15,13 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, rpc_upload
@@ -33,13 +33,15 @@ MOST_FILES = 100_000
 MOST_WORKERS = 16
 """To which the head sends at once (GGML_RPC_MAX_SERVERS)."""
 SECONDS_TO_START = 60.0
+MOST_SECONDS = 3600.0
+"""For one call: a large tensor may take half an hour."""
 SLOWEST = 5 * MIB
 """Bytes per second that are waited for. Assumed: a twentieth of a link of 1 Gbit/s."""
 ROOM = 1024 * MIB
 """What stays free on a disk."""
 
 
-class SeedError(Exception):
+class PrefillError(Exception):
     """Tensors cannot be put into a cache; the message is a part of a sentence that says why."""
 
 
@@ -49,6 +51,21 @@ class Tensor(NamedTuple):
     name: str
     bytes: int
     fingerprint: str
+
+
+def by_name(tensors: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Tensors that ``describe`` found, as a module returned them."""
+    return {value["name"]: Tensor(value["name"], value["bytes"], value["fingerprint"]) for value in tensors}
+
+
+def run(module: Any, work: Callable[[], dict[str, Any]]) -> Any:
+    """What a module's work returns, done as the account that it names."""
+    path = module.params["path"]
+    try:
+        with errors.reported(module):
+            return commands.work_as(module.params["account"], lambda: reading.from_disk(path, work, MOST_SECONDS))
+    except (RuntimeError, KeyError) as error:
+        module.fail_json(msg=f"the caches of workers are not filled: {error}")
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -63,7 +80,7 @@ def names_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def describe(path: str, names: Mapping[str, int]) -> list[Tensor]:
     """The tensors of a model that have these names and sizes.
 
-    :raises SeedError: the model cannot be read.
+    :raises PrefillError: the model cannot be read.
     """
     with _reading(path):
         places = gguf.places(path)
@@ -80,11 +97,11 @@ def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except gguf.GGUFError as error:
-        raise SeedError(f"{path} {error}") from error
+        raise PrefillError(f"{path} {error}") from error
     except EOFError:
-        raise SeedError(f"{path} became shorter while it was read") from None
+        raise PrefillError(f"{path} became shorter while it was read") from None
     except OSError as error:
-        raise SeedError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise PrefillError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -109,7 +126,7 @@ def cached_tensors(folder: Path) -> dict[str, Path]:
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for count, entry in enumerate(entries):
             if count >= MOST_FILES:
-                raise SeedError(f"{folder} has more than {MOST_FILES} files: remove those that no model uses")
+                raise PrefillError(f"{folder} has more than {MOST_FILES} files: remove those that no model uses")
             with suppress(OSError, EOFError):
                 size = entry.stat(follow_symlinks=False).st_size
                 if FILE.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
@@ -172,10 +189,10 @@ def copies(path: str, lacking: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check_room(folder: Path, lacking: Sequence[Tensor]) -> None:
-    """:raises SeedError: the disk has no room for them."""
+    """:raises PrefillError: the disk has no room for them."""
     needed, free = sum(tensor.bytes for tensor in lacking), shutil.disk_usage(existing(folder)).free
     if free < needed + ROOM:
-        raise SeedError(
+        raise PrefillError(
             f"{needed // MIB} MiB of tensors do not fit into {folder}, where {free // MIB} MiB are free and {ROOM // MIB} MiB stay free"
         )
 
@@ -185,7 +202,7 @@ def give(path: str, endpoint: str, form: rpc_upload.Form, tensors: Sequence[Tens
 
     :param endpoint: ADDRESS:PORT.
     :param until: moment of time.monotonic after which no other tensor is begun.
-    :raises SeedError: one does not arrive.
+    :raises PrefillError: one does not arrive.
     """
     address, port = endpoint.rsplit(":", 1)
     largest = max(tensor.bytes for tensor in tensors)
@@ -201,11 +218,11 @@ def give(path: str, endpoint: str, form: rpc_upload.Form, tensors: Sequence[Tens
                             break
                         place = places.get(tensor.name)
                         if not place or place.bytes != tensor.bytes:
-                            raise SeedError(f"{path} has no tensor {tensor.name} of {tensor.bytes} bytes any more")
+                            raise PrefillError(f"{path} has no tensor {tensor.name} of {tensor.bytes} bytes any more")
                         worker.give(files[place.path], place.offset, place.bytes)
                         given.append(tensor)
             except rpc_upload.TransferError as error:
-                raise SeedError(f"the worker at {endpoint} {error}") from error
+                raise PrefillError(f"the worker at {endpoint} {error}") from error
     return given
 
 
@@ -218,7 +235,7 @@ def give_here(worker: Worker, path: str, tensors: Sequence[Tensor], until: float
                 worker.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=environment
             )
         except OSError as error:
-            raise SeedError(f"{worker.argv[0]} does not run: {error.strerror}") from error
+            raise PrefillError(f"{worker.argv[0]} does not run: {error.strerror}") from error
         try:
             form = wait(worker.endpoint, worker.fork, lambda: process.poll() is None)
             return give(path, worker.endpoint, form, tensors, until)
@@ -232,29 +249,29 @@ def wait(endpoint: str, fork: str, runs: Callable[[], bool] = lambda: True) -> r
 
     :param fork: whose protocol it speaks.
     :param runs: whether it still can answer.
-    :raises SeedError: it does not, or nobody read its generation.
+    :raises PrefillError: it does not, or nobody read its generation.
     """
     address, port = endpoint.rsplit(":", 1)
     end = time.monotonic() + SECONDS_TO_START
     while True:
         answer = rpc.probe(address, int(port))
         if not runs():
-            raise SeedError(f"the worker at {endpoint} ended as it started")
+            raise PrefillError(f"the worker at {endpoint} ended as it started")
         if answer["state"] == "ok":
             break
         if time.monotonic() > end:
-            raise SeedError(f"the worker at {endpoint} did not start: {answer['detail']}")
+            raise PrefillError(f"the worker at {endpoint} did not start: {answer['detail']}")
         time.sleep(0.2)
     form = rpc_upload.form_of(fork, answer["protocol"])
     if not form:
-        raise SeedError(
+        raise PrefillError(
             f"the worker at {endpoint} speaks protocol {answer['protocol']} of {fork}, whose messages are not known"
         )
     return form
 
 
 def send(path: str, targets: Sequence[tuple[str, str, Sequence[Tensor]]], until: float) -> dict[str, Any]:
-    """``give`` to several workers at once: endpoint → the tensors that were given, or the SeedError.
+    """``give`` to several workers at once: endpoint → the tensors that were given, or the PrefillError.
 
     :param targets: endpoint, fork and tensors of each.
     """
@@ -263,7 +280,7 @@ def send(path: str, targets: Sequence[tuple[str, str, Sequence[Tensor]]], until:
         endpoint, fork, tensors = target
         try:
             return give(path, endpoint, wait(endpoint, fork), tensors, until)
-        except SeedError as error:
+        except PrefillError as error:
             return error
 
     with ThreadPoolExecutor(MOST_WORKERS) as threads:

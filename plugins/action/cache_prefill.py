@@ -1,0 +1,53 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fills the caches of a host's workers in steps of ten seconds, and shows after each what is left. A cache that cannot be filled is no error."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(
+            argument_spec={
+                "plan": {"type": "dict", "required": True},
+                "tensors": {"type": "list", "elements": "dict", "required": True},
+                "local": {"type": "bool", "default": True},
+            }
+        )
+        plan, host = arguments.pop("plan"), task_vars["inventory_hostname"]
+        arguments["workers"] = [
+            {**{key: worker[key] for key in ("name", "environment", "seed")}, "names": list(names)}
+            for worker in plan["hosts"][host]["workers"]
+            if worker["seed"] and (names := cache_prefill.names_of(worker["seed"]["tensors"]))
+        ]
+        changed, copied, before = False, 0, rpc_upload.MOST_BYTES
+        progress = prefill.Progress(host, "from its own copy of the model")
+        while True:
+            answer = prefill.ask(self, task_vars, plan, host, **arguments)
+            changed |= bool(answer.get("changed"))
+            copied += int(answer.get("copied_mib") or 0)
+            left = int(answer.get("left_mib") or 0)
+            if not left or answer.get("why") or not answer.get("changed") or left >= before:
+                break
+            before = left
+            progress.show(copied, left)
+        if copied or answer.get("linked_mib"):
+            got = units.amount((copied + int(answer.get("linked_mib") or 0)) * MIB)
+            prefill.say(host, f"its workers' caches got {got} from the host itself")
+        why = answer.get("why") or []
+        for sentence in why:
+            prefill.say(host, sentence)
+        missing = answer.get("missing") or {}
+        return {"changed": changed, "missing": missing, "lacking": sum(map(bool, missing.values())), "why": why}

@@ -1,0 +1,28 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads on the head which tensors the workers of a plan cache."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(argument_spec={"plan": {"type": "dict", "required": True}})
+        plan = arguments["plan"]
+        names = {
+            name: size
+            for host in plan["hosts"].values()
+            for worker in host["workers"]
+            if worker["seed"]
+            for name, size in cache_prefill.names_of(worker["seed"]["tensors"]).items()
+        }
+        return prefill.ask(self, task_vars, plan, plan["head"]["host"], names=names)

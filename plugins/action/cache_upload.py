@@ -1,0 +1,77 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sends tensors to the caches of workers in steps of ten seconds, and shows after each what is left. A cache that cannot be filled is no error."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, prefill
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(
+            argument_spec={
+                **{key: {"type": "dict", "required": True} for key in ("plan", "staging", "answers")},
+                "tensors": {"type": "list", "elements": "dict", "required": True},
+            }
+        )
+        plan, tensors = arguments["plan"], arguments["tensors"]
+        head = plan["head"]["host"]
+        size_of = {tensor["name"]: int(tensor["bytes"]) for tensor in tensors}
+        targets = _targets(plan, arguments["staging"], arguments["answers"], size_of)
+
+        def mib(targets: list[dict]) -> int:
+            return sum(size_of[name] for target in targets for name in target["names"]) // MIB
+
+        total, changed, why = mib(targets), False, []
+        progress = prefill.Progress(task_vars["inventory_hostname"], "from the head")
+        lease = lease_renewal.Renewal(self, task_vars, plan["hosts"][head]["prefix"])
+        while targets:
+            answer = prefill.ask(self, task_vars, plan, head, targets=targets, tensors=tensors)
+            changed |= bool(answer.get("changed"))
+            why += answer.get("why") or []
+            targets = _left(targets, answer.get("given") or {})
+            progress.show(total - mib(targets), mib(targets))
+            lease.renew_in_time()
+        for sentence in why:
+            prefill.say(task_vars["inventory_hostname"], sentence)
+        return {"changed": changed, "why": why}
+
+
+def _left(targets: list[dict], given: dict[str, list[str]]) -> list[dict]:
+    """The targets that got some of their tensors, and not all, with the rest."""
+    left = []
+    for target in targets:
+        got = set(given.get(target["endpoint"]) or ())
+        names = [name for name in target["names"] if name not in got]
+        if 0 < len(names) < len(target["names"]):
+            left.append({**target, "names": names})
+    return left
+
+
+def _targets(plan: dict, staging: dict, answers: dict, known: Collection[str]) -> list[dict]:
+    """The workers whose caches lack something, where they are on their staging ports.
+
+    :param known: names of the tensors that the head has.
+    """
+    staged = {
+        (name, worker["name"]): worker["endpoint"]
+        for name, host in staging["hosts"].items()
+        for worker in host["workers"]
+    }
+    return [
+        {"endpoint": staged[host, worker["name"]], "fork": worker["seed"]["fork"], "names": names}
+        for host, answer in answers.items()
+        if (missing := answer.get("missing"))
+        for worker in plan["hosts"][host]["workers"]
+        if worker["seed"] and (host, worker["name"]) in staged
+        if (names := [name for name in missing.get(worker["name"]) or () if name in known])
+    ]

@@ -1,0 +1,85 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the action plugins that fill caches of workers have in common: one step on a host, its answer, and how far they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+
+display = Display()
+
+NAME = Text(longest=256)
+TENSOR = {
+    "name": NAME,
+    "bytes": Number(1, rpc_upload.MOST_BYTES),
+    "fingerprint": Text("[0-9a-f]{32}", 32),
+}
+ANSWER = {
+    "changed": Maybe(bool),
+    "why": Maybe([Text(longest=4096)]),
+    **dict.fromkeys(("linked_mib", "copied_mib", "left_mib"), Maybe(Number(0, rpc_upload.MOST_BYTES))),
+    **dict.fromkeys(("missing", "given"), Maybe(validation.Each(Any))),
+    "tensors": Maybe(Any),
+}
+"""What a step returns. Lists of tensors and of their names may be long, and are looked at one by one."""
+
+
+def ask(action: ActionBase, task_vars: dict, plan: Mapping[str, Any], host: str, **more: Any) -> dict[str, Any]:
+    """What the action's module returns on a host; where it fails, the reason is one of ``why``."""
+    arguments = {"path": plan["model"]["path"], "account": plan["hosts"][host]["account"], **more}
+    answer = action._execute_module(module_args=arguments, task_vars=task_vars)
+    try:
+        if answer.get("failed"):
+            raise Refusal(str(answer.get("msg", "the module failed")))
+        return checked(host, answer)
+    except Refusal as refusal:
+        return {"changed": False, "tensors": [], "missing": {}, "given": {}, "why": [validation.printable(refusal)]}
+
+
+def checked(host: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """:raises Refusal: a host reports what no module returns."""
+    small = validation.reported(host, "the caches of its workers", {key: answer.get(key) for key in ANSWER}, ANSWER)
+    lists: list[tuple[str, Any, Any]] = [("it.tensors", small["tensors"] or [], TENSOR)]
+    for key in ("missing", "given"):
+        lists += [(f"it.{key}.{name}", names, NAME) for name, names in (small[key] or {}).items()]
+    for where, values, shape in lists:
+        parts = enumerate(values) if isinstance(values, list) else [(0, values)]
+        problems = (validation.mismatch(f"{where}[{number}]", value, shape) for number, value in parts)
+        problem = next(filter(None, problems), None)
+        if not problem and not isinstance(values, list):
+            problem = validation.Problem(where, "is not a list")
+        if problem:
+            raise validation.another_form(host, "the caches of its workers", problem)
+    return {key: value for key, value in small.items() if value is not None}
+
+
+class Progress:
+    """Shows how far it is.
+
+    :param source: of the tensors, for the line.
+    """
+
+    def __init__(self, host: str, source: str) -> None:
+        self._host, self._source, self._started = host, source, time.monotonic()
+
+    def show(self, done: int, left: int) -> None:
+        """:param done: MiB, as ``left``."""
+        rate = max(done / max(time.monotonic() - self._started, 0.1), 0.1)
+        counted = f"{units.amount(done * MIB)} of {units.amount((done + left) * MIB)}"
+        speed = f"{units.amount(rate * MIB)}/s, {units.duration(left / rate)} left"
+        say(self._host, f"caches of workers get their tensors {self._source}: {counted}, {speed}")
+
+
+def say(host: str, sentence: str) -> None:
+    display.display(f"  [{host}] {validation.printable(sentence)}")

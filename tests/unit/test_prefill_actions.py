@@ -1,0 +1,137 @@
+"""The action plugins that fill caches in steps: what they ask of hosts, what they show, and what they do with answers of another form."""
+
+import copy
+from unittest import mock
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import cache_prefill, cache_prefill_info, cache_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+
+MIB = 1 << 20
+ROW = {"name": "blk.*.ffn_up.weight", "bytes": 20 * MIB, "layers": [0, 1, 2]}
+NAMES = [f"blk.{layer}.ffn_up.weight" for layer in range(3)]
+TENSORS = [{"name": name, "bytes": 20 * MIB, "fingerprint": f"{index:032x}"} for index, name in enumerate(NAMES)]
+
+
+def worker(name, **more):
+    planned = {"name": name, "environment": {"LLAMA_CACHE": "/c"}, "endpoint": f"192.0.2.2:{len(name)}"}
+    return {**planned, "seed": {"tensors": [ROW], "fork": "llama.cpp"}, **more}
+
+
+PLAN = {
+    "model": {"path": "/model.gguf"},
+    "head": {"host": "head"},
+    "hosts": {
+        "head": {"account": "llamacpp", "workers": []},
+        "one": {"account": "llamacpp", "workers": [worker("cpu"), worker("small", seed=None)]},
+        "two": {"account": None, "workers": [worker("cuda0")]},
+    },
+}
+for host in PLAN["hosts"].values():
+    host["prefix"] = "/opt/llamacpp"
+
+
+class Hosts:
+    """Answers that modules give one after the other, and what they were asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    def __call__(self, module_args, task_vars):
+        self.asked.append(copy.deepcopy(module_args))
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    shown = []
+    monkeypatch.setattr(prefill.display, "display", lambda text: shown.append(text.strip()))
+
+    def call(plugin, hosts, host="one", **arguments):
+        task = mock.Mock(args={"plan": copy.deepcopy(PLAN), **arguments}, check_mode=False, async_val=0)
+        action = plugin.ActionModule(task, mock.Mock(), mock.Mock(), None, None, None)
+        action._execute_module = hosts
+        return action.run(None, {"inventory_hostname": host}), shown
+
+    return call
+
+
+def fill(run, *answers):
+    return run(cache_prefill, Hosts(*answers), tensors=TENSORS)
+
+
+STAGING = {"hosts": {name: {"workers": host["workers"]} for name, host in PLAN["hosts"].items()}}
+ONE, TWO = "192.0.2.2:3", "192.0.2.2:5"
+
+
+def test_the_head_is_asked_for_the_tensors_of_all_workers(run):
+    hosts = Hosts({"tensors": TENSORS, "why": []})
+    result, _shown = run(cache_prefill_info, hosts, "head")
+    assert result["tensors"] == TENSORS
+    assert hosts.asked == [{"path": "/model.gguf", "account": "llamacpp", "names": dict.fromkeys(NAMES, 20 * MIB)}]
+
+
+def test_a_host_fills_its_caches_in_steps_that_are_shown(run):
+    hosts = Hosts(
+        {"changed": True, "copied_mib": 20, "left_mib": 40, "linked_mib": 0, "missing": {"cpu": NAMES[1:]}, "why": []},
+        {"changed": True, "copied_mib": 40, "left_mib": 0, "linked_mib": 0, "missing": {"cpu": []}, "why": []},
+    )
+    result, shown = run(cache_prefill, hosts, tensors=TENSORS)
+    assert result == {"changed": True, "missing": {"cpu": []}, "lacking": 0, "why": []}
+    assert [(planned["name"], planned["names"]) for planned in hosts.asked[0]["workers"]] == [("cpu", NAMES)]
+    assert "21 MB of 63 MB, " in shown[0]
+    assert shown[1] == "[one] its workers' caches got 63 MB from the host itself"
+
+
+def test_a_host_that_gets_no_further_is_not_asked_for_ever(run):
+    answer = {"changed": False, "copied_mib": 0, "left_mib": 40, "missing": {"cpu": NAMES}, "why": []}
+    result, _shown = fill(run, answer)
+    assert (result["missing"], result["lacking"]) == ({"cpu": NAMES}, 1)
+    lying = {**answer, "changed": True, "copied_mib": 20}
+    assert fill(run, lying, lying)[0]["missing"] == {"cpu": NAMES}
+    result, shown = fill(run, {"failed": True, "msg": "no python"})
+    assert (result["missing"], result["why"], shown[-1]) == ({}, ["no python"], "[one] no python")
+
+
+def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
+    answers = {"one": {"missing": {"cpu": [*NAMES, "unknown"]}}, "two": {"missing": {"cuda0": NAMES[:1]}}, "head": {}}
+    hosts = Hosts(
+        {"changed": True, "given": {ONE: NAMES[:2], TWO: NAMES[:1]}, "why": []},
+        {"changed": True, "given": {ONE: NAMES[2:]}, "why": []},
+    )
+    result, shown = run(cache_upload, hosts, tensors=TENSORS, answers=answers, staging=STAGING)
+    assert result == {"changed": True, "why": []}
+    assert [[target["endpoint"] for target in asked["targets"]] for asked in hosts.asked] == [[ONE, TWO], [ONE]]
+    assert hosts.asked[1]["targets"][0]["names"] == NAMES[2:]
+    assert "63 MB of 84 MB, " in shown[0]
+    assert "84 MB of 84 MB, " in shown[1]
+
+
+def test_a_worker_that_fails_is_named_and_not_asked_again(run):
+    answers = {"one": {"missing": {"cpu": NAMES}}, "two": {"missing": {"cuda0": NAMES}}}
+    staging = {"hosts": {"one": {"workers": [worker("cpu")]}, "two": {"workers": []}}}
+    for given, why in (([], ["The head does not fill a cache: full."]), (["other"], [])):
+        hosts = Hosts({"changed": False, "given": {ONE: given}, "why": why})
+        result, shown = run(cache_upload, hosts, tensors=TENSORS, answers=answers, staging=staging)
+        assert [target["endpoint"] for target in hosts.asked[0]["targets"]] == [ONE]
+        assert result["why"] == why
+        assert not why or shown[-1] == f"[one] {why[0]}"
+
+
+def test_an_answer_of_another_form_is_a_sentence(run):
+    result, shown = fill(run, {"missing": {"cpu": ["x" * 300]}})
+    assert (result["missing"], result["why"]) == ({}, [shown[-1].removeprefix("[one] ")])
+    assert shown[-1].startswith("[one] What one reports of the caches of its workers is not as this version")
+    for answer in (
+        {"missing": ["cpu"]},
+        {"missing": {"cpu": "name"}},
+        {"given": {"x": [None]}},
+        {"tensors": "all"},
+        {"tensors": [{**TENSORS[0], "fingerprint": "x"}]},
+        {"left_mib": "many"},
+        {"why": ["\x1b"]},
+    ):
+        with pytest.raises(Refusal, match=next(iter(answer))):
+            prefill.checked("one", answer)
+    assert prefill.checked("one", {"tensors": TENSORS * 2000, "missing": {"cpu": NAMES * 2000}, "why": []})
