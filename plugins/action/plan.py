@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
@@ -81,10 +81,10 @@ class ActionModule(ActionBase):
             output.write("llama_plan_path", arguments["path"], json.dumps(described, indent=2) + "\n")
         if arguments["page"]:
             if plan.refused:
-                output.show_plan(described, None, arguments["html"], arguments["report"])
+                output.show_plan(plan, (), arguments["html"], arguments["report"])
         elif isinstance(plan, Plan):
             if not plan.refused:
-                display.display(report.plan_table(described))
+                display.display(plan_text.plan_table(plan))
             for advisory in plan.advisories:
                 accepted = ", accepted" if advisory.accepted else ""
                 display.warning(f"{advisory.id} ({advisory.severity}{accepted}): {advisory.message} {advisory.remedy}")

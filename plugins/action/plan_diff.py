@@ -8,10 +8,11 @@ from __future__ import annotations
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
@@ -58,8 +59,9 @@ class ActionModule(ActionBase):
             )
         decided = changes.decide(plan, compared.drifts)
         if arguments["page"]:
-            changed = report.changes_of(plan, decided.restarts, compared.drifts, compared.without)
-            output.show_plan(plan, changed, arguments["html"], arguments["report"])
+            typed = typed_json.parse(Plan, plan)
+            changed = plan_text.changes_of(typed, decided.restarts, compared.drifts, compared.without)
+            output.show_plan(typed, changed, arguments["html"], arguments["report"])
         return {
             "changed": False,
             **decided._asdict(),

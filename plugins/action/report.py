@@ -9,9 +9,10 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, measurements, plots
 from jinja2 import TemplateError
@@ -50,6 +51,15 @@ def _read(arguments: dict[str, str]) -> dict[str, Any]:
         raise Refusal(
             f"llama_verify_path names no result of a verification: {problem.where} {problem.why}. Use a file that verify.yml wrote."
         )
+    if read["plan"] is not None:
+        record = Plan if "hosts" in read["plan"] else Refused
+        problem = typed_json.problem("", read["plan"], record)
+        if problem:
+            raise Refusal(
+                f"llama_plan_path is {validation.show(arguments['plan'])}, and the file holds no plan that this collection can read ({problem.where} "
+                f"{problem.why}). Use a file that plan.yml of this version wrote."
+            )
+        read["plan"] = typed_json.parse(record, read["plan"])
     return read
 
 
@@ -63,7 +73,7 @@ def write(arguments: dict[str, str]) -> None:
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
     try:
-        page = html_page.page(read["plan"], None, read["verified"], read["benchmark"], read["compare"])
+        page = html_page.page(read["plan"], (), read["verified"], read["benchmark"], read["compare"])
     except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError, TemplateError):
         name, what = ("plan", "plan") if arguments["plan"] else ("benchmark", "benchmark")
         raise AnsibleActionFail(

@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
@@ -74,10 +75,12 @@ class ActionModule(ActionBase):
             return {"changed": False, "report": judged}
         self._record(arguments, judged, task_vars)
         _write(plan, judged, **written)
-        display.display(report.checks_table(judged["checks"]) + "\n")
+        display.display(plan_text.checks_table(judged["checks"]) + "\n")
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
         if not failed:
-            display.display("\n".join(["  It answers now. Ask it:", *report.request_lines(plan), ""]))
+            display.display(
+                "\n".join(["  It answers now. Ask it:", *plan_text.request_lines(typed_json.parse(Plan, plan)), ""])
+            )
             return {"changed": False, "report": judged, "evidence": answer["evidence"]}
         message = "The cluster does not do what was planned. " + " ".join(
             f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
@@ -178,7 +181,7 @@ def _write(
     if path:
         output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
     if page:
-        output.write_report(page, plan, judged, benchmark, compare)
+        output.write_report(page, typed_json.parse(Plan, plan), judged, benchmark, compare)
 
 
 def _exposed(plan: dict, variables: Mapping[str, Mapping]) -> list[str]:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, measurements, plots
 
 
-def write(variable: str, path: str, text: str) -> None:
+def write(variable: str, path: str, content: str) -> None:
     """Writes what the operator asked for at the path that a variable names. A file there has the old text or the new one, whole.
 
     :raises AnsibleActionFail: it cannot be written there.
@@ -25,10 +27,10 @@ def write(variable: str, path: str, text: str) -> None:
     try:
         target = Path(os.path.expanduser(path))
         if target.exists() and not target.is_file():
-            target.write_text(text)  # a terminal, a pipe
+            target.write_text(content)  # a terminal, a pipe
         else:
             target = target.resolve()
-            files.replace_file(target, text, _mode(target))
+            files.replace_file(target, content, _mode(target))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AnsibleActionFail(
@@ -45,21 +47,20 @@ def _mode(target: Path) -> int:
     return 0o666 & ~mask
 
 
-def show_plan(plan: dict, changed: list[str] | None, html: str | None, report_path: str | None = None) -> None:
+def show_plan(plan: Plan | Refused, changes: Sequence[str], html: str | None, report_path: str | None) -> None:
     """Shows the page of a plan, and writes it where paths are given.
 
-    :param changed: of report.changes_of; None where no host was compared with the plan.
+    :param changes: what site.yml would change.
     """
-    Display().display(report.plan_page(plan, changed))
-    if html:
-        write("llama_plan_html_path", html, html_page.page(plan, changed))
-    if report_path:
-        write("llama_report_path", report_path, html_page.page(plan, changed))
+    Display().display(plan_text.plan_page(plan, changes))
+    for variable, path in (("llama_plan_html_path", html), ("llama_report_path", report_path)):
+        if path:
+            write(variable, path, html_page.page(plan, changes))
 
 
 def write_report(
     path: str,
-    plan: dict | None,
+    plan: Plan | None,
     verified: dict | None = None,
     record: dict | None = None,
     compare: str | None = None,
@@ -80,7 +81,7 @@ def write_report(
         if plots.missing():
             Display().warning(plots.MISSING)
         earlier = _earlier(compare) if compare else None
-    write("llama_report_path", path, html_page.page(plan, None, verified, measured, earlier))
+    write("llama_report_path", path, html_page.page(plan, (), verified, measured, earlier))
 
 
 def _earlier(compare: str) -> measurements.Benchmark | None:

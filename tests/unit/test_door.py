@@ -1,8 +1,8 @@
 """The port of the head: for whom it is open, and where clients find it."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
-from conftest import RELEASE, definition
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from conftest import RELEASE, definition, typed
 
 FORK = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "fork": "ik_llama.cpp"}
 
@@ -25,9 +25,9 @@ def test_the_server_s_port_is_opened_for_its_networks(pair):
     ]
     assert (
         "  head  192.0.2.10: 8080 for 198.51.100.0/24, 203.0.113.7; closed to others by nftables"
-        in report.plan_page(plan)
+        in plan_text.plan_page(typed(plan))
     )
-    page = report.plan_page(opened(pair, "0.0.0.0/0").plan())
+    page = plan_text.plan_page(typed(opened(pair, "0.0.0.0/0").plan()))
     assert "  head  192.0.2.10: 8080 for everybody" in page.splitlines()
     assert opened(pair, *sources).plan(staging=True)["hosts"]["head"]["firewall"] == []
     assert opened(pair, *sources, host="127.0.0.1").plan()["hosts"]["head"]["firewall"] == []
@@ -90,7 +90,10 @@ def test_clients_are_shown_an_address_that_they_reach(local, address, own, netwo
     assert head["url"] == f"http://{shown}:8080"
     assert head["own_url"] == "http://127.0.0.1:8080"
     assert head["launcher"][head["launcher"].index("--url") + 1] == head["own_url"]
-    assert "http://127.0.0.1" not in report.plan_table(plan) + report.plan_page(plan).partition("Commands")[0]
+    assert (
+        "http://127.0.0.1"
+        not in plan_text.plan_table(typed(plan)) + plan_text.plan_page(typed(plan)).partition("Commands")[0]
+    )
 
 
 def test_a_link_s_address_counts_as_one_of_the_head_s(pair):
@@ -205,12 +208,12 @@ def test_certificate_and_key_are_handed_over_and_clients_are_shown_https(pair):
 
 def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
     curl = """curl -s {}/v1/completions -d '{{"prompt": "", "temperature": 0}}'"""
-    assert report.request_lines(local.plan()) == ["    " + curl.format("http://127.0.0.1:8080")]
+    assert plan_text.request_lines(typed(local.plan())) == ["    " + curl.format("http://127.0.0.1:8080")]
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
-    asked = " ".join("".join(report.request_lines(plan)).replace("\\", " ").split())
+    asked = " ".join("".join(plan_text.request_lines(typed(plan))).replace("\\", " ").split())
     assert "-H 'Authorization: Bearer KEY' https://192.0.2.10:8080/v1/completions -d" in asked
     plan["model"]["known_answer"] = None
-    assert "Once upon a time" in "".join(report.request_lines(plan))
+    assert "Once upon a time" in "".join(plan_text.request_lines(typed(plan)))
 
 
 def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):

@@ -6,10 +6,10 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Interface, Link
-from conftest import Cluster, identity
+from conftest import Cluster, identity, typed
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
@@ -80,7 +80,9 @@ def test_what_a_benchmark_measured_of_visits_is_used(pair):
     assert ["visit_ms" in link for link in links] == [False, True]
     assert (links[1]["visit_ms"], links[1]["ms_per_token"]) == (9.5, 9.5)
     assert links[0]["ms_per_token"] == pytest.approx(before[0]["ms_per_token"], rel=0.05)
-    assert "Visits to worker2 cost what was measured (llama_link_visit_ms)." in " ".join(report.plan_page(plan).split())
+    assert "Visits to worker2 cost what was measured (llama_link_visit_ms)." in " ".join(
+        plan_text.plan_page(typed(plan)).split()
+    )
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 10_001.0])
@@ -163,7 +165,7 @@ def test_a_plan_that_does_not_fit_has_no_speed(pair, big_model):
     assert given["devices"] == []
     assert {given[key] for key in ("generation_tokens_per_s", "load_s", "limited_by", "rates")} == {None}
     assert not given["best_single_host"]["fits"]
-    assert "Predicted speed" not in report.plan_parts(plan)
+    assert "Predicted speed" not in plan_text.plan_parts(typed(plan))
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def serving(pair, big_model):
 
 def test_the_page_shows_the_speed_and_what_limits_it(serving):
     plan = serving(llama_placement="all")
-    lines = " ".join(report.plan_parts(plan)["Predicted speed"])
+    lines = " ".join(plan_text.plan_parts(typed(plan))["Predicted speed"])
     given = plan["estimate"]
     for text in (
         f"{given['generation_tokens_per_s']:g} tokens per second",

@@ -1,10 +1,10 @@
 """Workers that others run: planned with, shaken hands with, and never changed."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
-from conftest import known_answer_of
+from conftest import known_answer_of, typed
 
 WINDOWS = {
     "endpoint": "192.0.2.77:50052",
@@ -146,11 +146,11 @@ def test_a_protocol_that_the_head_accepts(mixed):
 
 
 def test_the_page_names_them(mixed):
-    parts = report.plan_parts(mixed.plan())
+    parts = plan_text.plan_parts(typed(mixed.plan()))
     assert any("gaming-pc" in line and "cuda, run elsewhere" in line for line in parts["Topology"])
-    assert "192.0.2.77:50052: run elsewhere, so nobody here knows who reaches it" in "\n".join(parts["Open ports"])
+    assert "192.0.2.77:50052: run elsewhere; who can connect is not known here" in "\n".join(parts["Open ports"])
     mixed.hosts["head"]["variables"]["llama_placement"] = "fewest"
-    unused = " ".join(line.strip() for line in report.plan_parts(mixed.plan())["Topology"])
+    unused = " ".join(line.strip() for line in plan_text.plan_parts(typed(mixed.plan()))["Topology"])
     assert "gaming-pc cuda 192.0.2.77:50052, run elsewhere" in unused
 
 

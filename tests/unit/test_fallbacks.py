@@ -6,8 +6,8 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
-from conftest import Cluster, complete, known_answer_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from conftest import Cluster, complete, known_answer_of, typed
 from test_advisories import TREE, strix_halo, strix_halos
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -269,16 +269,16 @@ def test_seconds_that_cannot_be(pair, seconds):
 
 def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     plan = pair.plan()
-    part = report.plan_parts(plan)["While a worker is away"]
+    part = plan_text.plan_parts(typed(plan))["While a worker is away"]
     speed = plan["fallbacks"][0]["generation_tokens_per_s"]
     assert part[0] == f"  without worker1:cpu:  fits, {speed:g} tokens per second"
     assert "llama_server_fallback is false" in part[-1]
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    assert "is served after 60 seconds" in " ".join(report.plan_parts(pair.plan())["While a worker is away"])
+    assert "is served after 60 seconds" in " ".join(plan_text.plan_parts(typed(pair.plan()))["While a worker is away"])
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
-    part = report.plan_parts(pair.plan())["While a worker is away"]
+    part = plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
     assert part[0] == "  without worker1:cpu:  cannot be planned: llama_server_tensor_split says what each device gets"
-    missing = report.plan_parts(strix_halos(2, 200).plan())["While a worker is away"]
+    missing = plan_text.plan_parts(typed(strix_halos(2, 200).plan()))["While a worker is away"]
     assert missing[0].startswith("  without strix0:rocm0:  does not fit, ")
     assert missing[0].endswith(" MiB missing")
 
@@ -286,4 +286,4 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
 def test_a_head_without_workers_has_no_such_part(pair):
     for name in ("worker1", "worker2"):
         del pair.hosts[name]
-    assert "While a worker is away" not in report.plan_parts(pair.plan())
+    assert "While a worker is away" not in plan_text.plan_parts(typed(pair.plan()))

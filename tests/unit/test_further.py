@@ -9,12 +9,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from conftest import typed
 from test_plan_memory import ARCHIVE, GIB, found, head_with_cards
 from test_plan_memory import cluster_of as cards_of
 
@@ -110,8 +111,8 @@ def test_a_device_that_only_a_draft_model_needs_is_the_servers():
     assert rows(plan)["draft"]["device"] == "CUDA0"
     assert plan["head"]["backends"] == ["cuda"]
     assert "CUDA_VISIBLE_DEVICES" not in plan["head"]["environment"]
-    assert "  CUDA0" in "\n".join(report.plan_parts(plan)["Memory"])
-    assert "draft model small on CUDA0" in html_page.page(plan)
+    assert "  CUDA0" in "\n".join(plan_text.plan_parts(typed(plan))["Memory"])
+    assert "draft model small on CUDA0" in html_page.page(typed(plan))
 
 
 def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_processor():
@@ -356,21 +357,21 @@ def test_too_little_is_said_of_a_device_that_does_not_hold_what_is_beside_the_mo
     plan = with_both(head_with_cards(2, 20, llama_placement="all"), draft=draft()).plan()
     first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
     first["capacity_mib"] = first["weights_mib"] + first["kv_mib"]
-    said = [line for line in report._memory(plan) if ", too little" in line]
+    said = [line for line in plan_text._memory(typed(plan)) if ", too little" in line]
     assert [line.split()[0] for line in said] == ["CUDA0"]
 
 
 def test_the_pages_have_rows_beside_the_device():
     plan = with_both(head_with_cards(2, 20), draft=draft(), mmproj=PROJECTOR).plan()
-    lines = report._memory(plan)
+    lines = plan_text._memory(typed(plan))
     assert [line.split()[0] for line in lines[1:5]] == ["CUDA1", "CUDA0", "draft", "projector"]
     assert "compute assumed" in lines[4]
     assert "░ beside the model" in "\n".join(lines)
-    assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(plan)
-    assert '<span class="key further"></span>beside the model' in html_page.page(plan)
-    assert "key further" not in html_page.page(head_with_cards(2, 20).plan())
+    assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(typed(plan))
+    assert '<span class="key further"></span>beside the model' in html_page.page(typed(plan))
+    assert "key further" not in html_page.page(typed(head_with_cards(2, 20).plan()))
     plan = with_both(cards_of(10), draft=draft()).plan()
-    assert "processor of head" in "\n".join(report._memory(plan))
+    assert "processor of head" in "\n".join(plan_text._memory(typed(plan)))
 
 
 @pytest.mark.parametrize(

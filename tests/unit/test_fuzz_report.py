@@ -99,7 +99,7 @@ def test_any_text_of_a_report(write, name, text):
 @pytest.mark.parametrize(
     "name, way, value, said",
     [
-        ("plan", ("placement", 0, "output"), 1 << 53, ""),
+        ("plan", ("placement", 0, "output"), 1 << 53, "llama_plan_path is "),
         ("plan", ("placement", 0, "capacity_mib"), "x", "llama_plan_path is "),
         ("plan", ("hosts",), [1], "llama_plan_path is "),
         ("benchmark", ("time",), 1 << 53, ""),

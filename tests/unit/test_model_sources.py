@@ -16,12 +16,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local as models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
-from conftest import identity
+from conftest import identity, typed
 from support.models import as_json
 from support.rollbacks import completed
 
@@ -1392,11 +1392,11 @@ def test_a_person_reads_where_a_model_comes_from(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
     plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, sizes=3 << 30)
     said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB, fetched by the head"
-    assert f"  source   {said}" in report.plan_table(plan)
-    assert f"from {said}" in " ".join(report.plan_page(plan).split())
+    assert f"  source   {said}" in plan_text.plan_table(typed(plan))
+    assert f"from {said}" in " ".join(plan_text.plan_page(typed(plan)).split())
     pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
     pair.model = {"summary": big_model, "closed": None}
-    assert "source" not in report.plan_table(pair.plan())
+    assert "source" not in plan_text.plan_table(typed(pair.plan()))
 
 
 def test_what_was_refused_while_it_was_looked_for_is_the_reason_of_the_plan(pair):

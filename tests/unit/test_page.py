@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
     measurements,
     plots,
 )
+from conftest import typed
 from test_advisories import strix_halos
 from test_report import EVIL, Tags, spoiled
 
@@ -379,17 +380,21 @@ def test_how_cells_are_named(size, said):
     assert curves.words(size, curves.NAMES) == said
 
 
-def test_what_was_measured_of_the_planned_memory_stands_beside_it(example):
+def test_what_was_measured_of_the_planned_memory_stands_beside_it(plan, example):
     cell = next(cell for cell in example.cells if len(cell.memory) == 3 and cell.measured)
     path = example.about["models"][cell.dimensions["model"]]["path"]
-    plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"path": path}}
+    plan = typed(plan)
+    first = plan.placement[0]
+    placement = tuple(first._replace(device=row.device) for row in cell.memory)
+    plan = plan._replace(placement=placement, model=plan.model._replace(path=path))
     assert benchmark_page.memory_of_plan(example, plan).mib == tuple(row.measured for row in cell.memory)
-    assert benchmark_page.memory_of_plan(example, {**plan, "model": {"path": "/another.gguf"}}) is None
-    assert benchmark_page.memory_of_plan(example, {**plan, "placement": []}) is None
+    other = plan._replace(model=plan.model._replace(path="/another.gguf"))
+    assert benchmark_page.memory_of_plan(example, other) is None
+    assert benchmark_page.memory_of_plan(example, plan._replace(placement=())) is None
 
 
 def test_the_page_of_a_verified_plan_has_each_check(plan):
-    text = html_page.page(plan, None, CHECKS)
+    text = html_page.page(typed(plan), (), CHECKS)
     assert "Of 3 checks: 1 passed, 1 failed, 1 not tested." in text
     for check in CHECKS["checks"]:
         assert all(word in text for word in check.values())
@@ -412,7 +417,7 @@ def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
             for cell in example.cells
         ]
         measured = measurements.Benchmark(about, tuple(cells))
-        return html_page.page(plan, None, spoiled(CHECKS) if spoil else CHECKS, measured, measured)
+        return html_page.page(typed(plan), (), spoiled(CHECKS) if spoil else CHECKS, measured, measured)
 
     good, bad = page(False), page(True)
     assert Tags(bad).opened == Tags(good).opened
@@ -447,13 +452,13 @@ def served(plan):
 
 
 def test_measured_memory_is_drawn_below_the_planned(plan, served):
-    text = html_page.page(plan, measured=served)
+    text = html_page.page(typed(plan), measured=served)
     own = text[text.index('<h2 id="memory">') : text.index('<h2 id="predicted-speed">')]
     assert own.count('class="thin"') == len(plan["placement"]) - 1
     for entry in plan["placement"][1:]:
         assert f'aria-label="measured {entry["total_mib"] - 1500:.0f} MiB"' in own
     assert "by the log of pp512" in own
-    assert 'class="thin"' not in html_page.page(plan)
+    assert 'class="thin"' not in html_page.page(typed(plan))
 
 
 @pytest.fixture(scope="module")
@@ -462,8 +467,8 @@ def pages(tmp_path_factory, plan, served, large):
     folder = tmp_path_factory.mktemp("pages")
     earlier = benchmarks.read(benchmarks.large(speed=0.97))
     found = {
-        "plan": (html_page.page(plan, ["  strix1  is as planned"]), None),
-        "example": (html_page.page(plan, [], CHECKS, served), served),
+        "plan": (html_page.page(typed(plan), ["  strix1  is as planned"]), None),
+        "example": (html_page.page(typed(plan), [], CHECKS, served), served),
         "large": (html_page.page(None, measured=large, earlier=earlier), large),
     }
     for name, (text, _measured) in found.items():
@@ -555,7 +560,7 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
     )
     assert result.returncode == 0, result.stdout
     assert "changed=0" in result.stdout
-    assert page.read_text() == html_page.page(plan, None, CHECKS, example, example)
+    assert page.read_text() == html_page.page(typed(plan), (), CHECKS, example, example)
 
 
 @pytest.mark.parametrize(
@@ -613,17 +618,17 @@ def test_a_verification_writes_what_is_asked_for(files, plan, example):
     kept, page = files / "kept.json", files / "report.html"
     verify_action._write(plan, CHECKS, str(kept), str(page), benchmarks.example(), str(files / "before"))
     assert json.loads(kept.read_text()) == CHECKS
-    assert page.read_text() == html_page.page(plan, None, CHECKS, example, example)
+    assert page.read_text() == html_page.page(typed(plan), (), CHECKS, example, example)
     kept.unlink()
     verify_action._write(plan, CHECKS, None, str(page), None, str(files / "no such file"))
-    assert page.read_text() == html_page.page(plan, None, CHECKS)
+    assert page.read_text() == html_page.page(typed(plan), (), CHECKS)
     assert not kept.exists()
 
 
 def test_the_report_of_a_plan_is_its_page(files, plan):
     pages = [str(files / name) for name in ("plan.html", "report.html")]
-    output.show_plan(plan, ["  strix1  is as planned"], *pages)
-    assert [Path(page).read_text() for page in pages] == [html_page.page(plan, ["  strix1  is as planned"])] * 2
+    output.show_plan(typed(plan), ["  strix1  is as planned"], *pages)
+    assert [Path(page).read_text() for page in pages] == [html_page.page(typed(plan), ["  strix1  is as planned"])] * 2
 
 
 def test_every_playbook_that_plans_verifies_or_measures_writes_the_report():

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory_predicates
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
-from conftest import Cluster
+from conftest import Cluster, typed
 
 GIB = 1 << 30
 CARD = {
@@ -256,7 +256,7 @@ def test_a_share_says_what_it_does_not_count(variables, expected):
     assert not plan["refused"], plan["reasons"]
     for entry in plan["placement"]:
         assert entry["without"] == expected
-    lines = " ".join(" ".join(report.plan_parts(plan)["Memory"]).split())
+    lines = " ".join(" ".join(plan_text.plan_parts(typed(plan))["Memory"]).split())
     assert all(name in lines for name in expected)
     assert ("without" in lines) is bool(expected)
-    assert all(name in html_page.page(plan) for name in expected)
+    assert all(name in html_page.page(typed(plan)) for name in expected)

@@ -6,16 +6,22 @@ from html.parser import HTMLParser
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
-from conftest import Cluster, known_answer_of
+from conftest import Cluster, known_answer_of, typed
 from test_advisories import strix_halos
 from test_planning import drifts
 
+DEVICE = DevicePlacement(
+    "d", "host", None, None, 1, False, 0, 0, 0, 0, 0, 0, "the largest", ("weights_mib", "kv_mib"), ()
+)
+
 
 def device(weights, kv, compute, capacity):
-    sizes = {"weights_mib": weights, "kv_mib": kv, "compute_mib": compute, "total_mib": weights + kv + compute}
-    return {**sizes, "further_mib": 0, "capacity_mib": capacity}
+    return DEVICE._replace(
+        weights_mib=weights, kv_mib=kv, compute_mib=compute, total_mib=weights + kv + compute, capacity_mib=capacity
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,21 +40,19 @@ def device(weights, kv, compute, capacity):
     ],
 )
 def test_a_bar_shows_what_a_device_holds(entry, drawn):
-    assert report.memory_bar(entry, 10) == drawn
+    assert plan_text.memory_bar(entry, 10) == drawn
 
 
 def test_a_bar_never_leaves_its_columns():
-    assert {len(report.memory_bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
+    assert {len(plan_text.memory_bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
 
 
 def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
-    plan = pair.plan()
-    plan["placement"] = [
-        {**entry, **device(*sizes), "device": f"d{sizes[-1]}"}
-        for entry, sizes in zip(plan["placement"], ((80, 20, 15, 100), (80, 20, 15, 115)))
-    ]
-    rows = [line for line in report.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
-    assert [report.FREE in row for row in rows] == [False, False]
+    plan = typed(pair.plan())
+    sizes = {"d100": (80, 20, 15, 100), "d115": (80, 20, 15, 115)}
+    plan = plan._replace(placement=tuple(device(*size)._replace(device=name) for name, size in sizes.items()))
+    rows = [line for line in plan_text.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
+    assert [plan_text.FREE in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
     assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
@@ -56,11 +60,11 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
 
 def test_a_command_can_be_pasted_into_a_shell():
     argv = ["/opt/x/llama-server", "--host", "127.0.0.1", "--alias", "a b", *["--flag-that-is-long", "value"] * 6]
-    lines = report.command_lines(argv, {"A": "1 2"})
+    lines = plan_text.command_lines(argv, {"A": "1 2"})
     assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
     assert all(line.endswith("\\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
-    assert max(map(len, lines)) <= report.WIDTH
+    assert max(map(len, lines)) <= plan_text.WIDTH
     assert not any(line.strip().startswith("value") for line in lines)
 
 
@@ -76,7 +80,7 @@ def test_the_page_of_a_cluster():
         ]
     cluster.hosts["strix0"]["facts"]["measured"] = {"strix2": {"round_trip_ms": 0.4}}
     plan = cluster.plan()
-    text = report.plan_page(plan)
+    text = plan_text.plan_page(typed(plan))
     for part in (
         "llama_cluster serves on paper",
         "RPC protocol 3.6.1",
@@ -93,7 +97,7 @@ def test_the_page_of_a_cluster():
     ):
         assert part in text
     assert "What site.yml would change" not in text
-    assert widest(text) <= report.WIDTH
+    assert widest(text) <= plan_text.WIDTH
 
 
 @pytest.mark.parametrize(
@@ -108,14 +112,14 @@ def test_the_page_of_a_cluster():
 def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = gpu_layers
     plan = pair.plan()
-    found = report.plan_parts(plan)["Topology"][1:]
+    found = plan_text.plan_parts(typed(plan))["Topology"][1:]
     assert len(found) == len(rows)
     for row, line in zip(rows, found):
         assert row in " ".join(line.split())
-    page = " ".join(html_page.page(plan).split())
-    for row in report.topology(plan):
+    page = " ".join(html_page.page(typed(plan)).split())
+    for row in plan_text.topology(typed(plan)):
         assert f"{row.device}{', ' if row.endpoint else ''}{row.endpoint}: {row.layers}" in page
-    told = [line.split()[:3] for line in report.plan_table(plan).splitlines() if line.split()[:1] == ["CPU"]]
+    told = [line.split()[:3] for line in plan_text.plan_table(typed(plan)).splitlines() if line.split()[:1] == ["CPU"]]
     assert told == [["CPU", "head", str(plan["head"]["cpu"]["layers"])]] * (gpu_layers is not None)
 
 
@@ -130,7 +134,7 @@ def test_a_device_with_single_tensors_says_so(pair, big_model):
     big_model["tensors"][0]["bytes"] //= 8
     pair.model = {"summary": big_model}
     plan = pair.plan()
-    found = report.plan_parts(plan)["Topology"]
+    found = plan_text.plan_parts(typed(plan))["Topology"]
     assert "layers 0 to 79, output" in found[1]
     assert "tensors that llama_server_override_tensor names" in found[2]
 
@@ -138,7 +142,14 @@ def test_a_device_with_single_tensors_says_so(pair, big_model):
 def test_the_page_says_which_sizes_are_bounds(pair):
     def bounds():
         plan = pair.plan()
-        return [page.count("≤ ") for page in (report.plan_table(plan), report.plan_page(plan), html_page.page(plan))]
+        return [
+            page.count("≤ ")
+            for page in (
+                plan_text.plan_table(typed(plan)),
+                plan_text.plan_page(typed(plan)),
+                html_page.page(typed(plan)),
+            )
+        ]
 
     known = bounds()
     pair.hosts["head"]["variables"]["llama_release"] = "b12000"
@@ -146,7 +157,7 @@ def test_the_page_says_which_sizes_are_bounds(pair):
 
 
 def test_the_page_of_a_head_alone():
-    text = report.plan_page(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan())
+    text = plan_text.plan_page(typed(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()))
     assert "the processor of alone, all layers" in text
     assert "nothing: no worker is used" in text
     assert "Memory" not in text
@@ -156,12 +167,12 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_placement="fewest")
     plan = pair.plan()
     assert plan["refused"]
-    text = " ".join(report.plan_page(plan).split())
+    text = " ".join(plan_text.plan_page(typed(plan)).split())
     assert "error: open-server on head" in text
     assert f"Remedy: {plan['advisories'][0]['remedy']}" in text
     assert "declared and not used: worker2 CPU 192.0.2.12:50052" in text
     pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["open-server"]
-    assert "error, accepted: open-server" in report.plan_page(pair.plan())
+    assert "error, accepted: open-server" in plan_text.plan_page(typed(pair.plan()))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +184,7 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
 )
 def test_who_closes_a_port(pair, facts, said):
     pair.hosts["worker1"]["facts"].update(facts)
-    assert said in " ".join(report.plan_page(pair.plan()).split())
+    assert said in " ".join(plan_text.plan_page(typed(pair.plan())).split())
 
 
 def test_advisories_of_several_hosts_are_told_together(pair):
@@ -182,7 +193,7 @@ def test_advisories_of_several_hosts_are_told_together(pair):
     plan["advisories"] = [
         {**first, "host": host, "hosts": [host], "message": f"{host} is odd."} for host in ("worker1", "worker2")
     ]
-    page = report.plan_page(plan)
+    page = plan_text.plan_page(typed(plan))
     assert (
         "error: x on worker1, worker2\n      worker1 is odd.\n      worker2 is odd.\n      Remedy: Mend it.\n" in page
     )
@@ -195,7 +206,7 @@ def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
     pair.model = {"summary": {**big_model, "tensors": rows}}
     plan = pair.plan()
     assert not plan["fits"]
-    page = report.plan_page(plan)
+    page = plan_text.plan_page(typed(plan))
     assert "would serve big" in page
     assert page.count(", too little") == len(plan["placement"]) == 2
     assert "█" * 20 in page
@@ -204,7 +215,7 @@ def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
 def changed(plan, found, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
     changes = decide(plan, {**dict.fromkeys(plan["hosts"]), **asked})
-    return "\n".join(report.changes_of(plan, changes.restarts, asked, unasked))
+    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, asked, unasked))
 
 
 def test_what_would_change_is_told_like_a_difference(pair):
@@ -231,7 +242,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
     ):
         assert part in text.splitlines()
     assert "~ release" not in text
-    assert "What site.yml would change" in report.plan_page(plan, text.splitlines())
+    assert "What site.yml would change" in plan_text.plan_page(typed(plan), text.splitlines())
 
 
 def test_where_all_is_as_planned(pair):
@@ -257,11 +268,11 @@ class Tags(HTMLParser):
 
 def test_the_page_as_html(pair):
     plan = pair.plan()
-    text = html_page.page(plan, ["  worker1  <was not> compared"])
+    text = html_page.page(typed(plan), ["  worker1  <was not> compared"])
     found = Tags(text)
     assert found.references
     assert all(reference.startswith("#") for reference in found.references)
-    assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(report.speed_rows(plan))
+    assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(plan_text.speed_rows(typed(plan)))
     assert "&lt;was not&gt; compared" in text
     for part in ("RPC0[192.0.2.11:50052]", "What the network adds", "llama-server", "Advisories"):
         assert part in text
@@ -300,10 +311,10 @@ def test_nothing_that_a_host_says_becomes_part_of_the_page(pair):
             "reference": "f",
         }
     ]
-    refused = {"cluster": "test", "reasons": ["no"], "refused": True}
+    refused = {"schema": 1, "cluster": "test", "refused": True, "fits": False, "reasons": ["no"]}
     for good in (plan, refused):
-        page = html_page.page(spoiled(good), ["  worker1 " + EVIL])
-        assert Tags(page).opened == Tags(html_page.page(good, ["  worker1"])).opened
+        page = html_page.page(typed(spoiled(good)), ["  worker1 " + EVIL])
+        assert Tags(page).opened == Tags(html_page.page(typed(good), ["  worker1"])).opened
         assert "onclick" not in re.sub(r"&[^<]*", "", page)
         assert all(character.isprintable() or character == "\n" for character in page)
         assert "&lt;script&gt;" in page
@@ -314,7 +325,7 @@ def test_the_page_of_a_refused_plan_as_html_says_why(pair):
     pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10")
     plan = pair.plan()
     plan["model"]["name"] = "<script>"
-    text = html_page.page(plan)
+    text = html_page.page(typed(plan))
     assert '<h2 id="refused" class="refused">Refused</h2>' in text
     assert "script" not in Tags(text).opened
     assert "add open-server to llama_accept_advisories" in " ".join(text.split())
@@ -323,7 +334,7 @@ def test_the_page_of_a_refused_plan_as_html_says_why(pair):
 def test_bad_input_has_a_page_too(pair):
     pair.hosts["head"]["variables"]["llama_release"] = "newest"
     plan = pair.plan()
-    for text in (report.plan_page(plan), html_page.page(plan)):
+    for text in (plan_text.plan_page(typed(plan)), html_page.page(typed(plan))):
         assert "llama_cluster has no plan" in text
         assert "llama_release is" in text
         assert "newest" in text
@@ -333,8 +344,8 @@ def test_both_pages_say_why_devices_get_what_they_get(pair):
     plan = pair.plan()
     first, second = plan["placement"]
     plan["placement"] = [{**first, "reason": "the largest"}, {**second, "reason": "what is left"}]
-    for page in (report.plan_page(plan), html_page.page(plan)):
+    for page in (plan_text.plan_page(typed(plan)), html_page.page(typed(plan))):
         for entry in plan["placement"]:
             assert f"  {entry['device']}: {entry['reason']}\n" in page.replace("</pre>", "\n")
     plan["placement"][1]["reason"] = "the largest"
-    assert f"  {first['device']}, {second['device']}: the largest\n" in report.plan_page(plan)
+    assert f"  {first['device']}, {second['device']}: the largest\n" in plan_text.plan_page(typed(plan))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
 from test_planning import drifts
 
@@ -111,7 +111,7 @@ def written(plan, answers, tmp_path, **others):
     result, shown = run(plan, answers, path=str(path), **others)
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
-    assert all(len(line) <= report.WIDTH for line in shown.splitlines())
+    assert all(len(line) <= plan_text.WIDTH for line in shown.splitlines())
     return told, result.get("msg", ""), shown
 
 

@@ -1,8 +1,9 @@
 """Workers that the head reaches through a tunnel."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from conftest import typed
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled)
     assert not any("127.0.0.1" in endpoint for own in plan["hosts"].values() for endpoint in own["knocks"])
     (link, _other) = plan["estimate"]["links"]
     assert (link["kind"], link["measured"]) == ("tunnel", False)
-    assert "127.0.0.1:60052" in "\n".join(report.plan_parts(plan)["Topology"])
+    assert "127.0.0.1:60052" in "\n".join(plan_text.plan_parts(typed(plan))["Topology"])
 
 
 def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):

@@ -17,9 +17,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
+from conftest import typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -804,10 +805,10 @@ def test_evidence_of_a_failing_completion_and_no_record(server, tmp_path):
 
 def test_the_table_shows_each_check(plan, drifts, evidence):
     evidence["completion"]["tokens"] = 0
-    text = report.checks_table(verification.judge(plan, drifts, evidence, {})["checks"])
+    text = plan_text.checks_table(verification.judge(plan, drifts, evidence, {})["checks"])
     assert text.count("\n") == 9
     assert "FAILED      completion" in text or "FAILED  completion" in text
-    assert report.plan_table(plan).count("RPC0[") == 2
+    assert plan_text.plan_table(typed(plan)).count("RPC0[") == 2
 
 
 def test_a_server_is_waited_for_only_while_its_workers_run(plan, drifts):

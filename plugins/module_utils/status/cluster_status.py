@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 
 SCHEMA = 1
@@ -409,7 +409,7 @@ def _row(start: str, text: str) -> list[str]:
     """A name and a text, which goes on below itself."""
     return textwrap.wrap(
         text,
-        report.WIDTH,
+        plan_text.WIDTH,
         initial_indent=f"  {start.ljust(LABEL)}",
         subsequent_indent=" " * (LABEL + 2),
         break_on_hyphens=False,
@@ -556,10 +556,10 @@ def page(status: Status) -> str:
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _row("problem", problem)]
     lines += [*_cluster_lines(status), ""]
-    lines += report.table(
+    lines += plan_text.table(
         [["host", "memory free, GiB", "disk free, GiB", "°C", "W", "up", "plan"], *hosts]
     ).splitlines()
     if workers:
         head = ["worker", "host", "device, protocol", "up", "client", "state"]
-        lines += ["", *report.table([head, *workers]).splitlines()]
+        lines += ["", *plan_text.table([head, *workers]).splitlines()]
     return "\n".join([*lines, *([""] if notes else []), *notes, ""])

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import curves, plots
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report.curves import Curve, Figure
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report.measurements import Benchmark, Cell, Measured
@@ -78,10 +79,10 @@ class Names:
         return f"Where a name does not say something else: {curves.words(self.usual, (*SETTINGS, *USUAL))}."
 
 
-def memory_of_plan(measured: Benchmark, plan: dict) -> Placed | None:
+def memory_of_plan(measured: Benchmark, plan: Plan) -> Placed | None:
     """What was measured of the memory that a plan places: of the cell with the same model and devices that needs most; None where there is none."""
-    devices = [entry["device"] for entry in plan.get("placement", [])]
-    path = plan.get("model", {}).get("path")
+    devices = [entry.device for entry in plan.placement]
+    path = plan.model.path
     models = [name for name, model in measured.about["models"].items() if model["path"] == path]
     cells = [
         cell
@@ -263,7 +264,7 @@ def _all(measured: Benchmark, name: Names) -> list[dict[str, Any]]:
                 "limited_by": cell.limited_by,
                 "load": shown(cell.load_s),
                 "log": cell.log,
-                "lines": report.command_lines(list(cell.argv), {}, ""),
+                "lines": plan_text.command_lines(list(cell.argv), {}, ""),
             }
             for cell in cells
         ]

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_page, plots
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report.measurements import Benchmark
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 HERE = Path(__file__).parent
-PARTS = ("weights", "kv", "compute")
 MEASURED_BEFORE = ("Summary",)
 """Parts of a benchmark that stand before those of the plan."""
 
@@ -47,83 +48,82 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.2f}"
 
 
-def _memory(plan: dict, measured: benchmark_page.Placed | None) -> dict[str, Any]:
+def _memory(plan: Plan, measured: benchmark_page.Placed | None) -> dict[str, Any]:
     rows = []
-    for index, entry in enumerate(plan["placement"]):
-        found = measured.mib[index] if measured else None
-        whole = max(entry["capacity_mib"], entry["total_mib"], found or 0, 1)
-        over = report.over(entry)
-        said = ", ".join(f"{part} {entry[f'{part}_mib']:.0f} MiB" for part in PARTS)
+    for index, entry in enumerate(plan.placement):
+        measured_mib = measured.mib[index] if measured else None
+        whole = max(entry.capacity_mib, entry.total_mib, measured_mib or 0, 1)
+        sizes = {part: plan_text.size_of(entry, part) for part in plan_text.PARTS}
+        label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
             {
                 "entry": entry,
-                "over": over,
-                "said": f"{said} of {entry['capacity_mib']:.0f} MiB",
-                "shares": [(part, _share(entry[f"{part}_mib"], whole)) for part in (*PARTS, "further")],
-                "amounts": [report.amount(entry, part) for part in PARTS],
-                "sum": f"{entry['total_mib']:.0f}",
-                "of": f"{entry['capacity_mib']:.0f}",
-                "is": "" if found is None else f"{found:.0f}",
-                "share": None if found is None else _share(found, whole),
+                "over": plan_text.overcommitted(entry),
+                "said": f"{label} of {entry.capacity_mib:.0f} MiB",
+                "shares": [
+                    (part, _share(size, whole)) for part, size in (*sizes.items(), ("further", entry.further_mib))
+                ],
+                "amounts": [plan_text.amount(entry, part) for part in plan_text.PARTS],
+                "sum": f"{entry.total_mib:.0f}",
+                "of": f"{entry.capacity_mib:.0f}",
+                "is": "" if measured_mib is None else f"{measured_mib:.0f}",
+                "share": None if measured_mib is None else _share(measured_mib, whole),
             }
         )
-    further = report.further(plan)
-    notes = [*further, *report.without(plan), *report.reasons(plan)]
-    return {"rows": rows, "beside": bool(further), "notes": notes, "measured": measured.cell if measured else ""}
+    notes = [*plan_text.auxiliary_models(plan), *plan_text.uncounted(plan), *plan_text.reasons(plan)]
+    return {"rows": rows, "beside": bool(plan.further), "notes": notes, "measured": measured.cell if measured else ""}
 
 
-def _branch(host: str, rows: list[report.Lent]) -> dict[str, Any]:
-    link = rows[0].link or {}
-    speed = f"{link['gbit_per_s']:g} Gbit/s" if link.get("gbit_per_s") else ""
-    time = f"{link['one_way_ms']:g} ms" if link else ""
+def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
+    link = rows[0].link
     return {
         "host": host,
-        "kind": link.get("kind", ""),
-        "speed": ", ".join(text for text in (time, speed) if text),
-        "sure": bool(link.get("measured")),
+        "kind": link.kind if link else "",
+        "speed": f"{link.one_way_ms:g} ms, {link.gbit_per_s:g} Gbit/s" if link else "",
+        "sure": bool(link and link.measured),
         "rows": rows,
     }
 
 
-def _topology(plan: dict) -> dict[str, Any]:
+def _topology(plan: Plan) -> dict[str, Any]:
     """The head with its own devices, and a branch for each host that lends some."""
-    own: list[report.Lent] = []
-    branches: dict[str, list[report.Lent]] = {}
-    for row in report.topology(plan):
+    local: list[plan_text.TopologyRow] = []
+    branches: dict[str, list[plan_text.TopologyRow]] = {}
+    for row in plan_text.topology(plan):
         if row.endpoint:
             branches.setdefault(row.host, []).append(row)
         else:
-            own.append(row)
-    if not own and not branches:
-        own = [report.Lent("", "its processor", "", "all layers", None)]
+            local.append(row)
+    if not local and not branches:
+        local = [plan_text.TopologyRow("", "its processor", "", "all layers", None)]
     return {
-        "head": plan["head"]["host"],
-        "url": plan["head"]["url"],
-        "own": own,
+        "head": plan.head.host,
+        "url": plan.head.url,
+        "own": local,
         "branches": [_branch(host, rows) for host, rows in branches.items()],
-        "unused": ", ".join(report.unused(plan)),
+        "unused": plan_text.unused_workers(plan),
     }
 
 
-def _commands(plan: dict) -> list[dict[str, Any]]:
+def _commands(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
             "host": name,
-            "service": service["name"],
-            "lines": report.command_lines(service["process"], service["environment"], ""),
+            "service": service.name,
+            "lines": plan_text.command_lines(service.process, service.environment, ""),
         }
-        for name, host in plan["hosts"].items()
-        for service in host["services"]
+        for name, host in plan.hosts.items()
+        for service in host.services
     ]
 
 
-def _versions(plan: dict) -> list[str]:
+def _versions(plan: Plan) -> list[str]:
     rows = [["host", "build", "backend", "options"]]
-    for name, host in plan["hosts"].items():
-        for build in host["builds"]:
-            options = " ".join(f"{option}={value}" for option, value in sorted(build["cmake_options"].items()))
-            rows.append([name, build["id"], build["backend"], options])
-    return report.table(rows).splitlines() if len(rows) > 1 else []
+    for name, host in plan.hosts.items():
+        for build in host.builds:
+            options = " ".join(f"{option}={value}" for option, value in sorted(build.cmake_options.items()))
+            rows.append([name, build.id, build.backend, options])
+    return plan_text.table(rows).splitlines() if len(rows) > 1 else []
 
 
 def _checks(verified: dict) -> dict[str, Any]:
@@ -133,28 +133,28 @@ def _checks(verified: dict) -> dict[str, Any]:
     return {"rows": rows, "said": f"Of {len(rows)} checks: {said}." if rows else "Nothing was checked."}
 
 
-def _of_plan(plan: dict, changed: list[str] | None, placed: benchmark_page.Placed | None) -> dict[str, Any]:
+def _of_plan(plan: Plan | Refused, changes: Sequence[str], placed: benchmark_page.Placed | None) -> dict[str, Any]:
     """What the template takes of a plan, the names of its parts in ``parts``."""
-    other = report.plan_parts(plan, changed)
+    other = plan_text.plan_parts(plan, changes)
     refused = "Refused" in other
-    view: dict[str, Any] = {"other": other, "refused": plan["reasons"] if refused else []}
+    view: dict[str, Any] = {"other": other, "refused": plan.reasons if refused else []}
     names = [name for name in other if name != "Refused"]
-    if "hosts" in plan:
+    if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
             memory=_memory(plan, placed),
             commands=_commands(plan),
-            advisories=report.advice(plan),
-            speed={"rows": report.speed_rows(plan), "notes": report.speed_notes(plan)},
+            advisories=plan_text.advisories(plan),
+            speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
         )
         other["Versions"] = _versions(plan)
         names += ["Versions"] if other["Versions"] else []
     return {**view, "parts": ["Refused"] * refused + names}
 
 
-def _title(plan: dict | None, verified: dict | None, of_benchmark: dict[str, Any]) -> list[str]:
+def _title(plan: Plan | Refused | None, verified: dict | None, of_benchmark: dict[str, Any]) -> list[str]:
     if plan:
-        return [line.strip() for line in report.plan_title(plan)]
+        return [line.strip() for line in plan_text.plan_title(plan)]
     return [
         of_benchmark["title"]
         if "title" in of_benchmark
@@ -163,8 +163,8 @@ def _title(plan: dict | None, verified: dict | None, of_benchmark: dict[str, Any
 
 
 def page(
-    plan: dict | None,
-    changed: list[str] | None = None,
+    plan: Plan | Refused | None,
+    changes: Sequence[str] = (),
     verified: dict | None = None,
     measured: Benchmark | None = None,
     earlier: Benchmark | None = None,
@@ -172,12 +172,12 @@ def page(
     """HTML of a plan, a refused one too, with what was verified and measured of it.
 
     :param plan: None leaves its parts out.
-    :param changed: of report.changes_of; None leaves that part out.
+    :param changes: what site.yml would change.
     :param verified: of verification.judge.
     :param earlier: a benchmark with which ``measured`` is compared.
     """
-    placed = benchmark_page.memory_of_plan(measured, plan) if measured and plan else None
-    view = _of_plan(plan, changed, placed) if plan else {"parts": [], "other": {}}
+    placed = benchmark_page.memory_of_plan(measured, plan) if measured and isinstance(plan, Plan) else None
+    view = _of_plan(plan, changes, placed) if plan else {"parts": [], "other": {}}
     of_benchmark = benchmark_page.view(measured, earlier) if measured else {"parts": [], "measured": {}}
     before = [name for name in of_benchmark["parts"] if name in MEASURED_BEFORE]
     after = [name for name in of_benchmark["parts"] if name not in MEASURED_BEFORE]

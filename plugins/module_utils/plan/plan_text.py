@@ -1,0 +1,506 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan as text for a person."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    AdvisoryPlan,
+    AuxiliaryModelPlan,
+    DevicePlacement,
+    LinkEstimate,
+    NoFallback,
+    Plan,
+    Refused,
+)
+
+WIDTH = 100
+"""Columns of the page."""
+BAR = 26
+PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
+AUXILIARY = "░"
+"""Of a projector and a draft model."""
+ROLES = {"mmproj": "projector", "draft": "draft model"}
+FREE = "·"
+SHOWN_OF_COMMIT = 12
+SHOWN_DIFFERENCES = 12
+"""Of each host; the JSON of the plan and the run itself name them all."""
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be; the last one is not padded."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip() for row in rows
+    )
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (len(start) - len(start.lstrip()) + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
+    """MiB of a device's weights, kv or compute."""
+    sizes = {"weights": entry.weights_mib, "kv": entry.kv_mib, "compute": entry.compute_mib}
+    return sizes[part]
+
+
+def amount(entry: DevicePlacement, part: str, digits: int = 0) -> str:
+    """The same as text, with ≤ before an upper bound."""
+    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_of(entry, part):.{digits}f}"
+
+
+def overcommitted(entry: DevicePlacement) -> str:
+    """Like «≤ 115 %» where weights, KV cache and compute buffers together exceed what a device can hold, or nothing."""
+    share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
+    return f"≤ {math.ceil(share)} %" if share > 100 else ""
+
+
+def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
+    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
+    whole = max(entry.capacity_mib, entry.total_mib, 1)
+    sizes = {sign: size_of(entry, part) for part, sign in PARTS.items()}
+    sizes[AUXILIARY] = entry.further_mib
+    sizes[FREE] = whole - entry.total_mib
+    columns = {sign: 1 for sign, size in sizes.items() if size > 0}
+    for _more in range(width - len(columns)):
+        columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
+    return "".join(sign * count for sign, count in columns.items())
+
+
+# ------------------------------------------------------------------------------------------------------- before a run
+
+
+def plan_table(plan: Plan) -> str:
+    """Release, model and what each device holds, in MiB."""
+    head, source = plan.head, source_of(plan)
+    builds = sorted({build.id for host in plan.hosts.values() for build in host.builds})
+    lines = [
+        f"  release  {plan.release.ref} ({', '.join(builds)})",
+        f"  model    {plan.model.name}",
+        *(_wrapped("  source   ", source) if source else []),
+        f"  head     {head.host}, {head.url}",
+        *(f"  no cache on {worker}: {why}" for worker, why in _workers_without_cache(plan)),
+        "\n",
+    ]
+    rows = [["device", "host", "layers", "weights", "KV", "compute", "capacity (MiB)"]]
+    if head.cpu.layers:
+        rows.append(["CPU", head.host, str(head.cpu.layers), "", "", "", ""])
+    for entry in plan.placement:
+        layers = f"{entry.layers}{' + output' if entry.output else ''}"
+        sizes = [amount(entry, part, 1) for part in PARTS]
+        rows.append([entry.device, entry.host, layers, *sizes, str(entry.capacity_mib)])
+    return "\n".join(lines) + table(rows) + "\n"
+
+
+def source_of(plan: Plan) -> str:
+    """Where the model's files come from, how many and how large they are, and who fetches them; empty where they are on the head."""
+    model = plan.model
+    if model.fetched_by is None:
+        return ""
+    source = model.source
+    if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
+        source = source.replace(str(model.revision), str(model.revision)[:SHOWN_OF_COMMIT])
+    sizes = [file.bytes for file in model.files]
+    size = f", {sum(map(int, filter(None, sizes))) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
+    return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}, fetched by the {model.fetched_by}"
+
+
+def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
+    """HOST:NAME of each worker that gets all of its layers over the network at each load, and why it caches none of the model's large tensors."""
+    return [
+        (f"{name}:{worker.name}", worker.cache_why)
+        for name, host in plan.hosts.items()
+        for worker in host.workers
+        if plan.model.large_tensor_bytes and worker.used and not worker.cache
+    ]
+
+
+def request_lines(plan: Plan) -> list[str]:
+    """How to ask the server, as a shell takes it."""
+    question = '{"prompt": "Once upon a time", "max_tokens": 32}'
+    if plan.model.known_answer:
+        question = '{"prompt": "", "temperature": 0}'
+    key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
+    return command_lines(["curl", "-s", *key, f"{plan.head.url}/v1/completions", "-d", question], {}, "    ")
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+
+def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
+    """The whole plan, at most WIDTH columns wide where names allow.
+
+    :param changes: what site.yml would change.
+    """
+    lines = plan_title(plan)
+    for title, part in plan_parts(plan, changes).items():
+        lines += ["", title, *part]
+    return "\n".join(["", *lines, ""])
+
+
+def plan_title(plan: Plan | Refused) -> list[str]:
+    if isinstance(plan, Refused):
+        return [f"  {plan.cluster} has no plan"]
+    source, protocol = source_of(plan), plan.release.protocol or "of an unknown version"
+    return [
+        *_wrapped("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {plan.model.name}"),
+        *(_wrapped("  ", f"from {source}") if source else []),
+        f"  with {plan.release.ref}, RPC protocol {protocol}",
+    ]
+
+
+def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
+    """Title → lines of each part of the page that is not empty."""
+    refused = {"Refused": [line for reason in plan.reasons for line in _wrapped("  ", reason)]}
+    if isinstance(plan, Refused):
+        return dict(refused)
+    parts = {
+        "Topology": _topology(plan),
+        "Memory": _memory(plan) if plan.placement or plan.further else [],
+        "Commands": _commands(plan),
+        "Open ports": _ports(plan),
+        "Advisories": _advisories(plan),
+        "Predicted speed": _speed(plan),
+        "What the network adds": _network(plan),
+        "While a worker is away": _fallbacks(plan),
+        "What site.yml would change": changes,
+        **refused,
+    }
+    return {title: lines for title, lines in parts.items() if lines}
+
+
+class TopologyRow(NamedTuple):
+    """A device and what it gets. ``link`` is None where the head drives it itself."""
+
+    host: str
+    device: str
+    endpoint: str
+    layers: str
+    link: LinkEstimate | None
+
+    def link_text(self) -> str:
+        """Kind and time of the link, or nothing."""
+        link = self.link
+        return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' assumed'}" if link else ""
+
+
+def topology(plan: Plan) -> list[TopologyRow]:
+    """All devices with layers in llama-server's order; the head's processor first, where it keeps some beside others."""
+    head = plan.head
+    links = {link.endpoint: link for link in plan.estimate.links}
+    devices = {worker.endpoint: worker.device for host in plan.hosts.values() for worker in host.workers}
+    devices.update({worker.endpoint: f"{worker.backend}, run elsewhere" for worker in plan.external_workers})
+    rows, start = [], head.cpu.layers
+    if start and plan.placement:
+        rows.append(TopologyRow(head.host, "CPU", "", _range(0, start), None))
+    for entry in plan.placement:
+        device, link = (devices[entry.endpoint], links[entry.endpoint]) if entry.endpoint else (entry.device, None)
+        rows.append(TopologyRow(entry.host, device, entry.endpoint or "", _layers(entry, start), link))
+        start += entry.layers
+    return rows
+
+
+def _range(start: int, count: int) -> str:
+    return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
+
+
+def _layers(entry: DevicePlacement, start: int) -> str:
+    """What a device gets, like «layers 4 to 7, output»."""
+    parts = [_range(start, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
+    if not parts:
+        return "tensors that llama_server_override_tensor names" if entry.weights_mib else "no layer"
+    return ", ".join(parts)
+
+
+def unused_workers(plan: Plan) -> str:
+    """Workers that are declared and get no layer."""
+    workers = [
+        f"{name} {worker.device} {worker.endpoint}"
+        for name, host in plan.hosts.items()
+        for worker in host.workers
+        if not worker.used
+    ]
+    workers += [
+        f"{worker.host} {worker.backend} {worker.endpoint}, run elsewhere"
+        for worker in plan.external_workers
+        if not worker.used
+    ]
+    return ", ".join(workers)
+
+
+def _topology(plan: Plan) -> list[str]:
+    head = plan.head
+    rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in topology(plan)]
+    lines = [f"  {head.host}  llama-server, {head.url}"]
+    if rows:
+        rows[-1][0] = "└─"
+        lines += table(rows).splitlines()
+    else:
+        lines.append(f"  └─  the processor of {head.host}, all layers")
+    unused = unused_workers(plan)
+    return lines + (_wrapped("  declared and not used: ", unused) if unused else [])
+
+
+def _memory(plan: Plan) -> list[str]:
+    rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
+    for entry in plan.placement:
+        models = _auxiliary_models_on(plan, entry.device)
+        total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
+        note = "too little" if total > entry.capacity_mib else overcommitted(entry)
+        sizes = [amount(entry, part) for part in PARTS]
+        rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
+        rows += map(_auxiliary_row, models)
+    elsewhere = {model.device for model in plan.further} - {entry.device for entry in plan.placement}
+    for device in sorted(elsewhere, key=str):
+        rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
+        rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
+    signs = {**PARTS, **({"beside the model": AUXILIARY} if plan.further else {})}
+    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
+    return [*table(rows).splitlines(), footer, *uncounted(plan), *reasons(plan)]
+
+
+def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelPlan]:
+    """Projector and draft model that are on a device; None is the head's processor."""
+    return [model for model in plan.further if model.device == device]
+
+
+def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
+    sizes = [f"≤ {size_of(model, part):.0f}" for part in PARTS]
+    return [f"  {ROLES[model.role]}", "", *sizes, "compute assumed" if model.assumed else ""]
+
+
+def auxiliary_models(plan: Plan) -> list[str]:
+    """Projector and draft model, for a page without rows for them."""
+    lines = []
+    for model in plan.further:
+        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PARTS)
+        place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
+        assumed = " (assumed)" if model.assumed else ""
+        lines += _wrapped("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed}")
+    return lines
+
+
+def uncounted(plan: Plan) -> list[str]:
+    """What the sizes of devices do not contain, or nothing."""
+    left_out = {name for entry in plan.placement for name in entry.without}
+    return _wrapped("  without ", ", ".join(sorted(left_out))) if left_out else []
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Why each device gets what it gets, those with the same reason in one line."""
+    devices: dict[str, list[str]] = {}
+    for entry in plan.placement:
+        devices.setdefault(entry.reason, []).append(entry.device)
+    return [line for reason, alike in devices.items() for line in _wrapped("  ", f"{', '.join(alike)}: {reason}")]
+
+
+def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: str = "      ") -> list[str]:
+    """A command as a shell takes it, an option and its value on one line, none longer than the page where that can be."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    for word in map(shlex.quote, argv):
+        if words and words[-1].startswith("-") and " " not in words[-1] and not word.startswith("-"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    lines = [start]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 > WIDTH and lines[-1].strip():
+            lines[-1] += "\\"
+            lines.append(start + "  ")
+        lines[-1] += word + " "
+    return [line.rstrip() for line in lines]
+
+
+def _commands(plan: Plan) -> list[str]:
+    return [
+        line
+        for name, host in plan.hosts.items()
+        for service in host.services
+        for line in (f"  {name}  {service.name}", *command_lines(service.process, service.environment))
+    ]
+
+
+def _ports(plan: Plan) -> list[str]:
+    lines = []
+    for name, host in plan.hosts.items():
+        ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for rule in host.firewall:
+            ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
+        unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
+        closed_by = host.firewall_manager or (unit if host.unit_closes else "")
+        closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
+        for (address, sources), numbers in ports.items():
+            clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            lines += _wrapped("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
+    for worker in plan.external_workers:
+        text = f"{worker.host}  {worker.endpoint}: run elsewhere; who can connect is not known here"
+        lines += _wrapped("  ", text)
+    return lines or ["  none: the workers listen on loopback only"]
+
+
+class AdvisoryText(NamedTuple):
+    """An advisory of some hosts; its title is like «error, accepted: ID on HOST»."""
+
+    title: str
+    severity: str
+    messages: list[str]
+    remedy: str
+    reference: str
+
+
+def advisories(plan: Plan) -> list[AdvisoryText]:
+    """The plan's advisories; those of several hosts that differ in their messages alone are one."""
+    alike: dict[tuple[str, str, str], list[AdvisoryPlan]] = {}
+    for advisory in plan.advisories:
+        title = f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}"
+        alike.setdefault((title, advisory.remedy, advisory.reference), []).append(advisory)
+    texts = []
+    for (title, remedy, reference), entries in alike.items():
+        hosts = ", ".join(dict.fromkeys(host for advisory in entries for host in advisory.hosts))
+        messages = [advisory.message for advisory in entries]
+        texts.append(
+            AdvisoryText(f"{title} on {hosts}" if hosts else title, entries[0].severity, messages, remedy, reference)
+        )
+    return texts
+
+
+def _advisories(plan: Plan) -> list[str]:
+    lines = []
+    for entry in advisories(plan):
+        lines.append(f"  {entry.title}")
+        for text in (*entry.messages, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
+            lines += _wrapped("      ", text)
+    return lines or ["  none"]
+
+
+RATES = {
+    "measured": "measured on their hosts",
+    "table": "taken from a table by name and architecture",
+    "assumed": "assumed for at least one of them",
+}
+
+
+def speed_rows(plan: Plan) -> list[list[str]]:
+    """What is predicted, how much, and what limits it; nothing where the model does not fit."""
+    estimate = plan.estimate
+    if estimate.generation_tokens_per_s is None:
+        return []
+    return [
+        ["generation", f"{estimate.generation_tokens_per_s:g} tokens per second", f"limited by: {estimate.limited_by}"],
+        ["prompts", f"{estimate.prompt_tokens_per_s:g} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
+        ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
+    ]
+
+
+def speed_notes(plan: Plan) -> list[str]:
+    """What the best host alone would do, and what the prediction rests on."""
+    estimate, best = plan.estimate, plan.estimate.best_single_host
+    speed = "does not hold the model"
+    if best.fits:
+        speed = (
+            f"{best.generation_tokens_per_s:g} tokens per second in generation, {best.prompt_tokens_per_s:g} in prompts"
+        )
+    return [
+        f"{best.host} alone: {speed}",
+        f"Rates of devices are {RATES.get(estimate.rates or '', estimate.rates)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
+        "model is assumed. A prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
+    ]
+
+
+def _speed(plan: Plan) -> list[str]:
+    rows = speed_rows(plan)
+    notes = [line for note in speed_notes(plan) for line in _wrapped("  ", note)] if rows else []
+    return [*table(rows).splitlines(), *notes] if rows else []
+
+
+def _network(plan: Plan) -> list[str]:
+    estimate = plan.estimate
+    if not estimate.links:
+        return ["  nothing: no worker is used"]
+    kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
+    ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
+    hosts = list(dict.fromkeys(link.host for link in estimate.links if link.visit_ms is not None))
+    visits = f" Visits to {', '.join(hosts)} cost what was measured (llama_link_visit_ms)." if hosts else ""
+    return _wrapped(
+        "  ",
+        f"{estimate.bound} {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "
+        f"network {estimate.crossings} times, one way {ways}.{visits}",
+    )
+
+
+def _fallbacks(plan: Plan) -> list[str]:
+    """What is served while a used worker is away, a line for each."""
+    rows = [
+        [f"without {entry.without}:", f"fits, {entry.generation_tokens_per_s:g} tokens per second"]
+        for entry in plan.fallbacks
+    ]
+    rows += [[f"without {entry.without}:", _why_no_fallback(entry)] for entry in plan.no_fallback]
+    after = plan.head.fallback_after
+    meaning = f"llama_server_fallback is true: where it fits, that is served after {after} seconds."
+    if after is None:
+        meaning = "llama_server_fallback is false: while one of them is away, nothing is served."
+    return [*table(rows).splitlines(), *_wrapped("  ", meaning)] if rows else []
+
+
+def _why_no_fallback(entry: NoFallback) -> str:
+    missing = entry.missing_mib
+    return f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
+
+
+def changes_of(
+    plan: Plan,
+    restarts: Mapping[str, Sequence[str]],
+    drifts: Mapping[str, Mapping[str, Any]],
+    unasked: Mapping[str, str],
+) -> list[str]:
+    """What an apply would change: each host's releases, differences and restarts.
+
+    :param restarts: host → services that have to be restarted.
+    :param drifts: host → what state.drift found there.
+    :param unasked: host → why it was not compared.
+    """
+    lines = []
+    for name, drift in drifts.items():
+        if not drift["differences"] and not restarts[name]:
+            lines.append(f"  {name}  is as planned")
+            continue
+        lines.append(f"  {name}")
+        planned = {build.id for build in plan.hosts[name].builds}
+        lines += [f"    - runs {build}" for build in drift["running_releases"] if build not in planned]
+        lines += [f"    + {build} would be installed" for build in drift["missing_builds"]]
+        rest = [difference["text"] for difference in drift["differences"] if difference["kind"] != "release"]
+        for text in rest[:SHOWN_DIFFERENCES]:
+            lines += _wrapped("    ~ ", text)
+        if len(rest) > SHOWN_DIFFERENCES:
+            lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
+        if restarts[name]:
+            lines += _wrapped("    ! ", f"would be started: {', '.join(restarts[name])}")
+    for name, reason in unasked.items():
+        lines += _wrapped("  ", f"{name}  was not compared: {reason}")
+    return lines
+
+
+MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
+
+
+def checks_table(checks: list[dict]) -> str:
+    return table([[MARKS[check["status"]], check["name"], check["subject"], check["evidence"]] for check in checks])
