@@ -76,8 +76,8 @@ EXAMPLES = r"""
 - name: Measure the cluster
   llamacpp.cluster.benchmark:
     state: measured
-    plan: "{{ __llama_planned.plan }}"
-    facts: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_facts'))) }}"
+    plan: "{{ __llama_plan }}"
+    facts: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"
 """
 
 RETURN = r"""

@@ -54,8 +54,8 @@ options:
 EXAMPLES = r"""
 - name: Remove what downloads left
   llamacpp.cluster.clean:
-    plan: "{{ __llama_planned.plan.hosts[inventory_hostname] }}"
-    model: "{{ __llama_planned.plan.model }}"
+    plan: "{{ __llama_host_plan }}"
+    model: "{{ __llama_plan.model }}"
     kinds: [parts]
     cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
 """

@@ -43,10 +43,10 @@ EXAMPLES = r"""
 - name: Find out how the host is
   llamacpp.cluster.host_status:
     cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
-    plan: "{{ __llama_planned.plan.hosts[inventory_hostname] }}"
-    model: "{{ __llama_planned.plan.model }}"
-    head: "{{ __llama_planned.plan.head if inventory_hostname == __llama_planned.plan.head.host else omit }}"
-  register: __llama_looked
+    plan: "{{ __llama_host_plan }}"
+    model: "{{ __llama_plan.model }}"
+    head: "{{ __llama_plan.head if inventory_hostname == __llama_plan.head.host else omit }}"
+  register: __llama_host_status
 """
 
 RETURN = r"""

@@ -63,7 +63,7 @@ options:
 EXAMPLES = r"""
 - name: Compute the plan
   llamacpp.cluster.plan:
-    facts: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_facts'))) }}"
+    facts: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"
     path: plan.json
   run_once: true
   register: __llama_planned

@@ -51,13 +51,13 @@ options:
 EXAMPLES = r"""
 - name: Compare the host with its plan
   llamacpp.cluster.host_info:
-    plan: "{{ __llama_planned.plan.hosts[inventory_hostname] }}"
+    plan: "{{ __llama_host_plan }}"
   register: __llama_compared
 
 - name: Decide what has to be changed
   llamacpp.cluster.plan_diff:
-    plan: "{{ __llama_planned.plan }}"
-    answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_compared'))) }}"
+    plan: "{{ __llama_plan }}"
+    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_compared') }}"
   run_once: true
   register: __llama_changes
 """

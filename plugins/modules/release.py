@@ -99,17 +99,17 @@ options:
 EXAMPLES = r"""
 - name: Build the planned release
   llamacpp.cluster.release:
-    release: "{{ __llama_planned.plan.release }}"
-    build: "{{ __llama_build_plan.builds[0] }}"
-    prefix: "{{ __llama_build_plan.prefix }}"
-    cache: "{{ __llama_build_plan.cache }}"
-    services: "{{ __llama_build_plan.services }}"
+    release: "{{ __llama_plan.release }}"
+    build: "{{ __llama_host_plan.builds[0] }}"
+    prefix: "{{ __llama_host_plan.prefix }}"
+    cache: "{{ __llama_host_plan.cache }}"
+    services: "{{ __llama_host_plan.services }}"
     host_name: "{{ inventory_hostname }}"
 
 - name: Remove releases that are no longer needed
   llamacpp.cluster.release:
     state: pruned
-    host: "{{ __llama_build_plan }}"
+    host: "{{ __llama_host_plan }}"
 """
 
 RETURN = r"""

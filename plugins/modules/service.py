@@ -66,8 +66,8 @@ options:
 EXAMPLES = r"""
 - name: Run the workers, and remove what is not planned any more
   llamacpp.cluster.service:
-    host: "{{ __llama_planned.plan.hosts[inventory_hostname] }}"
-    services: "{{ __llama_planned.plan.hosts[inventory_hostname].services | selectattr('kind', 'eq', 'worker') }}"
+    host: "{{ __llama_host_plan }}"
+    services: "{{ __llama_host_plan.services | selectattr('kind', 'eq', 'worker') }}"
     remove: [llamacpp-worker-old]
 
 - name: Stop the head

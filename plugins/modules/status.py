@@ -43,9 +43,9 @@ options:
 EXAMPLES = r"""
 - name: Show how the cluster is
   llamacpp.cluster.status:
-    plan: "{{ __llama_planned.plan }}"
+    plan: "{{ __llama_plan }}"
     heads: "{{ groups.llama_head }}"
-    answers: "{{ dict(ansible_play_hosts_all | zip(ansible_play_hosts_all | map('extract', hostvars, '__llama_looked'))) }}"
+    answers: "{{ ansible_play_hosts_all | llamacpp.cluster.by_host(hostvars, '__llama_host_status') }}"
   run_once: true
 """
 

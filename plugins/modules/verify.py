@@ -76,8 +76,8 @@ options:
 EXAMPLES = r"""
 - name: Verify the cluster
   llamacpp.cluster.verify:
-    plan: "{{ __llama_planned.plan }}"
-    answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_compared'))) }}"
+    plan: "{{ __llama_plan }}"
+    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_compared') }}"
     path: "{{ llama_verify_path | default(omit) }}"
 """
 

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
+PACKAGES = ROLES.parent / "playbooks" / "vars" / "packages.yml"
 CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 RETIRED = "llama_retired"
@@ -61,8 +62,8 @@ def specification() -> dict[str, dict]:
 @functools.cache
 def packages() -> dict[str, dict]:
     """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
-    lists = yaml_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
-    return {"tools": lists["__llama_host_packages"], "llama": lists["__llama_host_packaged"]}
+    lists = yaml_load(PACKAGES.read_text())
+    return {"tools": lists["__llama_tool_packages"], "llama": lists["__llama_cpp_packages"]}
 
 
 @functools.cache

@@ -56,7 +56,7 @@ def look(tmp_path):
 
     include = next(
         task
-        for task in yaml.safe_load((TASKS / "make_plan.yml").read_text())
+        for task in yaml.safe_load((TASKS / "plan.yml").read_text())
         if task.get("ansible.builtin.include_tasks") == "package_list.yml"
     )
 
@@ -68,7 +68,9 @@ def look(tmp_path):
             "vars": {
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
-                "__llama_host_packaged": {},
+                "__llama_cpp_packages": {},
+                "__llama_cluster": "llama_cluster",
+                "__llama_host_facts": "{{ __llama_facts.facts }}",
                 "__llama_list_fetched": True,
                 "llama_host_scope": "user",
             },

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, run_identity
 from support.playbook_runs import ROOT, Operator
-from test_tasks import tasks
+from test_tasks import flat as tasks
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -338,7 +338,7 @@ CHANGES = {
     "ansible.builtin.include_role",
     "ansible.builtin.import_role",
 }
-CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot", "remove_host", "rollback", "retired")}
+CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot_host", "remove_host", "rollback")}
 
 
 def changes_hosts(step):
@@ -350,7 +350,7 @@ def changes_hosts(step):
     return bool(CHANGES & set(step) or CHANGING_FILES & files)
 
 
-READ_ONLY = {"plan.yml", "report.yml", "status.yml", "verify.yml"}
+READ_ONLY = {"check_inventory.yml", "plan.yml", "report.yml", "status.yml", "verify.yml"}
 """Playbooks that change no service that serves; verify.yml holds the lease while it runs instances on the staging ports."""
 
 
@@ -363,7 +363,7 @@ def test_a_playbook_takes_the_lease_before_it_changes_a_host(path):
     changes = [index for index, step in enumerate(steps) if changes_hosts(step)]
     if path.name in READ_ONLY:
         assert not changes
-        before = [*tasks([{"tasks": yaml.safe_load((ROOT / "playbooks/tasks/before_verify.yml").read_text())}])]
+        before = [*tasks([{"tasks": yaml.safe_load((ROOT / "playbooks/tasks/prepare_verify.yml").read_text())}])]
         included = [step.get("ansible.builtin.include_tasks") for step in before]
         assert included.index("lease.yml") < included.index("staging.yml")
     else:

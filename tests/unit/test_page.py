@@ -629,15 +629,3 @@ def test_the_report_of_a_plan_is_its_page(files, plan):
     pages = [str(files / name) for name in ("plan.html", "report.html")]
     output.show_plan(typed(plan), ["  strix1  is as planned"], *pages)
     assert [Path(page).read_text() for page in pages] == [html_page.page(typed(plan), ["  strix1  is as planned"])] * 2
-
-
-def test_every_playbook_that_plans_verifies_or_measures_writes_the_report():
-    said = {
-        path: [
-            line.strip() for line in (ROOT / "playbooks" / path).read_text().splitlines() if "llama_report_path" in line
-        ]
-        for path in ("plan.yml", "tasks/make_plan.yml", "tasks/verify.yml", "report.yml")
-    }
-    assert all(len(lines) == 1 for lines in said.values())
-    for path in ("site.yml", "verify.yml", "benchmark.yml"):
-        assert "tasks/verify.yml" in (ROOT / "playbooks" / path).read_text()

@@ -71,8 +71,8 @@ def test_a_host_is_not_spared_by_fallbacks_without_one_of_its_workers():
 @pytest.mark.programs
 def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
-    tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot.yml"}]
-    said = play(tmp_path, tasks, {"__llama_planned": {"plan": planned}, "__llama_changes": changed(planned)}, "--check")
+    tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
+    said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
     assert "one reboots. The head goes on without one:cpu" in said
     assert "two reboots. The cluster does not answer until it is back: the head serves on no fallback" in said
     assert "spare reboots. Nothing of the cluster is used there." in said
@@ -85,8 +85,10 @@ ALL = object()
 
 def hosts_of(path, named, *arguments):
     """What the first steps of playbooks/reboot.yml print for llama_reboot_hosts."""
-    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
-    tasks = [*yaml.safe_load((ROOT / "playbooks/tasks/reboot_hosts.yml").read_text()), *steps[2:]]
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_causes.yml").read_text())
+    plays = yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text())
+    chosen = next(play["tasks"][0] for play in plays if play["name"] == "Plan")
+    tasks = [chosen, *steps[2:]]
     play = {"hosts": "llama_head:llama_workers", "gather_facts": False, "tasks": tasks}
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
@@ -164,7 +166,7 @@ def test_a_host_that_is_not_there_reboots_nothing(tmp_path, named, arguments, sa
 @pytest.mark.programs
 @pytest.mark.parametrize("needed", [True, False])
 def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
-    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_causes.yml").read_text())
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
     variables = {
@@ -196,9 +198,9 @@ def test_every_reboot_is_the_same_task():
 
 @pytest.mark.programs
 def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
-    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())
     steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]
-    said = play(tmp_path, steps, {"__llama_planned": {"plan": plan()}, "__llama_changes": changed(plan())})
+    said = play(tmp_path, steps, {"__llama_plan": plan(), "__llama_changes": changed(plan())})
     assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said
 
 
@@ -224,7 +226,7 @@ module.exit_json()
 
 def reboots(path, answers):
     """What playbooks/reboot.yml does on each host, its plays of workers and head, where verify answers so; and what it prints."""
-    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())
     reboot, start, _compare, verify = steps[1]["block"]
 
     def stand_in(does, task):
@@ -234,9 +236,11 @@ def reboots(path, answers):
     tried = {**stand_in("verifies", verify), "retries": verify["retries"], "delay": 0}
     steps[1]["block"] = [stand_in("reboots", reboot), stand_in("starts", start), tried]
     plays = [play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if "Reboot" in play["name"]]
+    for play in plays:
+        play["vars_files"] = [str(ROOT / "playbooks" / path) for path in play["vars_files"]]
     for name, content in {
         "library/stand_in.py": STAND_IN,
-        "tasks/reboot.yml": yaml.safe_dump(steps),
+        "tasks/reboot_host.yml": yaml.safe_dump(steps),
         "told.json": json.dumps({"answers": answers, "done": []}),
         "plays.yml": yaml.safe_dump(plays),
         "inventory.yml": yaml.safe_dump(
@@ -289,7 +293,7 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
 
 
 def test_the_next_host_waits_until_the_head_serves_the_whole_plan_again():
-    block = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())[1]["block"]
+    block = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())[1]["block"]
     assert "'fallback' not in __llama_reboot_verified.failing" in block[-1]["until"]
     assert "__llama_reboot_chosen.wait_s" in block[-1]["retries"]
     assert reboot.WAIT_SECONDS >= serving.LONGEST_STEADY_SECONDS + 600

@@ -473,13 +473,3 @@ def test_options_that_cmake_ignored_are_reported(call, printing, warnings):
     assert call(**arguments)["changed"] is False
     (warning,) = warnings
     assert said in warning
-
-
-def test_programs_are_built_and_compared_before_anything_is_stopped():
-    """The release module runs in the play's step Build, and ends the play for every host."""
-    (apply,) = (play for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) if play["name"] == "Apply")
-    names = [task["name"] for task in apply["tasks"]]
-    assert apply["any_errors_fatal"]
-    assert names.index("Build") < min(index for index, name in enumerate(names) if re.match("Stop|Run|Remove", name))
-    tasks = yaml.safe_load((ROOT / "roles/llama_build/tasks/main.yml").read_text())
-    assert all("services" in task["llamacpp.cluster.release"] for task in tasks)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
@@ -226,50 +225,3 @@ def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
     plan = pair.plan(staging=True)
     plan["hosts"]["worker1"]["service_manager"] = manager
     assert place in release_proof.failure(plan, {**NONE, "worker1": "it ended"}, {})
-
-
-# ------------------------------------------------------------------------------------------------------------ the playbook
-
-
-def flat(tasks):
-    for task in tasks:
-        yield task
-        yield from flat(task.get("block", []))
-
-
-def applied():
-    """Tasks of the play Apply by name, in their order."""
-    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
-    (play,) = (play for play in plays if play["name"] == "Apply")
-    return {task["name"]: task for task in flat(play["tasks"])}
-
-
-def test_everything_is_ready_and_proven_before_the_head_stops():
-    names = list(applied())
-    order = [
-        "Build",
-        "Write the files of the plan",
-        "Let programs that replace those of a cluster that serves prove themselves beside it",
-        "Read into memory what starts next",
-        "Stop the head before its model or its workers change",
-        "Run the workers",
-        "Run the head",
-    ]
-    places = [names.index(name) for name in order]
-    assert places == sorted(places)
-
-
-def test_a_cluster_waits_for_no_task_that_can_be_spared():
-    tasks = applied()
-    for name in ("Run the workers", "Run the head"):
-        assert tasks[name]["ansible.builtin.import_role"]["rolespec_validate"] is False
-    for name, kind in (
-        ("Set up direct links", "'link' in"),
-        ("Open ports to those who are planned to connect", "['firewall', 'link']"),
-    ):
-        assert any(kind in condition for condition in tasks[name]["when"])
-
-
-def test_instances_are_removed_whatever_becomes_of_the_proof():
-    (block,) = yaml.safe_load((ROOT / "playbooks" / "tasks" / "staging.yml").read_text())
-    assert [task["name"] for task in block["always"]] == ["Stop the head before its workers", "Remove the instances"]

@@ -1,0 +1,65 @@
+"""How sphinx builds the documentation site: make site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from docutils import nodes
+
+ANSIBLE = "https://docs.ansible.com/projects/ansible-core/devel/"
+LABELS = {
+    "action_plugins": "plugins/action.html#action-plugins",
+    "ansible_configuration_settings": "reference_appendices/config.html#ansible-configuration-settings",
+    "common_return_values": "reference_appendices/common_return_values.html#common-return-values",
+}
+"""Labels of Ansible's documentation that antsibull-docs refers to, and their pages: the site is built without a network."""
+REPOSITORY = "https://github.com/llamacpp-cluster/llamacpp.cluster/blob/main/"
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?)\)")
+
+project = "llamacpp.cluster"
+author = copyright = "llamacpp.cluster contributors"
+extensions = ["myst_parser", "sphinx_antsibull_ext"]
+root_doc = "index"
+html_theme = "sphinx_ansible_theme"
+html_short_title = project
+html_title = project
+html_show_sphinx = False
+html_use_index = False
+html_copy_source = False
+pygments_style = "ansible"
+highlight_language = "text"
+default_role = "any"
+nitpicky = True
+myst_heading_anchors = 4
+
+
+def _outside(docname: str, known: set[str]):
+    """Replaces a link to a file that is no page of the site by its address in the repository."""
+    folder = PurePosixPath(docname).parent
+
+    def replace(link: re.Match[str]) -> str:
+        parts: list[str] = []
+        for part in (folder / link[1]).parts:
+            parts = parts[:-1] if part == ".." else [*parts, part]
+        path = "/".join(parts)
+        return link[0] if path.removesuffix(".md") in known else f"]({REPOSITORY}{path}{link[2]})"
+
+    return replace
+
+
+def _read(app, docname: str, content: list[str]) -> None:
+    if app.env.doc2path(docname, base=False).suffix == ".md":
+        content[0] = LINK.sub(_outside(docname, app.env.found_docs), content[0])
+
+
+def _in_ansible(_app, _env, node, content):
+    """A reference to Ansible's documentation."""
+    if node["reftarget"] in LABELS:
+        return nodes.reference("", "", content, refuri=ANSIBLE + LABELS[node["reftarget"]], internal=False)
+    return None
+
+
+def setup(app) -> None:
+    app.connect("source-read", _read)
+    app.connect("missing-reference", _in_ansible)
