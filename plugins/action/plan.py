@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     runtime,
     server,
     serving,
-    tokens,
     worker,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
@@ -40,7 +39,7 @@ display = Display()
 
 RUNTIME_FILES = [
     completion.RuntimeFile(Path(module.__file__).name, Path(module.__file__).read_bytes(), module.__file__)
-    for module in (runtime, server, worker, progress, serving, tokens, journal, rpc)
+    for module in (runtime, server, worker, progress, serving, journal, rpc)
 ]
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
 

@@ -12,7 +12,7 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds what changes with time. That is uptimes, restarts,
-    memory, temperature and power, room on disks, and on the head what its launcher, llama-server and the last verification say.
+    free memory and disk space, and on the head what its launcher, llama-server and the last verification say.
   - It connects to no worker. Clients of workers are read from the sockets of their own host.
 attributes:
   check_mode:

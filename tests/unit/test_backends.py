@@ -28,7 +28,7 @@ MAY_NAME = {
 """The records, and the traps of one backend."""
 IN_DOCUMENTS = {"cpu": "processor"}
 """Backend → what documents call it, where that is not its name."""
-READ_DEVICES = {"facts/hardware.py", "facts/free_memory.py", "facts/sensors.py", "facts/host.py"}
+READ_DEVICES = {"facts/hardware.py", "facts/resources.py", "facts/host.py"}
 """Parts of module_utils that may name a record: they read the devices of one vendor."""
 
 

@@ -11,8 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from test_status import NOW, TOLD, VERIFIED
 
@@ -28,21 +27,16 @@ llamacpp:n_decode_total 1e+06
 
 
 def test_the_counters_of_llama_server():
-    assert tokens.counters(METRICS) == {
-        "prompt_tokens": 6886.0,
-        "prompt_s": 2903.63,
-        "generated_tokens": 3469.0,
-        "generation_s": 3544.27,
-    }
-    assert tokens.counters(METRICS.replace("6886", "1.2e+06"))["prompt_tokens"] == 1_200_000
-    assert tokens.counters(METRICS.replace("_total 6886", '_total{model="x"} 6886'))["prompt_tokens"] == 6886
+    assert metrics.counters(METRICS) == (6886.0, 2903.63, 3469.0, 3544.27)
+    assert metrics.counters(METRICS.replace("6886", "1.2e+06")).prompt_tokens == 1_200_000
+    assert metrics.counters(METRICS.replace("_total 6886", '_total{model="x"} 6886')).prompt_tokens == 6886
     for odd in (
         "",
         METRICS.replace("3469", "nan"),
         METRICS.replace("2903.63", "-1"),
         METRICS.replace("6886", "9" * 40),
     ):
-        assert tokens.counters(odd) == {}
+        assert metrics.counters(odd) is None
 
 
 @pytest.fixture
@@ -163,21 +157,6 @@ def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypat
     leave(place, serving={**TOLD, "process": os.getpid(), "state": "asleep"})
     assert read(place, head_of(server.server_address[1], argv=["--metrics"]))["head"]["health"]["healthy"]
     assert [path for path, _key in server.RequestHandlerClass.asked] == ["/health"]
-
-
-def test_the_last_hour_follows_from_notes_and_from_what_is_counted_now(place, server, monkeypatch):
-    port = server.server_address[1]
-    notes = [{"time": NOW - 4000, "start": 1, **dict.fromkeys(tokens.COUNTERS, 1.0)}]
-    leave(place, tokens={"process": os.getpid(), "notes": notes}, serving={**TOLD, "process": os.getpid()})
-    monkeypatch.setattr(host_status.time, "time", lambda: NOW)
-    monkeypatch.setattr(host_status.state, "processes", lambda *_place: {os.getpid(): ["x"]})
-    asked = head_of(port, argv=["x", "--metrics"])
-    assert read(place, asked)["head"]["recent"]["generated_tokens"] == 3468
-    leave(place, tokens={"process": 1, "notes": notes})
-    assert read(place, asked)["head"]["recent"] == {**dict.fromkeys(tokens.COUNTERS, 0.0), "seconds": 4000}
-    for odd in ("{", {"process": 1, "notes": [{"time": 1}]}, {"process": 1, "notes": [{**notes[0], "start": "x"}]}):
-        leave(place, tokens=odd)
-        assert read(place, asked)["head"]["recent"] is None
 
 
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):

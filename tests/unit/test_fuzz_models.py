@@ -271,10 +271,10 @@ EVIDENCE = {
     "certificate": {"names": ["a"], "until": "2030", "error": None},
     "completion": {"text": "x", "tokens": 3, "tokens_per_second": 7.5},
 }
-MIB = dict.fromkeys(("total_mib", "free_mib", "shared_total_mib", "shared_free_mib", "celsius", "watts"), 5)
+MIB = dict.fromkeys(("total_mib", "free_mib", "shared_total_mib", "shared_free_mib"), 5)
 LOOKED[HEAD]["condition"]["head"]["serving"]["load"] = EVIDENCE["load"]
 LOOKED[HEAD]["condition"].update(unused=[{"kind": "parts", "path": "/x", "bytes": 1, "age_s": 1, "why": "y"}])
-LOOKED[HEAD]["condition"]["sensors"]["devices"] = [{"name": "GPU", **MIB}]
+LOOKED[HEAD]["condition"]["resources"]["devices"] = [{"name": "GPU", **MIB}]
 
 
 def judge(call):

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, serving, tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from test_rpc import Server, worker
@@ -26,13 +26,12 @@ pytestmark = [
 
 SILENCE = 3.0
 HASTY = """
-import functools, progress, runtime, server, serving, tokens, worker
+import functools, progress, runtime, server, serving, worker
 progress.STOPPED_SECONDS = 0.5
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
 serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
 runtime.RETURN_EVERY = 0.1
-tokens.EVERY_SECONDS = tokens.AGAIN_SECONDS = 0.3
 runtime.run = functools.partial(runtime.run, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)
 raise SystemExit(runtime.main())
@@ -81,13 +80,9 @@ for part in range(8 if how == "loads slowly" else 0):
     held[0].recv(100)
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    answered = 0
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        if self.path == "/metrics" and self.headers["Authorization"] == (sys.argv[-1] == "keys" and "Bearer secret" or None):
-            for name in ("prompt_tokens", "prompt_seconds", "tokens_predicted", "tokens_predicted_seconds"):
-                self.wfile.write(f"llamacpp:{name}_total {Handler.answered}\\n".encode())
         if self.path == "/props" and self.headers["Authorization"] == (sys.argv[-1] == "keys" and "Bearer secret" or None):
             with queue:
                 self.wfile.write(b'{"is_sleeping":true}' if asleep else b'{"is_sleeping":false}')
@@ -110,7 +105,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 held[0].recv(100)
         self.send_response(200)
         self.end_headers()
-        Handler.answered += 1
         self.wfile.write(b"the answer")
     def log_message(self, *a):
         pass
@@ -398,7 +392,7 @@ def test_a_server_that_sleeps_is_left_alone_and_wakes(cluster, monkeypatch, key,
     monkeypatch.chdir(cluster.folder)
     (cluster.folder / "keys").write_text("secret\n")
     held = [a_worker() for _worker in range(workers)]
-    more = ["--sleep-idle-seconds", "1", "--metrics", *(["--api-key-file", "keys"] if key else [])]
+    more = ["--sleep-idle-seconds", "1", *(["--api-key-file", "keys"] if key else [])]
     process = cluster.head("serves", [endpoint for _server, endpoint in held], more=more)
     for _time in range(2):
         until(lambda: cluster.is_now("asleep"))
@@ -571,44 +565,6 @@ def test_a_fallback_that_ended_is_started_again_without_the_wait(cluster):
     assert process.wait(50) == 1
     process = pair.head(after=600)
     lines_until(process, f"model buffer size smaller {pair.first}")
-
-
-def noted(cluster, condition):
-    """The notes of tokens once they fulfil a condition."""
-    path = cluster.state / tokens.FILE
-    notes = []
-
-    def fulfilled():
-        with contextlib.suppress(OSError, ValueError):
-            notes[:] = json.loads(path.read_text())["notes"]
-        return notes and condition(notes)
-
-    until(fulfilled)
-    return notes
-
-
-def test_tokens_are_noted_at_intervals_over_starts(cluster, monkeypatch):
-    first = cluster.head("serves", more=["--metrics"])
-    noted(cluster, lambda notes: len(notes) >= 2)
-    cluster.ask()
-    (start,) = {note["start"] for note in noted(cluster, lambda notes: notes[-1]["generated_tokens"] == 1)}
-    first.terminate()
-    first.wait(20)
-    monkeypatch.chdir(cluster.folder)
-    (cluster.folder / "keys").write_text("secret\n")
-    cluster.head("serves", more=["--metrics", "--api-key-file", "keys"])
-    cluster.client().close()
-    notes = noted(cluster, lambda notes: notes[-1]["generated_tokens"] and notes[-1]["start"] != start)
-    assert {note["start"] for note in notes} == {start, notes[-1]["start"]}
-    assert tokens.of_last_hour(notes, time.time())["generated_tokens"] == 2
-
-
-def test_tokens_are_not_noted_where_nobody_counts_them(cluster):
-    cluster.head("serves")
-    until(lambda: cluster.is_now("serving"))
-    cluster.ask()
-    time.sleep(0.5)
-    assert not (cluster.state / tokens.FILE).exists()
 
 
 def test_two_workers_that_are_away_are_waited_for(cluster):

@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     progress,
     runtime,
     serving,
-    tokens,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
@@ -46,7 +45,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-MODULES = (runtime, llama_server, workers, progress, serving, tokens, journal, rpc)
+MODULES = (runtime, llama_server, workers, progress, serving, journal, rpc)
 QUICK = """
 import functools, runtime
 runtime.run = functools.partial(runtime.run, pause=0.1)
@@ -446,7 +445,7 @@ def test_a_key_of_any_bytes_is_sent_as_it_is(tmp_path, text):
     (tmp_path / "keys").write_bytes(text)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(
-            target=llama_server.metrics,
+            target=llama_server.ask_for_a_token,
             args=(f"http://127.0.0.1:{listener.getsockname()[1]}", ["x", "--api-key-file", str(tmp_path / "keys")]),
             daemon=True,
         ).start()
@@ -706,7 +705,7 @@ def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
 def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
     """One that a signal has stopped, for instance: systemd would wait 30 s for it, in the gap of an upgrade."""
     program = (
-        "import sys; from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker; "
+        "import sys; from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker; "
         f"worker.run([sys.executable, '-c', {DEAF!r}], None, 0)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as launcher:

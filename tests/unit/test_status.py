@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.resources import Device, Disk, Resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
 from test_planning import drifts
@@ -42,8 +43,8 @@ DIFFERENCE = {
 }
 
 
-def sensors(**others):
-    known = {"uptime_s": 270_000, "memory_total_mib": 65536, "memory_free_mib": 20480, "celsius": 54.0, "watts": None}
+def resources(**others):
+    known = {"uptime_s": 270_000, "memory_total_mib": 65536, "memory_free_mib": 20480}
     disk = {"path": "/opt/llamacpp", "total_mib": 900_000, "free_mib": 300_000}
     return {**known, "devices": [], "disks": [disk], **others}
 
@@ -62,14 +63,13 @@ def look(plan, name, drift, **others):
             "verified": dict(VERIFIED),
             "benchmark": "20261122-150000-1a2b3c4d",
             "metrics": None,
-            "recent": None,
         }
     known = {
         "now": NOW,
         "service_states": dict.fromkeys(services, "running"),
         "uptimes_s": dict.fromkeys(services, 11520),
         "restarts": dict.fromkeys(services, 0),
-        "sensors": sensors(),
+        "resources": resources(),
         "head": head,
     }
     return {"changed": False, "drift": drift, "condition": {**known, **others}}
@@ -367,7 +367,6 @@ def test_speed(plan, answers, tmp_path):
         "prompt_tokens_per_s": 400.0,
         "generated_tokens": 900,
         "prompt_tokens": 4000,
-        "seconds": None,
     }
     said = "20 tokens/s in generation, 400 tokens/s in prompts since the server's start (900 generated, 4000 read)"
     assert said in " ".join(shown.split())
@@ -380,29 +379,15 @@ def test_speed(plan, answers, tmp_path):
     assert "no request that ended since the server's start" in shown
 
 
-@pytest.mark.parametrize("seconds, said", [(3600, "hour"), (3890, "hour"), (720, "12 min"), (7200, "2 h")])
-def test_the_speed_is_that_of_the_last_hour(plan, answers, tmp_path, seconds, said):
-    plan["head"]["argv"].append("--metrics")
-    of_head(answers, metrics=dict.fromkeys(COUNTED, 1e9), recent={**COUNTED, "seconds": seconds})
-    told, _error, shown = written(plan, answers, tmp_path)
-    assert told["cluster"]["speed"]["seconds"] == seconds
-    assert f"400 tokens/s in prompts in the last {said} (900 generated, 4000 read)" in " ".join(shown.split())
-    of_head(answers, recent={**dict.fromkeys(COUNTED, 0.0), "seconds": seconds})
-    assert f"no request that ended in the last {said}" in written(plan, answers, tmp_path)[2]
-
-
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
-    device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 312, "celsius": 45.0, "watts": 31.0}
+    device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 312}
     device.update(shared_total_mib=112_640, shared_free_mib=51_200)
     bare = dict.fromkeys(device, None)
-    found = sensors(
-        devices=[device, {**bare, "name": "i915 " + "x" * 60}], memory_free_mib=None, disks=[], celsius=None
-    )
-    answers["worker1"]["condition"]["sensors"] = found
-    answers["head"]["condition"]["sensors"] = sensors(uptime_s=8_000_000, watts=1234.5)
+    found = resources(devices=[device, {**bare, "name": "i915 " + "x" * 60}], memory_free_mib=None, disks=[])
+    answers["worker1"]["condition"]["resources"] = found
     answers["worker1"]["condition"]["restarts"] = {"llamacpp-worker-cpu": 2}
     shown = written(plan, answers, tmp_path)[2]
-    for text in ("0.3 of 0.5 45 31", "of the host's (GTT) 50.0 of 110.0", "? of 64.0", "running, 2 restarts", "x…"):
+    for text in ("0.3 of 0.5", "of the host's (GTT) 50.0 of 110.0", "? of 64.0", "running, 2 restarts", "x…"):
         assert text in " ".join(shown.split()), text
 
 
@@ -420,7 +405,7 @@ ODD = {
     "service_states": [{"a": "dancing"}, [], {"a\x1b": "running"}, {str(number): "running" for number in range(2000)}],
     "uptimes_s": [{"a": "1"}, {"a": -1}],
     "restarts": [{"a": None}],
-    "sensors": [None, {}, sensors(celsius=9999.0), sensors(devices=[{}]), sensors(disks="x"), sensors(watts="\x1b[2J")],
+    "resources": [None, {}, resources(uptime_s=-1), resources(devices=[{}]), resources(disks="x")],
     "head": [{}, {"health": 1}, "x", []],
 }
 
@@ -508,15 +493,14 @@ def test_a_run(tmp_path):
     SCHEMA.validate(told)
     assert [(host["name"], host["reachable"]) for host in told["hosts"]] == [("head", True), ("worker", False)]
     assert told["problems"][0] == "it is not installed"
-    assert told["hosts"][0]["sensors"]["memory_total_mib"] > 0
+    assert told["hosts"][0]["resources"]["memory_total_mib"] > 0
     assert "head (head)" in shown
     assert "changed=1" not in shown
 
 
 def test_the_page_in_the_documentation_is_what_is_shown():
-    devices = [{"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 307, "celsius": 47, "watts": 38}]
-    devices[0].update(shared_total_mib=112_640, shared_free_mib=31_027)
-    known = sensors(devices=devices, memory_total_mib=128_000, memory_free_mib=36_044)
+    device = Device("amdgpu 0000:c5:00.0", 512, 307, 112_640, 31_027)
+    known = Resources(270_000, 128_000, 36_044, (device,), (Disk("/opt/llamacpp", 900_000, 300_000),))
     own = cluster_status.Worker(
         *("llamacpp-worker-vulkan", "192.168.128.13:50052", "vulkan Vulkan0", "7.0.0", True, "running", 259_200, 0),
         ["192.168.128.11"],
@@ -546,7 +530,7 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         load=None,
         verified=cluster_status.Verification(3600, True, [], "b11063"),
         benchmark=None,
-        speed=cluster_status.Speed(20.0, 400.0, 900, 4000, 3600),
+        speed=cluster_status.Speed(20.0, 400.0, 900, 4000),
         speed_reason="",
     )
     shown = cluster_status.page(

@@ -419,42 +419,6 @@ def test_a_release_that_is_built_now_stays(here, monkeypatch):
     assert not (here.prefix / "releases" / ".cpu-new").exists()
 
 
-@pytest.mark.parametrize(
-    "service, started, expected",
-    [
-        ({"state": "running", "pid": 7, "clients": ["192.0.2.1"]}, 7200, True),
-        ({"state": "running", "pid": 7, "clients": ["192.0.2.1"]}, 60, False),
-        ({"state": "running", "pid": 7, "clients": []}, 7200, False),
-        ({"state": "stopped", "pid": None, "clients": []}, 7200, False),
-    ],
-)
-def test_tensors_of_a_model_that_is_not_served_any_more(here, monkeypatch, service, started, expected):
-    """Known as far as the file system notes when files are read, and once the worker of the cache has been given a model."""
-    here.write("state/cache/one/rpc/served", 100, age=DAY)
-    old = here.write("state/cache/one/rpc/old", 900, age=3 * DAY)
-    now = time.time() + 4 * DAY
-    monkeypatch.setattr(state, "service_state", lambda *_arguments: service)
-    monkeypatch.setattr(state, "started_at", lambda _pid: now - started)
-    monkeypatch.setattr(prune.time, "time", lambda: now)
-    recent = here.prefix / "state/cache/one/rpc/served"
-    os.utime(recent, (now - 600, now - 600))
-    found = here.found()
-    assert ("state/cache/one" in found) == expected
-    if expected:
-        assert (found["state/cache/one"].files, found["state/cache/one"].bytes) == (("rpc/old",), 900)
-        here.remove("caches")
-        assert recent.exists()
-    assert old.exists() != expected
-
-
-def test_a_file_system_that_notes_no_reads_says_nothing_of_tensors(here, monkeypatch):
-    here.write("state/cache/one/rpc/old", age=3 * DAY)
-    monkeypatch.setattr(prune, "_loaded_since", lambda *_arguments: time.time() + 9 * DAY)
-    assert "state/cache/one" in here.found()
-    monkeypatch.setattr(prune.os, "statvfs", lambda _path: os.statvfs_result((1,) * 8 + (os.ST_NOATIME, 255)))
-    assert "state/cache/one" not in here.found()
-
-
 @pytest.mark.programs
 def test_the_playbook_says_what_is_wrong_with_the_names_before_it_takes_the_lease(tmp_path):
     (tmp_path / "llamacpp").mkdir()

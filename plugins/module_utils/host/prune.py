@@ -39,10 +39,6 @@ SOURCE = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", re.ASCII)
 GENERATED = re.compile(r"known-answer-.+\.gguf(\..+\.sha256)?", re.ASCII | re.DOTALL)
 END = r"(?![\w.+@-])"
 """After a path that is named whole: what follows is not part of its last name."""
-ATIME_SECONDS = 86400
-"""Linux notes that a file is read at least once in this time (relatime)."""
-LOADED_SECONDS = 3600
-"""So long ago a worker was started whose head is taken to have loaded its model."""
 
 
 class Item(NamedTuple):
@@ -54,8 +50,6 @@ class Item(NamedTuple):
     used: float
     """When it was last written or read, as far as the file system says, in seconds since 1970."""
     why: str
-    files: tuple[str, ...] = ()
-    """Of a folder that stays: the files in it that nothing uses, by their paths in the folder."""
 
 
 class _Size(NamedTuple):
@@ -199,8 +193,8 @@ def find(
     if not alone and _is_fetching(planned["prefix"]):
         kinds = set(kinds) - {MODELS, PARTS}
     items = [item for kind in KINDS if kind in kinds for item in finders[kind](planned, used)]
-    whole = {Path(item.path) for item in items if not item.files}
-    items = [item for item in items if not whole & set(Path(item.path).parents)]
+    paths = {Path(item.path) for item in items}
+    items = [item for item in items if not paths & set(Path(item.path).parents)]
     return sorted(items, key=lambda item: -item.bytes)
 
 
@@ -275,46 +269,10 @@ def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
 
 
 def _caches(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
-    """Tensors of workers that no plan has, and those that the model which is served now does not use."""
+    """Tensors of workers that no plan has."""
     for path in _entries(planned["prefix"], "state", "cache"):
-        if not _is_folder(path):
-            continue
-        if not used.names(path):
+        if _is_folder(path) and not used.names(path):
             yield _item(CACHES, path, "no planned worker and no kept plan uses it")
-        else:
-            yield from _stale(planned, path)
-
-
-def _stale(planned: Mapping[str, Any], cache: Path) -> Iterator[Item]:
-    """Files of a worker's cache that nobody has read since long before the worker was started, though its head loaded a model since then."""
-    started = _loaded_since(planned, cache)
-    if started is None or os.statvfs(cache).f_flag & os.ST_NOATIME:
-        return
-    files, size, last = [], 0, 0.0
-    for place, _folders, inside in os.walk(cache):
-        for path in (os.path.join(place, name) for name in inside):
-            with suppress(FileNotFoundError):  # the worker's launcher removes files, too
-                status = os.lstat(path)
-                touched = max(status.st_atime, status.st_mtime, status.st_ctime)
-                if stat.S_ISREG(status.st_mode) and touched < started - ATIME_SECONDS:
-                    files.append(os.path.relpath(path, cache))
-                    size, last = size + status.st_size, max(last, touched)
-    if files:
-        why = f"{len(files)} tensors that nobody has read since the worker was started"
-        yield Item(CACHES, str(cache), size, last, why, tuple(sorted(files)))
-
-
-def _loaded_since(planned: Mapping[str, Any], cache: Path) -> float | None:
-    """When the worker of a cache was started, where a head uses it and has had the time to load a model; None where that is not known."""
-    running = state.processes(planned["prefix"], planned["account"])
-    for service in planned["services"]:
-        if str(cache) not in service["environment"].values():
-            continue
-        found = state.service_state(service, running, Path(planned["state"]), state.sockets())
-        if found["state"] == "running" and found["clients"]:
-            started = state.started_at(found["pid"])
-            return started if started is not None and time.time() - started > LOADED_SECONDS else None
-    return None
 
 
 def _releases(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
@@ -380,9 +338,7 @@ def _remove(planned: Mapping[str, Any], item: Item) -> None:
     if item.kind == RELEASES and not path.name.startswith("."):
         store.remove_release(planned["prefix"], planned["cache"], path.name)
         return
-    steps = path.relative_to(planned["prefix"]).parts
-    for inside in item.files or ("",):
-        remove_below(planned["prefix"], *steps, *Path(inside).parts)
+    remove_below(planned["prefix"], *path.relative_to(planned["prefix"]).parts)
 
 
 def remove_below(prefix: str, *steps: str) -> None:

@@ -29,14 +29,12 @@ try:
         progress,
         server,
         serving,
-        tokens,
         worker,
     )
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    progress, rpc, journal, serving, server, tokens, worker = (
-        importlib.import_module(name)
-        for name in ("progress", "rpc", "journal", "serving", "server", "tokens", "worker")
+    progress, rpc, journal, serving, server, worker = (
+        importlib.import_module(name) for name in ("progress", "rpc", "journal", "serving", "server", "worker")
     )
 
 HANDSHAKES = "handshakes.json"
@@ -162,13 +160,6 @@ class Chosen(NamedTuple):
         return (self.fallback.name,) if self.fallback else ()
 
 
-def _kept_notes(state: Path) -> list[dict]:
-    try:
-        return tokens.kept_notes(serving.read_json(state / tokens.FILE, tokens.FILE_BYTES))
-    except (OSError, ValueError):
-        return []
-
-
 class Start:
     """One start of the launcher of a head: waits for the workers, starts llama-server, and watches it."""
 
@@ -190,7 +181,6 @@ class Start:
         self.pause = pause
         self.settings = settings
         self.record = serving.Record(state, journal.write_state, journal.say)
-        self.tokens = tokens.Notes(state, _kept_notes(state), journal.write_state)
         self.back = progress.Lasting()
         self.asked = 0.0
 
@@ -310,8 +300,6 @@ class Start:
             serves = serving.ASLEEP if head.asleep else serving.SERVING
             self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
             self.record.served(time.monotonic())
-            if tokens.METRICS_OPTION in chosen.argv:
-                self.tokens.look(head.metrics, time.monotonic())
             if chosen.fallback and self._may_return(head, chosen):
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
                 head.stop()

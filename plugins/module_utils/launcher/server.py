@@ -46,7 +46,7 @@ time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
-METRICS_BYTES, PROPS_BYTES = 64 * 1024, 4 * 1024 * 1024
+PROPS_BYTES = 4 * 1024 * 1024
 SLEEP = "--sleep-idle-seconds"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """In an answer of /props, and in the log (tools/server of 0.3.36)."""
@@ -69,17 +69,6 @@ def healthy(url: str) -> bool:
     """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends. Whose certificate it shows
     is no matter here: nothing is told to it."""
     return bool(re.match(rb"HTTP/1\.\d 200\b", _reply(url, "/health", [], 256, b"\n")))
-
-
-def metrics(url: str, argv: list[str]) -> str:
-    """What llama-server says of itself for monitors; empty where it does not within two seconds.
-
-    :param argv: of llama-server, which names the file of the API keys.
-    """
-    try:
-        return _reply(url, "/metrics", _authorization(argv), METRICS_BYTES).decode("utf-8", "replace")
-    except OSError:  # a key that cannot be read
-        return ""
 
 
 def _reply(
@@ -275,13 +264,6 @@ class Head:
         """Whether llama-server has its port: a key is for nobody else."""
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
-
-    def metrics(self) -> str:
-        """Text of /metrics; empty while it sleeps, and where a key is wanted, and it is not known that llama-server itself would get it."""
-        if self.asleep or self.props:
-            return ""
-        look = self.look()
-        return metrics(self.url, self.argv) if (self._listens(look) if look else API_KEYS not in self.argv) else ""
 
     def _ask_health(self, now: float) -> None:
         if not self.ready or now - self.health[1] >= HEALTH_EVERY:

@@ -38,7 +38,7 @@ ANSWER = {
     ),
     "free_mib": Maybe(Each(Number(-validation.LARGEST))),
 }
-"""What host_info reports of a host, given its part of the plan, as state.drift and free_memory.free_mib return it."""
+"""What host_info reports of a host, given its part of the plan, as state.drift and resources.free_mib return it."""
 SHOWN = 500
 """Characters of a host's error in a message."""
 ANSWERING = ("running", "different")

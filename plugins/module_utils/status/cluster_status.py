@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.resources import Resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 
 SCHEMA = 1
@@ -58,7 +59,7 @@ class Host(NamedTuple):
     installed: bool
     """Whether a service of the collection is defined there."""
     workers: list[Worker]
-    sensors: dict | None
+    resources: Resources | None
     differences: list[dict] | None
     """From its part of the plan, as common.differences defines them; None where it was not compared."""
     unused: list[dict] | None = None
@@ -78,14 +79,12 @@ class Verification(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Averages over the time in which llama-server computed."""
+    """Averages over the time in which llama-server computed, since its start."""
 
     generation_tokens_per_s: float | None
     prompt_tokens_per_s: float | None
     generated_tokens: int
     prompt_tokens: int
-    seconds: int | None
-    """In the last so many; None for those since the start of llama-server."""
 
 
 class Release(NamedTuple):
@@ -173,8 +172,8 @@ def _host(name: str, is_head: bool, plan: Mapping[str, Any] | None, answer: dict
     workers = list(_workers(planned, drift, condition))
     installed = bool(condition["service_states"])
     differences = drift["differences"] if drift else None
-    sensors, unused = condition["sensors"], condition.get("unused")
-    return Host(name, is_head, "", True, installed, workers, sensors, differences, unused)
+    resources = typed_json.parse(Resources, condition["resources"])
+    return Host(name, is_head, "", True, installed, workers, resources, differences, condition.get("unused"))
 
 
 def _serving(planned: str | None, defined: str | None, head: dict) -> tuple[str, str]:
@@ -223,9 +222,9 @@ def _load(plan: Mapping[str, Any] | None, told: Mapping[str, Any]) -> loading.Pr
 
 
 def _speed(head: dict, argv: list[str]) -> tuple[Speed | None, str]:
-    if tokens.METRICS_OPTION not in argv:
-        return None, f"llama-server counts its tokens with llama_server_extra_args: [{tokens.METRICS_OPTION}]"
-    counted = head.get("recent") or head.get("metrics")
+    if metrics.OPTION not in argv:
+        return None, f"llama-server counts its tokens with llama_server_extra_args: [{metrics.OPTION}]"
+    counted = head.get("metrics")
     if not counted:
         return None, "llama-server did not report its counters"
     rates = [
@@ -233,7 +232,7 @@ def _speed(head: dict, argv: list[str]) -> tuple[Speed | None, str]:
         for number, seconds in (("generated_tokens", "generation_s"), ("prompt_tokens", "prompt_s"))
     ]
     generated, read = int(counted["generated_tokens"]), int(counted["prompt_tokens"])
-    return Speed(rates[0], rates[1], generated, read, counted.get("seconds")), ""
+    return Speed(rates[0], rates[1], generated, read), ""
 
 
 def _release(plan: Mapping[str, Any]) -> Release:
@@ -378,7 +377,7 @@ def as_json(value: Any) -> Any:
     """A status as JSON has it: named values become mappings."""
     if hasattr(value, "_asdict"):
         return {name: as_json(part) for name, part in value._asdict().items()}
-    return [as_json(part) for part in value] if isinstance(value, list) else value
+    return [as_json(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 # ------------------------------------------------------------------------------------------------------------------ table
@@ -399,10 +398,6 @@ def _of(free: int | None, total: int | None) -> str:
 
 def _short(text: str, longest: int = LONGEST_NAME) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
 
 
 def _row(start: str, text: str) -> list[str]:
@@ -465,44 +460,35 @@ def _speed_lines(cluster: Cluster) -> list[str]:
         return _row("speed", f"unknown: {cluster.speed_reason}") if cluster.speed_reason else []
     rates = [(speed.generation_tokens_per_s, "generation"), (speed.prompt_tokens_per_s, "prompts")]
     shown = [f"{rate:g} tokens/s in {what}" for rate, what in rates if rate is not None]
-    since = "since the server's start" if speed.seconds is None else f"in the last {_window(speed.seconds)}"
+    since = "since the server's start"
     if not shown:
         return _row("speed", f"no request that ended {since}")
     counted = f"{speed.generated_tokens} generated, {speed.prompt_tokens} read"
     return _row("speed", f"{', '.join(shown)} {since} ({counted})")
 
 
-def _window(seconds: int) -> str:
-    """Notes are five minutes apart, and further where llama-server did not answer."""
-    return "hour" if abs(seconds - tokens.HOUR) <= 2 * tokens.EVERY_SECONDS else units.duration(seconds)
-
-
 def _host_rows(host: Host) -> Iterator[list[str]]:
     role = " (head)" * host.is_head
     name = _short(host.name, LONGEST_NAME - len(role)) + role
-    if host.sensors is None:
-        yield [name, "", "", "", "", "", "could not be examined" if host.reachable else "does not answer"]
+    resources = host.resources
+    if resources is None:
+        yield [name, "", "", "", "could not be examined" if host.reachable else "does not answer"]
         return
-    sensors = host.sensors
-    disk = min((disk["free_mib"] for disk in sensors["disks"] if disk["free_mib"] is not None), default=None)
+    disk = min((disk.free_mib for disk in resources.disks if disk.free_mib is not None), default=None)
     differences = len(_serious(host.differences))
     plan = "not compared" if host.differences is None else f"differs ({differences})" if differences else "as planned"
     yield [
         name,
-        _of(sensors["memory_free_mib"], sensors["memory_total_mib"]),
+        _of(resources.memory_free_mib, resources.memory_total_mib),
         _gib(disk),
-        _figure(sensors["celsius"]),
-        _figure(sensors["watts"]),
-        units.duration(sensors["uptime_s"]),
+        units.duration(resources.uptime_s),
         plan if host.installed else "not installed",
     ]
-    for device in sensors["devices"]:
-        own = _of(device["free_mib"], device["total_mib"])
-        figures = [_figure(device["celsius"]), _figure(device["watts"])]
-        yield [f"  {_short(device['name'], LONGEST_NAME - 2)}", own, "", *figures, "", ""]
-        shared = _of(device["shared_free_mib"], device["shared_total_mib"])
+    for device in resources.devices:
+        yield [f"  {_short(device.name, LONGEST_NAME - 2)}", _of(device.free_mib, device.total_mib), "", "", ""]
+        shared = _of(device.shared_free_mib, device.shared_total_mib)
         if shared:
-            yield ["    of the host's (GTT)", shared, "", "", "", "", ""]
+            yield ["    of the host's (GTT)", shared, "", "", ""]
 
 
 def _worker_rows(host: Host) -> Iterator[list[str]]:
@@ -547,7 +533,7 @@ def _unused_lines(hosts: list[Host]) -> Iterator[str]:
 
 
 def page(status: Status) -> str:
-    """The status for a person, at most report.WIDTH columns wide where names allow."""
+    """The status for a person, at most plan_text.WIDTH columns wide where names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
     notes = [line for host in status.hosts for line in _difference_lines(host)]
@@ -556,9 +542,7 @@ def page(status: Status) -> str:
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _row("problem", problem)]
     lines += [*_cluster_lines(status), ""]
-    lines += plan_text.table(
-        [["host", "memory free, GiB", "disk free, GiB", "°C", "W", "up", "plan"], *hosts]
-    ).splitlines()
+    lines += plan_text.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
     if workers:
         head = ["worker", "host", "device, protocol", "up", "client", "state"]
         lines += ["", *plan_text.table([head, *workers]).splitlines()]

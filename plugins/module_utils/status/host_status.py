@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, sensors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime, tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 
 ASK_SECONDS = 1.0
@@ -35,30 +36,12 @@ TOLD = {
 """The form of names.SERVING."""
 VERIFIED = {"time": Number(), "passed": bool, "failed": [LINE], "release": Text()}
 """The form of what verify leaves on the head."""
-COUNTED = {name: Number(real=True) for name in tokens.COUNTERS}
-NOTES = {"process": Number(), "notes": [{"time": Number(), "start": Number(), **COUNTED}]}
-"""The form of tokens.FILE."""
-MIB, CELSIUS, WATTS = (Maybe(Number(most=1 << 40)), Maybe(Number(-50, 200, real=True)), Maybe(Number(real=True)))
-SENSORS = {"celsius": CELSIUS, "watts": WATTS}
 CONDITION = {
     "now": Number(),
     "service_states": Each(("running", "failed", "stopped")),
     "uptimes_s": Each(Maybe(Number())),
     "restarts": Each(Number()),
-    "sensors": {
-        "uptime_s": Maybe(Number()),
-        "memory_total_mib": MIB,
-        "memory_free_mib": MIB,
-        **SENSORS,
-        "devices": [
-            {
-                "name": Text(),
-                **{f"{part}_mib": MIB for part in ("total", "free", "shared_total", "shared_free")},
-                **SENSORS,
-            }
-        ],
-        "disks": [{"path": Text(longest=4096), "total_mib": MIB, "free_mib": MIB}],
-    },
+    "resources": typed_json.shape(resources.Resources),
     "head": Maybe(
         {
             "health": Maybe({"healthy": bool, "said": LINE}),
@@ -68,8 +51,7 @@ CONDITION = {
             "ends": {"number": Number(), "how": LINE, "log": [LINE]},
             "verified": Maybe(VERIFIED),
             "benchmark": Maybe(Text(records.ID)),
-            "metrics": Maybe(COUNTED),
-            "recent": Maybe({**COUNTED, "seconds": Number()}),
+            "metrics": Maybe(typed_json.shape(metrics.Counters)),
         }
     ),
     "unused": Maybe(prune.FORM),
@@ -95,16 +77,16 @@ def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | N
         health = verification.wait_for_health(head["own_url"], 0, certificate, ASK_SECONDS)
     except ValueError as error:
         return {"health": {"healthy": False, "said": validation.printable(error)}, "metrics": None}
-    counted: dict[str, float] = {}
-    if health["healthy"] and not asleep and tokens.METRICS_OPTION in head["argv"]:
+    counted = None
+    if health["healthy"] and not asleep and metrics.OPTION in head["argv"]:
         with suppress(OSError):  # a key that cannot be read
             counted = _counted(head, running, account, certificate)
-    return {"health": health, "metrics": counted or None}
+    return {"health": health, "metrics": typed_json.dump(counted)}
 
 
 def _counted(
     head: dict[str, Any], running: dict[int, list[str]], account: str | None, certificate: bytes | None
-) -> dict[str, float]:
+) -> metrics.Counters | None:
     address, key = head["own_url"].split("//", 1)[1], verification.first_key(head["api_key_file"])
     place, port = address.rsplit(":", 1)
 
@@ -112,7 +94,7 @@ def _counted(
         return state.stranger_at(place, int(port), running, account) if key else None
 
     reply = reading.ask(address, "/metrics", ASK_SECONDS, None, key, objection, certificate)
-    return tokens.counters(reply.text) if reply.status == 200 else {}
+    return metrics.counters(reply.text) if reply.status == 200 else None
 
 
 def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
@@ -133,7 +115,6 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
         asked = _asked(head, running, place["account"], asleep)
     return {
         **asked,
-        "recent": _recent(folder, told["process"] if told and current else None, asked["metrics"]),
         "serving": told,
         "current": current,
         "waits_for": verification.waits_for(verification.handshakes(folder / runtime.HANDSHAKES)["workers"]),
@@ -141,19 +122,6 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
         "verified": verified,
         "benchmark": records.last(place["prefix"]),
     }
-
-
-def _recent(folder: Path, process: int | None, counted: Mapping[str, float] | None) -> dict[str, float] | None:
-    """What llama-server computed within the last hour.
-
-    :param process: its launcher.
-    :param counted: its counters at this moment.
-    """
-    noted, now = _read(folder / tokens.FILE, NOTES), time.time()
-    notes = noted["notes"] if noted else []
-    if noted and notes and counted and noted["process"] == process:
-        notes = [*notes, {**counted, "time": int(now), "start": notes[-1]["start"]}]
-    return tokens.of_last_hour(notes, now)
 
 
 def _unused(planned: dict[str, Any], model: dict[str, Any]) -> list[dict] | None:
@@ -193,7 +161,7 @@ def read(
             "service_states": manager.state(defined),
             "uptimes_s": {name: None if at is None else max(0, int(now - at)) for name, at in started.items()},
             "restarts": manager.restarts(defined),
-            "sensors": sensors.read([place["prefix"], place["cache"]]),
+            "resources": typed_json.dump(resources.read([place["prefix"], place["cache"]])),
             "head": _head(place, head),
             "unused": _unused(planned, model) if planned and model else None,
         },

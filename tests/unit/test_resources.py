@@ -1,0 +1,74 @@
+"""Free memory and disk space of a host, from files as kernels write them and from what nvidia-smi prints."""
+
+import os
+import time
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
+
+DRM = "sys/class/drm/renderD{number}/device"
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def graphics(number, **sizes):
+    """Files of a graphics device, with its sizes in bytes."""
+    return {f"{DRM.format(number=number)}/mem_info_{name}": size for name, size in sizes.items()}
+
+
+def test_graphics_inside_an_amd_processor(tmp_path):
+    """As docs/hardware.md's Strix Halo has it: little memory of its own, and most of the host's by GTT."""
+    files = graphics(128, vram_total=512 << 20, vram_used=200 << 20, gtt_total=110 << 30, gtt_used=60 << 30)
+    files[f"{DRM.format(number=128)}/uevent"] = "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:c5:00.0"
+    files[f"{DRM.format(number=129)}/uevent"] = "DRIVER=virtio-pci"
+    (device,) = resources.amd(write(tmp_path, files))
+    assert device == resources.Device("amdgpu 0000:c5:00.0", 512, 312, 110 * 1024, 50 * 1024)
+
+
+def test_nvidia():
+    listing = "143771, 140000\n[N/A], [N/A]\nNo devices were found\n"
+    first, second = resources.nvidia(listing)
+    assert first == resources.Device("CUDA0", 143771, 140000)
+    assert second == resources.Device("CUDA1", None, None)
+
+
+def test_the_host(tmp_path):
+    write(tmp_path, {"proc/uptime": "3601.45 9.99", "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   2097152 kB"})
+    found = resources.read(["/"], tmp_path, lambda argv: "")
+    assert (found.uptime_s, found.memory_free_mib, found.devices) == (3601, 2048, ())
+    assert found.memory_total_mib > 0
+    bare = resources.read([], tmp_path / "none", lambda argv: "")
+    assert (bare.uptime_s, bare.memory_free_mib, bare.disks) == (None, None, ())
+
+
+def test_free_memory_is_named_as_workers_name_devices(tmp_path):
+    files = {"proc/meminfo": "MemAvailable:   1048576 kB"}
+    files.update(graphics(128, vram_total=16 << 30, vram_used=4 << 30))
+    files.update(graphics(129, vram_total=8 << 30, vram_used=0))
+    found = resources.free_mib(write(tmp_path, files), lambda argv: "90000, 80123\n[N/A], [N/A]\n9, 1\n")
+    assert found == {"CPU": 1024, "CUDA0": 80123, "CUDA2": 1, "ROCm0": 12288, "ROCm1": 8192}
+    assert resources.free_mib(tmp_path / "none", lambda argv: "") == {}
+
+
+def test_a_disk_is_shown_once(tmp_path):
+    (disk,) = resources.disks([str(tmp_path / "not" / "there"), str(tmp_path)])
+    assert disk.path == str(tmp_path / "not" / "there")
+    assert 0 <= disk.free_mib <= disk.total_mib
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(resources, "DISK_SECONDS", 0.05)
+    monkeypatch.setattr(os, "statvfs", lambda _path: time.sleep(2))
+    assert resources.disks(["/"]) == (resources.Disk("/", None, None),)
+
+    def fail(_seconds, _work):
+        raise PermissionError
+
+    monkeypatch.setattr(reading, "within", fail)
+    assert resources.disks(["/x"]) == (resources.Disk("/x", None, None),)
