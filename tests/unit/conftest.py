@@ -1,6 +1,7 @@
 """Hosts and plans that the tests of planning and verification start from."""
 
 import copy
+import functools
 import gc
 import importlib.util
 import json
@@ -68,6 +69,12 @@ def refused(cluster, refusal):
     return typed_json.dump(planner.refused(cluster, refusal))
 
 
+@functools.cache
+def defaults():
+    """Of the operator's variables."""
+    return {variable: option.get("default") for variable, option in inventory.specification().items()}
+
+
 class Cluster:
     """Builds the input of entry.read; variables and facts are set per host before the plan is made."""
 
@@ -76,20 +83,22 @@ class Cluster:
         self.model = {}
 
     def add(self, name, *groups, address="192.0.2.1", facts=None, **variables):
-        spec = inventory.specification()
-        defaults = {variable: copy.deepcopy(option.get("default")) for variable, option in spec.items()}
         self.hosts[name] = {
             "groups": list(groups),
             "unknown_variables": {},
             "ansible_host": address,
             "facts": {**copy.deepcopy(FACTS), **(facts or {})},
-            "variables": {**defaults, "llama_release": RELEASE, **variables},
+            "variables": {
+                **{name: copy.copy(value) for name, value in defaults().items()},
+                "llama_release": RELEASE,
+                **variables,
+            },
         }
         return self
 
     def plan(self, staging=False, schema=SCHEMA):
         try:
-            hosts = cluster_inputs.settle("llama_cluster", copy.deepcopy(self.hosts))
+            hosts = cluster_inputs.settle("llama_cluster", self.hosts)
             plan = make(cluster_inputs.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)

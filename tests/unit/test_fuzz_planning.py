@@ -11,9 +11,10 @@ from unittest import mock
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -224,7 +225,7 @@ def plan(monkeypatch):
             assert validation.is_plain(result["msg"])
         else:
             SCHEMA.validate(result["plan"])
-            assert html_page.page(result["plan"], [])
+            assert html_page.page(typed_json.parse(Plan, result["plan"]), [])
         return result
 
     return run
