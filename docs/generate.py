@@ -20,12 +20,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
 LINE = 160
 """Characters of a line of JSON."""
-SCHEMAS = {"plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused)}
+SCHEMAS = {
+    "plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused),
+    "status": ("Status of llamacpp.cluster", status_types.Status),
+}
 """Name of a schema in docs → its title, and the types whose JSON it describes."""
 ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark"]
 
@@ -129,6 +133,8 @@ def described_type(hint: object, definitions: dict[str, dict]) -> dict:
         return {"type": "array", "items": described_type(typed_json.inner(bare), definitions)}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": described_type(typed_json.inner(bare), definitions)}
+    if origin is typing.Literal:
+        limits = typing.get_args(bare)
     if type(limits) is tuple:
         return {"enum": list(limits)}
     if isinstance(limits, Number) and limits.least == limits.most:

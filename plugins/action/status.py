@@ -11,10 +11,12 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
@@ -27,15 +29,15 @@ def _last(answer: Any, facts: Any) -> Any:
     return answer if asked else facts
 
 
-def _readable(plan: Mapping[str, Any] | None, name: str, answer: Any) -> dict:
-    """What a host returned; where it has another form than host_status gives it, ``msg`` alone, which says so."""
+def _read(plan: Mapping[str, Any] | None, name: str, answer: Any) -> tuple[Answer, dict[str, Any]]:
+    """What a host said, and what of it can be compared with the plan. Where it has another form than host_status gives it, that is all it said."""
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         found = answer if isinstance(answer, Mapping) else {}
         words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
-        said = validation.printable(words, changes.SHOWN)
-        return {"msg": said or "it was not asked", "unreachable": bool(found.get("unreachable"))}
-    problem = validation.problem("condition", answer["condition"])
-    problem = problem or validation.mismatch("condition", answer["condition"], host_status.CONDITION)
+        said = validation.printable(words, changes.SHOWN) or "it was not asked"
+        return Answer(said=said, reachable=not found.get("unreachable")), {"msg": said}
+    given = answer["condition"]
+    problem = validation.problem("condition", given) or typed_json.problem("condition", given, types.Condition)
     try:
         if problem:
             raise Refusal(
@@ -44,9 +46,9 @@ def _readable(plan: Mapping[str, Any] | None, name: str, answer: Any) -> dict:
         if plan:
             answer = changes.check({"hosts": {name: plan["hosts"][name]}}, {name: answer})[name]
     except Refusal as refusal:
-        return {"msg": str(refusal), "unreachable": False}
-    seen = validation.complete(answer["condition"], host_status.CONDITION)
-    return {"condition": seen, **({"drift": answer["drift"]} if answer.get("drift") else {})}
+        return Answer(said=str(refusal)), {"msg": str(refusal)}
+    condition = validation.complete(given, typed_json.shape(types.Condition))
+    return Answer(typed_json.parse(types.Condition, condition)), {"drift": answer.get("drift")}
 
 
 class ActionModule(ActionBase):
@@ -67,17 +69,20 @@ class ActionModule(ActionBase):
         given = arguments["plan"]
         plan = None if given["refused"] else given
         unplanned = " ".join(given["reasons"]) if given["refused"] else ""
-        answers = {
-            name: _readable(plan, name, _last(answer, arguments["facts"].get(name)))
+        read = {
+            name: _read(plan, name, _last(answer, arguments["facts"].get(name)))
             for name, answer in arguments["answers"].items()
         }
-        drifts = changes.compare(plan, answers, build_registry.recorded(plan)).drifts if plan else {}
-        other = rollback_report.other_plan(plan, drifts) if plan else None
-        found = cluster_status.of_cluster(given["cluster"], arguments["heads"], plan, unplanned, answers, drifts, other)
-        shown = cluster_status.as_json(found)
+        compared = {name: reported for name, (_answer, reported) in read.items()}
+        drifts = changes.compare(plan, compared, build_registry.recorded(plan)).drifts if plan else {}
+        answers = {name: answer._replace(drift=drifts.get(name)) for name, (answer, _reported) in read.items()}
+        other = (rollback_report.other_plan(plan, drifts) if plan else None) or ""
+        typed = typed_json.parse(Plan, plan) if plan else None
+        found = cluster_status.of_cluster(given["cluster"], arguments["heads"], typed, answers, unplanned, other)
+        shown = typed_json.dump(found)
         if arguments["path"]:
             output.write("llama_status_path", arguments["path"], json.dumps(shown, indent=2) + "\n")
-        display.display(cluster_status.page(found))
+        display.display(status_text.text_of(found))
         if found.problems:
             why = "; ".join(found.problems)
             return {"failed": True, "msg": f"{given['cluster']} is not healthy: {why}."}

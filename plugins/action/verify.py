@@ -155,12 +155,14 @@ class _Loads:
     """What was seen of a load: the rate that is shown is counted from one line to the next."""
 
     def __init__(self, plan: dict) -> None:
-        self.expected = loading.expected_of(plan)
-        self.load: dict | None = None
-        self.last: dict | None = None
+        """:param plan: whole, or what a rollback has of it, without a placement."""
+        self.expected = loading.expected_of(typed_json.parse(Plan, plan) if plan.get("placement") else None)
+        self.load: loading.LoadRecord | None = None
+        self.last: loading.LoadRecord | None = None
 
     def see(self, evidence: dict) -> None:
-        self.load = evidence.get("load")
+        load = evidence.get("load")
+        self.load = typed_json.parse(loading.LoadRecord, load) if load else None
 
     def shown(self) -> None:
         self.last = self.load

@@ -63,7 +63,7 @@ condition:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 
@@ -81,8 +81,11 @@ def main():
         no_log=True,
     )
     with errors.reported(module, *state.ERRORS):
-        result = host_status.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head", "model")))
-    module.exit_json(changed=False, **result)
+        drift, condition = host_status.read(
+            *(module.params[name] for name in ("cluster", "scope", "plan", "head", "model"))
+        )
+    found = {"drift": drift} if drift else {}
+    module.exit_json(changed=False, condition=typed_json.dump(condition), **found)
 
 
 if __name__ == "__main__":

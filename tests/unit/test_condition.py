@@ -7,11 +7,11 @@ import socket
 import threading
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from test_status import NOW, TOLD, VERIFIED
 
@@ -56,8 +56,8 @@ def head_of(port, **others):
 
 
 def read(place, head=None):
-    found = json.loads(json.dumps(host_status.read("llama_cluster", "user", None, head)))["condition"]
-    assert validation.mismatch("", found, host_status.CONDITION) is None
+    found = json.loads(json.dumps(typed_json.dump(host_status.read("llama_cluster", "user", None, head)[1])))
+    assert typed_json.problem("", found, types.Condition) is None
     return found
 
 
@@ -190,9 +190,9 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     monkeypatch.setattr(
         host_status.state, "drift", lambda part: given.append(part) or {"services": {"a": {"pid": os.getpid()}}}
     )
-    found = host_status.read("llama_cluster", "system", {**planned, **place}, None)
+    _drift, condition = host_status.read("llama_cluster", "system", {**planned, **place}, None)
     assert given[0]["knocks"] == []
-    assert 0 <= found["condition"]["uptimes_s"]["a"] < 100_000
+    assert 0 <= condition.uptimes_s["a"] < 100_000
 
 
 @pytest.mark.parametrize("key", ["scope", "service_manager", "prefix", "cache", "units"])

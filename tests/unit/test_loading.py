@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 
 ONE, TWO = "192.0.2.11:50052", "192.0.2.12:50052"
@@ -14,19 +15,19 @@ EXPECTED = loading.Expected({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, cached=False)
 
 
 def load_of(seconds, one, two, read=None):
-    return {"seconds": seconds, "read": read, "sent": {ONE: one, TWO: two}}
+    return loading.LoadRecord(seconds, read, {ONE: one, TWO: two})
 
 
 def test_what_a_plan_has_on_each_device(pair):
     plan = pair.plan()
-    expected = loading.expected_of(plan)
+    expected = loading.expected_of(typed_json.parse(Plan, plan))
     used = {entry["endpoint"]: entry["weights_mib"] for entry in plan["placement"] if entry["endpoint"]}
     assert set(expected.workers) == set(used)
     assert all(expected.workers[endpoint] == round(mib * 1024 * 1024) for endpoint, mib in used.items())
     assert expected.own == round(plan["head"]["cpu"]["weights_mib"] * 1024 * 1024) > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert loading.expected_of(pair.plan()).cached
-    assert loading.expected_of({"head": plan["head"]}) == loading.Expected({}, 0, cached=False)
+    assert loading.expected_of(typed_json.parse(Plan, pair.plan())).cached
+    assert loading.expected_of(None) == loading.Expected({}, 0, cached=False)
 
 
 @pytest.mark.parametrize(
@@ -51,21 +52,21 @@ def test_what_a_person_is_shown():
         f"1.2 of 4.0 GB to worker {ONE}, 0.0 of 2.0 GB to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
     small = loading.Expected({ONE: 80_000_000}, 0, cached=True)
-    load = {"seconds": 4, "read": None, "sent": {ONE: 20_000_000}}
+    load = loading.LoadRecord(4, None, {ONE: 20_000_000})
     assert loading.sentence(loading.progress_of(load, small)) == (
         f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
     )
 
 
 def test_where_the_kernel_lends_no_sockets_what_is_known_is_shown():
-    load = {"seconds": 10, "read": 3 * GB, "sent": {}}
+    load = loading.LoadRecord(10, 3 * GB, {})
     shown = loading.sentence(loading.progress_of(load, EXPECTED))
     assert shown == (
         "what workers have got is not known, since the kernel lends no sockets, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
     )
-    nothing = loading.progress_of({"seconds": 10, "read": None, "sent": {}}, EXPECTED)
+    nothing = loading.progress_of(loading.LoadRecord(10, None, {}), EXPECTED)
     assert loading.sentence(nothing) == "what workers have got is not known, since the kernel lends no sockets"
-    partly = loading.progress_of({"seconds": 10, "read": None, "sent": {ONE: GB}}, EXPECTED)
+    partly = loading.progress_of(loading.LoadRecord(10, None, {ONE: GB}), EXPECTED)
     assert f"? of 2.0 GB to worker {TWO}" in loading.sentence(partly)
 
 
@@ -98,7 +99,7 @@ def test_a_part_of_a_plan_names_the_workers_that_got_something():
     ],
 )
 def test_what_the_launcher_wrote_is_believed_in_its_form_alone(tmp_path, change):
-    said = {"state": "loading", "process": 42, "load": {**load_of(1.5, 2, 3), "more": "x"}}
+    said = {"state": "loading", "process": 42, "load": {**load_of(1.5, 2, 3)._asdict(), "more": "x"}}
     (tmp_path / names.SERVING).write_text(json.dumps(said))
     assert loading.load_in(tmp_path, [42]) == load_of(1.5, 2, 3)
     (tmp_path / names.SERVING).write_text(json.dumps({**said, **change}))
@@ -137,7 +138,7 @@ def evidence(load=None, healthy=False):
 
 
 def test_a_load_of_less_than_ten_seconds_shows_nothing(pair, monkeypatch):
-    waiting = Waiting(monkeypatch, pair.plan(), [evidence(load_of(5, 1, 1)), evidence(healthy=True)], 4.9)
+    waiting = Waiting(monkeypatch, pair.plan(), [evidence(load_of(5, 1, 1)._asdict()), evidence(healthy=True)], 4.9)
     assert waiting.collect(600)["health"]["healthy"]
     assert waiting.lines == []
 

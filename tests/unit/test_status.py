@@ -12,10 +12,9 @@ import jsonschema_rs
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.resources import Device, Disk, Resources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, host_status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
 from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +42,7 @@ DIFFERENCE = {
 }
 
 
-def resources(**others):
+def resources_of(**others):
     known = {"uptime_s": 270_000, "memory_total_mib": 65536, "memory_free_mib": 20480}
     disk = {"path": "/opt/llamacpp", "total_mib": 900_000, "free_mib": 300_000}
     return {**known, "devices": [], "disks": [disk], **others}
@@ -69,7 +68,7 @@ def look(plan, name, drift, **others):
         "service_states": dict.fromkeys(services, "running"),
         "uptimes_s": dict.fromkeys(services, 11520),
         "restarts": dict.fromkeys(services, 0),
-        "resources": resources(),
+        "resources": resources_of(),
         "head": head,
     }
     return {"changed": False, "drift": drift, "condition": {**known, **others}}
@@ -335,14 +334,13 @@ def test_another_build_than_the_recorded_one(plan, answers, tmp_path, monkeypatc
     assert "is not the one that the controller recorded" in told["hosts"][1]["differences"][0]["text"]
 
 
-def test_another_plan_than_that_of_the_inventory(plan, answers):
+def test_another_plan_than_that_of_the_inventory(plan, answers, tmp_path, monkeypatch):
     """As after a rollback."""
-    drifts_of = {name: answer["drift"] for name, answer in answers.items()}
     other = "The inventory plans release b2, but plan 1 with release b1 serves."
-    found = cluster_status.of_cluster("llama_cluster", ["head"], plan, "", answers, drifts_of, other)
-    SCHEMA.validate(cluster_status.as_json(found))
-    assert found.problems == [other.rstrip(".")]
-    assert f"problem   {other.rstrip('.')}" in cluster_status.page(found)
+    monkeypatch.setattr(action.rollback_report, "other_plan", lambda _plan, _drifts: other)
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert (told["other"], told["problems"]) == (other, [other.rstrip(".")])
+    assert f"problem   {other.rstrip('.')}" in shown
 
 
 def test_the_last_verification_failed(plan, answers, tmp_path):
@@ -382,10 +380,10 @@ def test_speed(plan, answers, tmp_path):
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
     device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 312}
     device.update(shared_total_mib=112_640, shared_free_mib=51_200)
-    bare = dict.fromkeys(device, None)
-    found = resources(devices=[device, {**bare, "name": "i915 " + "x" * 60}], memory_free_mib=None, disks=[])
-    answers["worker1"]["condition"]["resources"] = found
-    answers["worker1"]["condition"]["restarts"] = {"llamacpp-worker-cpu": 2}
+    bare = {**dict.fromkeys(device, None), "name": "i915 " + "x" * 60}
+    worker = answers["worker1"]["condition"]
+    worker["resources"] = resources_of(devices=[device, bare], memory_free_mib=None, disks=[])
+    worker["restarts"] = {"llamacpp-worker-cpu": 2}
     shown = written(plan, answers, tmp_path)[2]
     for text in ("0.3 of 0.5", "of the host's (GTT) 50.0 of 110.0", "? of 64.0", "running, 2 restarts", "x…"):
         assert text in " ".join(shown.split()), text
@@ -405,7 +403,13 @@ ODD = {
     "service_states": [{"a": "dancing"}, [], {"a\x1b": "running"}, {str(number): "running" for number in range(2000)}],
     "uptimes_s": [{"a": "1"}, {"a": -1}],
     "restarts": [{"a": None}],
-    "resources": [None, {}, resources(uptime_s=-1), resources(devices=[{}]), resources(disks="x")],
+    "resources": [
+        None,
+        {},
+        resources_of(memory_free_mib=-1),
+        resources_of(devices=[{}]),
+        resources_of(disks="\x1b[2J"),
+    ],
     "head": [{}, {"health": 1}, "x", []],
 }
 
@@ -448,11 +452,6 @@ def test_a_drift_of_another_form(plan, answers, tmp_path):
 )
 def test_durations(seconds, text):
     assert units.duration(seconds) == text
-
-
-def test_the_form_of_a_condition_is_that_of_a_host_that_is_well(answers):
-    for answer in answers.values():
-        assert validation.mismatch("", answer["condition"], host_status.CONDITION) is None
 
 
 def playbook(tmp_path, *options):
@@ -498,42 +497,46 @@ def test_a_run(tmp_path):
     assert "changed=1" not in shown
 
 
+def test_nothing_but_looking_is_done():
+    used = {"ansible.builtin.include_vars", "ansible.builtin.include_tasks", "ansible.builtin.import_tasks"}
+    used |= {f"llamacpp.cluster.{name}" for name in ("host_info", "model", "plan", "host_status", "status")}
+    for name in ("look", "plan_kept", "look_at_head", "facts"):
+        for task in yaml.safe_load((ROOT / "playbooks" / "tasks" / f"{name}.yml").read_text()):
+            assert used.intersection(task), (name, task)
+
+
 def test_the_page_in_the_documentation_is_what_is_shown():
-    device = Device("amdgpu 0000:c5:00.0", 512, 307, 112_640, 31_027)
-    known = Resources(270_000, 128_000, 36_044, (device,), (Disk("/opt/llamacpp", 900_000, 300_000),))
-    own = cluster_status.Worker(
+    device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 307}
+    device.update(shared_total_mib=112_640, shared_free_mib=31_027)
+    known = resources_of(devices=[device], memory_total_mib=128_000, memory_free_mib=36_044)
+    resources = typed_json.parse(types.resources.Resources, known)
+    own = types.WorkerStatus(
         *("llamacpp-worker-vulkan", "192.168.128.13:50052", "vulkan Vulkan0", "7.0.0", True, "running", 259_200, 0),
-        ["192.168.128.11"],
+        ("192.168.128.11",),
     )
     why = "Failed to connect to the host via ssh: ssh: connect to host 192.168.128.12 port 22: No route to host"
-    hosts = [
-        cluster_status.Host("strix0", True, "", True, True, [], known, [], []),
-        cluster_status.Host("strix1", False, why, False, False, [], None, None),
-        cluster_status.Host("strix2", False, "", True, True, [own], known, [], []),
-    ]
-    lost = cluster_status.Restart(600, "lost worker 192.168.128.12:50052: llama-server is started again")
-    cluster = cluster_status.Cluster(
+    hosts = (
+        types.HostStatus("strix0", True, "", True, True, (), resources, ()),
+        types.HostStatus("strix1", False, why, False, False, (), None, None),
+        types.HostStatus("strix2", False, "", True, True, (own,), resources, ()),
+    )
+    cluster = types.ClusterStatus(
         name="llama_cluster",
         state="fallback",
         detail="",
         head="strix0",
         url="http://192.168.128.11:8080",
         model="gpt-oss 120B",
-        planned=cluster_status.Release("b11063", 11063, "7.0.0"),
-        running_builds=["b11063-vulkan-a154adb8"],
+        planned=types.ReleaseStatus("b11063", 11063, "7.0.0"),
+        running_builds=("b11063-vulkan-a154adb8",),
         as_planned=None,
         uptime_s=480,
         restarts=1,
-        last_restarts=[lost],
-        without=["strix1:cpu"],
-        waiting_for=[],
-        load=None,
-        verified=cluster_status.Verification(3600, True, [], "b11063"),
-        benchmark=None,
-        speed=cluster_status.Speed(20.0, 400.0, 900, 4000),
-        speed_reason="",
+        last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: llama-server is started again"),),
+        without=("strix1:cpu",),
+        verified=types.VerificationStatus(3600, True, (), "b11063"),
+        speed=types.SpeedStatus(20.0, 400.0, 900, 4000),
     )
-    shown = cluster_status.page(
-        cluster_status.Status(1, 0, cluster, hosts, "", "", cluster_status._problems(cluster, hosts, ""))
-    )
+    problems = cluster_status.problems_of(cluster, hosts)
+    shown = status_text.text_of(types.Status(types.SCHEMA, 0, cluster, hosts, "", "", problems))
     assert shown.strip("\n") in (ROOT / "docs" / "operating.md").read_text()

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, downloaded
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, types
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
 from model_server import SHA, SIZE
 from support.rollbacks import completed, record_of, serve
@@ -113,7 +113,7 @@ def test_what_nothing_uses_is_listed_with_its_size_and_age(here):
     }
     assert [item.bytes for item in found.values()] == sorted((item.bytes for item in found.values()), reverse=True)
     told = prune.as_dicts(list(found.values()))
-    assert validation.mismatch("", told, prune.FORM) is None
+    assert all(typed_json.problem("", entry, types.UnusedFile) is None for entry in told)
     assert 9 * DAY <= told[0]["age_s"] < 9 * DAY + 600
     assert set(here.found(["parts"])) == {"models/owner-repo-0123abcd/Q8_0.gguf.part", "models/broken-89abcdef"}
 
@@ -487,15 +487,15 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
 def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     old_things(here)
     monkeypatch.setattr(state, "drift", lambda _planned: {"services": {}})
-    found = host_status.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"]
-    assert {entry["kind"] for entry in found} == set(prune.KINDS)
-    assert host_status.read("llama_cluster", "user", here.host, None)["condition"]["unused"] is None
+    found = host_status.read("llama_cluster", "user", here.host, None, here.model)[1].unused
+    assert {entry.kind for entry in found} == set(prune.KINDS)
+    assert host_status.read("llama_cluster", "user", here.host, None)[1].unused is None
 
     def refuse(*_arguments):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(prune, "_measure", refuse)
-    assert host_status.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"] is None
+    assert host_status.read("llama_cluster", "user", here.host, None, here.model)[1].unused is None
 
 
 def entry(kind, size, age):

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What differs between a host and its part of the plan, as data: programs decide by the kind, people read the text."""
 
-from __future__ import annotations
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from typing import Literal, NamedTuple, get_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 
 Kind = Literal[
     "account",
@@ -28,11 +28,14 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Difference(NamedTuple):
-    """``subject`` is the name or path of what differs, ``text`` a sentence without its full stop."""
+    """A difference from the plan."""
 
     kind: Kind
-    subject: str
-    text: str
+    """by which programs decide"""
+    subject: Annotated[str, Text(longest=4096)]
+    """name or path of what differs"""
+    text: Annotated[str, Text(longest=8192)]
+    """for people: a sentence without its full stop"""
 
     def as_dict(self) -> dict[str, str]:
         """As host_info reports it: ``{"kind", "subject", "text"}``."""

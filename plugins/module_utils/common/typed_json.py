@@ -159,6 +159,8 @@ def shape(hint: Any) -> Any:
         return [shape(inner(bare))]
     if origin in (dict, Mapping):
         return Each(shape(inner(bare)))
+    if origin is typing.Literal:
+        return typing.get_args(bare)
     return bool if bare is bool else limits or _SHAPES[bare]
 
 

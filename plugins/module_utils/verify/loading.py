@@ -3,22 +3,37 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How far a model is loaded: what the head's launcher writes of it, beside what the plan has on each device."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB, amount, duration
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
-FORM = Maybe({"seconds": Number(real=True), "read": Maybe(Number()), "sent": Each(Number())})
-"""Of ``load`` in names.SERVING: the fields of launcher/progress.py's Load. Null while no model is loaded, and where the kernel says nothing."""
-SAID = {"state": Text(), "process": Number(), "load": FORM}
 FILE_BYTES = 1024 * 1024
 LEAST_SECONDS = 0.001
 """Of which a rate can be told."""
+
+
+class LoadRecord(NamedTuple):
+    """How far llama-server has loaded its model, as its launcher counts it (Load in launcher/progress.py)."""
+
+    seconds: float
+    """since its start"""
+    read: Optional[int]
+    """bytes of files; null where the kernel does not say"""
+    sent: Mapping[str, int]
+    """endpoint → bytes that its host has acknowledged"""
+
+
+class _Launcher(NamedTuple):
+    """Of names.SERVING, what is read here."""
+
+    state: Annotated[str, Text()]
+    process: int
+    load: Optional[LoadRecord]
 
 
 class Expected(NamedTuple):
@@ -32,29 +47,37 @@ class Expected(NamedTuple):
     """Whether a worker keeps tensors: what it has already is not sent."""
 
 
-class Worker(NamedTuple):
+class WorkerProgress(NamedTuple):
+    """How much of the model a worker has."""
+
     endpoint: str
-    sent_bytes: int | None
-    """None where the kernel does not say it."""
-    planned_bytes: int | None
+    """of the worker"""
+    sent_bytes: Optional[int]
+    """that its host has acknowledged; null where the kernel does not say it"""
+    planned_bytes: Optional[int]
+    """of its weights; null where there is no plan"""
 
 
 class Progress(NamedTuple):
+    """How far the model is loaded."""
+
     seconds: float
-    """Since llama-server was started."""
-    read_bytes: int | None
-    """Of files."""
-    planned_bytes: int | None
-    """Of the whole model."""
-    workers: list[Worker]
-    bytes_per_s: int | None
-    left_s: int | None
-    """None where nothing has moved, or it is not known how much is missing."""
+    """since llama-server was started"""
+    read_bytes: Optional[int]
+    """of files"""
+    planned_bytes: Optional[int]
+    """of the whole model"""
+    workers: tuple[WorkerProgress, ...]
+    """in the order of the plan"""
+    bytes_per_s: Optional[int]
+    """null where nothing has moved"""
+    left_s: Optional[int]
+    """null where nothing has moved, or it is not known how much is missing"""
     at_most: bool
-    """Whether ``left_s`` may be less, since workers may have tensors in their caches."""
+    """whether less may be left, since workers may have tensors in their caches"""
 
 
-def load_in(folder: Path, launchers: Collection[int]) -> dict[str, Any] | None:
+def load_in(folder: Path, launchers: Collection[int]) -> Optional[LoadRecord]:
     """What one of these launchers wrote of a load that goes on; None where there is none, or where it cannot be believed.
 
     :param folder: of the head's launcher.
@@ -63,65 +86,62 @@ def load_in(folder: Path, launchers: Collection[int]) -> dict[str, Any] | None:
         said = reading.read_object(folder / names.SERVING, FILE_BYTES)
     except (OSError, ValueError):
         return None
-    shown = {name: said.get(name) for name in SAID}
-    if validation.problem("", shown) or validation.mismatch("", shown, SAID):
+    shown = {name: said.get(name) for name in _Launcher._fields}
+    if validation.problem("", shown) or typed_json.problem("", shown, _Launcher):
         return None
-    shown = validation.complete(shown, SAID)
-    if shown["state"] != "loading" or shown["process"] not in launchers or not shown["load"]:
-        return None
-    return {name: shown["load"][name] for name in ("seconds", "read", "sent")}
+    launcher = typed_json.parse(_Launcher, shown)
+    return launcher.load if launcher.state == "loading" and launcher.process in launchers else None
 
 
-def expected_of(plan: Mapping[str, Any]) -> Expected:
-    """:param plan: whole, or a head's part."""
-    placement = plan.get("placement") or []
+def expected_of(plan: Optional[Plan]) -> Expected:
+    """:param plan: None where it is not known, or only the head's part of it."""
+    if not plan or not plan.placement:
+        return Expected({}, 0, cached=False)
     workers: dict[str, int] = {}
-    own = round((plan["head"].get("cpu") or {}).get("weights_mib", 0) * MIB) if placement else 0
-    for entry in placement:
-        size = round(entry["weights_mib"] * MIB)
-        if entry["endpoint"]:
-            workers[entry["endpoint"]] = workers.get(entry["endpoint"], 0) + size
+    own = round((plan.head.cpu.weights_mib if plan.head.cpu else 0) * MIB)
+    for entry in plan.placement:
+        size = round(entry.weights_mib * MIB)
+        if entry.endpoint:
+            workers[entry.endpoint] = workers.get(entry.endpoint, 0) + size
         else:
             own += size
-    known = [worker for host in plan.get("hosts", {}).values() for worker in host.get("workers", ())]
-    cached = any(worker.get("cache") and worker["endpoint"] in workers for worker in known)
-    return Expected(workers, own, cached)
+    known = [worker for host in plan.hosts.values() for worker in host.workers]
+    return Expected(workers, own, any(worker.cache and worker.endpoint in workers for worker in known))
 
 
-def _done(load: Mapping[str, Any], expected: Expected) -> int:
+def _done(load: LoadRecord, expected: Expected) -> int:
     """Bytes that are where they belong. What was read and not sent is taken for the head's own."""
-    sent = {endpoint: min(size, expected.workers.get(endpoint, size)) for endpoint, size in load["sent"].items()}
+    sent = {endpoint: min(size, expected.workers.get(endpoint, size)) for endpoint, size in load.sent.items()}
     if expected.workers and not sent:
-        return min(load["read"] or 0, expected.own + sum(expected.workers.values()))
-    own = max(0, (load["read"] or 0) - sum(sent.values()))
+        return min(load.read or 0, expected.own + sum(expected.workers.values()))
+    own = max(0, (load.read or 0) - sum(sent.values()))
     return sum(sent.values()) + min(own, expected.own)
 
 
-def progress_of(load: Mapping[str, Any], expected: Expected, before: Mapping[str, Any] | None = None) -> Progress:
-    """
-    :param load: of the form FORM.
-    :param before: an earlier one of the same start, from which on the rate is counted.
-    """
+def progress_of(load: LoadRecord, expected: Expected, before: Optional[LoadRecord] = None) -> Progress:
+    """:param before: an earlier one of the same start, from which on the rate is counted."""
     whole = expected.own + sum(expected.workers.values())
-    endpoints = expected.workers or load["sent"]
-    if before and before["seconds"] >= load["seconds"]:
+    endpoints = expected.workers or load.sent
+    if before and before.seconds >= load.seconds:
         before = None
-    seconds = load["seconds"] - (before["seconds"] if before else 0)
+    seconds = load.seconds - (before.seconds if before else 0)
     moved = _done(load, expected) - (_done(before, expected) if before else 0)
     rate = round(moved / seconds) if seconds >= LEAST_SECONDS and moved > 0 else None
     missing = whole - _done(load, expected)
     return Progress(
-        round(load["seconds"], 1),
-        load["read"],
+        round(load.seconds, 1),
+        load.read,
         whole or None,
-        [Worker(endpoint, load["sent"].get(endpoint), expected.workers.get(endpoint)) for endpoint in endpoints],
+        tuple(
+            WorkerProgress(endpoint, load.sent.get(endpoint), expected.workers.get(endpoint)) for endpoint in endpoints
+        ),
         rate,
         round(missing / rate) if rate and missing > 0 else None,
         expected.cached,
     )
 
 
-def _part(done: int | None, whole: int | None) -> str:
+def _part(done: Optional[int], whole: Optional[int]) -> str:
     """«1.2 of 4.1 GB», «80 of 300 MB», «? of 4.1 GB», «1.2 GB»."""
     large = max(done or 0, whole or 0) >= GB
     figure = f"{done / GB:.1f}" if large and done is not None else "?" if done is None else f"{done / MB:.0f}"

@@ -13,11 +13,11 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import VERIFIED, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
@@ -201,7 +201,7 @@ def connections_by_rdma(log: str) -> int:
     return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))
 
 
-def certificate_of(head: dict) -> bytes | None:
+def certificate_of(head: Mapping[str, Any]) -> bytes | None:
     """The certificate that the server is to show; None where it speaks HTTP.
 
     :raises ValueError: its file has none, or cannot be read.
@@ -335,7 +335,7 @@ def remedy(plan: dict, waiting: list[str]) -> str:
 def _load(folder: Path, launchers: Collection[int]) -> dict:
     """``load`` of the evidence, where the launcher says how far the model is loaded."""
     load = loading.load_in(folder, launchers)
-    return {"load": load} if load else {}
+    return {"load": typed_json.dump(load)} if load else {}
 
 
 def collect(plan: dict, seconds: float) -> dict:
@@ -443,7 +443,7 @@ EVIDENCE = {
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
-    "load": loading.FORM,
+    "load": typed_json.shape(Optional[loading.LoadRecord]),
     "fallback": Maybe({"name": Text(), "since": Number()}),
     "certificate": Maybe({"names": Maybe(LINES), "until": Maybe(LINES[0]), "error": Maybe(LINES[0])}),
 }

@@ -1,0 +1,192 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A status as text for the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
+
+LAST_RESTARTS = 3
+"""That are shown; the JSON has all that the launcher keeps."""
+SHOWN_DIFFERENCES = 6
+"""Of each host; the JSON has all."""
+STATES = {
+    "silent": "does not answer as a server",
+    "starting": "is started again",
+    "fallback": "serves on a fallback",
+    fallback.ASLEEP: "asleep (a request wakes it)",
+}
+"""States of a cluster that are shown in other words."""
+LABEL, LONGEST_NAME = 10, 24
+"""Columns of the names on the left, and of names in tables: longer ones end in an ellipsis."""
+
+
+def _gib(mib: int | None) -> str:
+    return "" if mib is None else f"{mib / 1024:.1f}"
+
+
+def _of(free: int | None, total: int | None) -> str:
+    if free is None:
+        return f"? of {_gib(total)}" if total is not None else ""
+    return f"{_gib(free)} of {_gib(total)}" if total is not None else _gib(free)
+
+
+def _short(text: str, longest: int = LONGEST_NAME) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _row(start: str, text: str) -> list[str]:
+    """A name and a text, which goes on below itself."""
+    return textwrap.wrap(
+        text,
+        plan_text.WIDTH,
+        initial_indent=f"  {start.ljust(LABEL)}",
+        subsequent_indent=" " * (LABEL + 2),
+        break_on_hyphens=False,
+    ) or [f"  {start}"]
+
+
+def _cluster_lines(status: types.Status) -> list[str]:
+    cluster = status.cluster
+    since = f" for {units.duration(cluster.uptime_s)}" if cluster.uptime_s is not None else ""
+    without = f" without {', '.join(cluster.without)}" * bool(cluster.without)
+    lines = [*_row("state", f"{STATES.get(cluster.state, cluster.state)}{without}{since}")]
+    if cluster.load:
+        lines += _row("loaded", loading.sentence(cluster.load))
+    if cluster.url:
+        lines += [
+            *_row("url", cluster.url),
+            *_row("model", cluster.model or ""),
+            *_row("release", _release_text(cluster)),
+        ]
+    if cluster.verified:
+        verified = cluster.verified
+        result = "passed" if verified.passed else "failed"
+        lines += _row("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
+    elif cluster.state not in ("unknown", "not installed"):
+        lines += _row("verified", "never, as far as the head knows")
+    if cluster.benchmark:
+        lines += _row("benchmark", f"{cluster.benchmark} is the last one")
+    if cluster.restarts:
+        lines += _row("restarts", f"{cluster.restarts} of llama-server")
+        for restart in cluster.last_restarts[:LAST_RESTARTS]:
+            lines += _row("", f"{units.duration(restart.age_s)} ago: {restart.text}")
+    return lines + _speed_lines(cluster)
+
+
+def _speed_lines(cluster: types.ClusterStatus) -> list[str]:
+    speed, since = cluster.speed, "since the server's start"
+    if not speed:
+        return _row("speed", f"unknown: {cluster.speed_reason}") if cluster.speed_reason else []
+    rates = [(speed.generation_tokens_per_s, "generation"), (speed.prompt_tokens_per_s, "prompts")]
+    shown = [f"{rate:g} tokens/s in {what}" for rate, what in rates if rate is not None]
+    if not shown:
+        return _row("speed", f"no request that ended {since}")
+    counted = f"{speed.generated_tokens} generated, {speed.prompt_tokens} read"
+    return _row("speed", f"{', '.join(shown)} {since} ({counted})")
+
+
+def _release_text(cluster: types.ClusterStatus) -> str:
+    planned = cluster.planned
+    if not planned:
+        return ""
+    build = f"build {planned.build}, " if planned.build else ""
+    text = f"{planned.ref} ({build}RPC protocol {planned.protocol or 'unknown'})"
+    judged = {
+        True: "all hosts are as planned",
+        False: "not all hosts are as planned",
+        None: "not all hosts were compared",
+    }
+    runs = f"; runs {', '.join(cluster.running_builds)}" * bool(cluster.running_builds)
+    return f"{text}, {judged[cluster.as_planned]}{runs}"
+
+
+def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
+    role = " (head)" * host.is_head
+    name = _short(host.name, LONGEST_NAME - len(role)) + role
+    if host.resources is None:
+        yield [name, "", "", "", "could not be examined" if host.reachable else "does not answer"]
+        return
+    found = host.resources
+    disk = min((disk.free_mib for disk in found.disks if disk.free_mib is not None), default=None)
+    differences = len(cluster_status.serious(host))
+    plan = "not compared" if host.differences is None else f"differs ({differences})" if differences else "as planned"
+    yield [
+        name,
+        _of(found.memory_free_mib, found.memory_total_mib),
+        _gib(disk),
+        units.duration(found.uptime_s),
+        plan if host.installed else "not installed",
+    ]
+    for device in found.devices:
+        name = f"  {_short(device.name, LONGEST_NAME - 2)}"
+        yield [name, _of(device.free_mib, device.total_mib), "", "", ""]
+        shared = _of(device.shared_free_mib, device.shared_total_mib)
+        if shared:
+            yield ["    of the host's (GTT)", shared, "", "", ""]
+
+
+def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
+    for worker in host.workers:
+        state = worker.state + ", not used" * (worker.used is False)
+        restarts = f", {worker.restarts} restarts" if worker.restarts else ""
+        device = " ".join(filter(None, (worker.device, worker.protocol)))
+        clients = ", ".join(worker.clients)
+        yield [
+            worker.endpoint or _short(worker.service),
+            _short(host.name, 16),
+            _short(device),
+            units.duration(worker.uptime_s),
+            _short(clients, 16),
+            state + restarts,
+        ]
+
+
+def _difference_lines(host: types.HostStatus) -> Iterator[str]:
+    serious = cluster_status.serious(host) if host.installed else []
+    for entry in serious[:SHOWN_DIFFERENCES]:
+        yield from _row("", f"{host.name}: {entry.text}")
+    if len(serious) > SHOWN_DIFFERENCES:
+        yield from _row("", f"{host.name}: and {len(serious) - SHOWN_DIFFERENCES} more")
+
+
+def _unused_lines(hosts: Sequence[types.HostStatus]) -> Iterator[str]:
+    """A line for each host that has something on its disk which nothing uses."""
+    for host in hosts:
+        by_kind: dict[str, list[types.UnusedFile]] = {}
+        for entry in host.unused or ():
+            by_kind.setdefault(entry.kind, []).append(entry)
+        texts = [
+            f"{units.amount(sum(entry.bytes for entry in entries))} of {kind} ({len(entries)}, the newest unused for "
+            f"{units.duration(min(entry.age_s for entry in entries))})"
+            for kind, entries in by_kind.items()
+        ]
+        if texts:
+            yield from _row("unused", f"{host.name}: {', '.join(texts)}")
+    if any(host.unused for host in hosts):
+        yield from _row("", "playbooks/clean.yml removes what llama_clean names")
+
+
+def text_of(status: types.Status) -> str:
+    """The status for a person, at most plan_text.WIDTH columns wide where names allow."""
+    hosts = [row for host in status.hosts for row in _host_rows(host)]
+    workers = [row for host in status.hosts for row in _worker_rows(host)]
+    notes = [line for host in status.hosts for line in _difference_lines(host)]
+    notes += _unused_lines(status.hosts)
+    health = "healthy" if not status.problems else "NOT HEALTHY"
+    lines = ["", f"  {status.cluster.name}  {health}"]
+    lines += [line for problem in status.problems for line in _row("problem", problem)]
+    lines += [*_cluster_lines(status), ""]
+    lines += plan_text.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
+    if workers:
+        head = ["worker", "host", "device, protocol", "up", "client", "state"]
+        lines += ["", *plan_text.table([head, *workers]).splitlines()]
+    return "\n".join([*lines, *([""] if notes else []), *notes, ""])

@@ -1,0 +1,298 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a host and a cluster are at this moment. Sizes are in MiB and times in seconds, where names do not say otherwise."""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
+
+SCHEMA = 2
+Line = Annotated[str, Text(longest=2000)]
+Word = Annotated[str, Text()]
+Path = Annotated[str, Text(longest=4096)]
+
+
+class Event(NamedTuple):
+    """A line of the launcher."""
+
+    time: int
+    """since 1970"""
+    text: Line
+    """what happened"""
+
+
+class LauncherState(NamedTuple):
+    """What the head's launcher reports (state/serving.json)."""
+
+    state: Annotated[str, fallback.STATES]
+    """what it does"""
+    without: tuple[Word, ...]
+    """workers that the fallback leaves out"""
+    since: int
+    """seconds since 1970"""
+    process: int
+    """of llama-server's parent"""
+    time: int
+    """when it was written"""
+    waiting_for: tuple[Word, ...]
+    """endpoints"""
+    restarts: int
+    """of llama-server"""
+    last: tuple[Event, ...]
+    """lines of this kind, the oldest first"""
+    load: Optional[loading.LoadRecord] = None
+    """while it loads"""
+
+
+class Ends(NamedTuple):
+    """How llama-server ended."""
+
+    number: int
+    """so often"""
+    how: Line
+    """the last time"""
+    log: tuple[Line, ...]
+    """its last lines then"""
+
+
+class VerifiedRecord(NamedTuple):
+    """What the last verification left on the head."""
+
+    time: int
+    """since 1970"""
+    passed: bool
+    """whether no check failed"""
+    failed: tuple[Line, ...]
+    """checks that failed"""
+    release: Word
+    """that ran"""
+
+
+class Health(NamedTuple):
+    """What llama-server answers."""
+
+    healthy: bool
+    """whether it is ready"""
+    said: Line
+    """why not"""
+
+
+class HeadCondition(NamedTuple):
+    """What is known on the head."""
+
+    health: Optional[Health]
+    """null where nobody knows where to ask"""
+    serving: Optional[LauncherState]
+    """null where the launcher left nothing that can be used"""
+    current: bool
+    """whether that launcher runs"""
+    waits_for: tuple[Line, ...]
+    """workers that did not shake hands, a sentence for each"""
+    ends: Ends
+    """of llama-server"""
+    verified: Optional[VerifiedRecord]
+    """null where it was never verified"""
+    benchmark: Optional[Annotated[str, Text(records.ID)]]
+    """id of the last one that the head keeps"""
+    metrics: Optional[Counters]
+    """of llama-server; null where it does not count, or sleeps"""
+
+
+NOTHING_KNOWN = HeadCondition(None, None, False, (), Ends(0, "", ()), None, None, None)
+
+
+class UnusedFile(NamedTuple):
+    """What nothing uses on a disk."""
+
+    kind: Annotated[str, prune.KINDS]
+    """of `llama_clean`"""
+    path: Path
+    """of a file or a folder"""
+    bytes: int
+    """size"""
+    age_s: int
+    """since it was last used"""
+    why: Line
+    """why nothing uses it"""
+
+
+class Condition(NamedTuple):
+    """How a host is, read there."""
+
+    now: int
+    """its clock, since 1970"""
+    service_states: Mapping[str, Annotated[str, ("running", "failed", "stopped")]]
+    """service → as its manager knows it"""
+    uptimes_s: Mapping[str, Optional[int]]
+    """planned service → since its process started"""
+    restarts: Mapping[str, int]
+    """service → by its manager, where it counts them"""
+    resources: resources.Resources
+    """memory and disks"""
+    head: Optional[HeadCondition] = None
+    """of a head"""
+    unused: Optional[tuple[UnusedFile, ...]] = None
+    """null where that was not looked for"""
+
+
+class WorkerStatus(NamedTuple):
+    """A worker of a host; device, protocol and used are of the plan, null where there is none."""
+
+    service: str
+    """its name"""
+    endpoint: Optional[str]
+    """where the head reaches it"""
+    device: Optional[str]
+    """backend and device"""
+    protocol: Optional[str]
+    """of its release"""
+    used: Optional[bool]
+    """whether the head uses it"""
+    state: str
+    """running, stopped, failed, waiting; different: with another command line or environment; foreign: something else has its port"""
+    uptime_s: Optional[int]
+    """of its process"""
+    restarts: Optional[int]
+    """by the service manager itself, where it counts them (systemd)"""
+    clients: tuple[str, ...]
+    """addresses that are connected to its port"""
+
+
+class HostStatus(NamedTuple):
+    """A host of the cluster."""
+
+    name: str
+    """in the inventory"""
+    is_head: bool
+    """whether it is the head"""
+    said: str
+    """why nothing is known of it; empty where it answered"""
+    reachable: bool
+    """whether it answered"""
+    installed: bool
+    """whether a service of the collection is defined there"""
+    workers: tuple[WorkerStatus, ...]
+    """its workers"""
+    resources: Optional[resources.Resources]
+    """null where it did not answer"""
+    differences: Optional[tuple[differences.Difference, ...]]
+    """from its part of the plan; null where it was not compared"""
+    unused: Optional[tuple[UnusedFile, ...]] = None
+    """what nothing uses on its disk, the largest first, at most 200; null where that was not looked for"""
+
+
+class RestartStatus(NamedTuple):
+    """A restart of llama-server."""
+
+    age_s: int
+    """how long ago"""
+    text: str
+    """why"""
+
+
+class VerificationStatus(NamedTuple):
+    """The last verification."""
+
+    age_s: int
+    """how long ago"""
+    passed: bool
+    """whether no check failed"""
+    failed: tuple[str, ...]
+    """checks that failed"""
+    release: str
+    """that ran"""
+
+
+class ReleaseStatus(NamedTuple):
+    """The planned release."""
+
+    ref: str
+    """its name"""
+    build: Optional[int]
+    """number"""
+    protocol: Optional[str]
+    """of RPC"""
+
+
+class SpeedStatus(NamedTuple):
+    """Averages over the time in which llama-server computed, since its start."""
+
+    generation_tokens_per_s: Optional[float]
+    """null where it generated nothing"""
+    prompt_tokens_per_s: Optional[float]
+    """null where it read nothing"""
+    generated_tokens: int
+    """number"""
+    prompt_tokens: int
+    """number"""
+
+
+class ClusterStatus(NamedTuple):
+    """The cluster as a whole."""
+
+    name: str
+    """of its group"""
+    state: str
+    """serving, asleep, fallback, loading, waiting, starting, stopped, failed, silent, running (a head without a plan), unknown or not installed"""
+    detail: str
+    """what the server or its launcher says of a state that is not serving"""
+    head: Optional[str]
+    """name of the host"""
+    url: Optional[str]
+    """for clients"""
+    model: Optional[str]
+    """its name"""
+    planned: Optional[ReleaseStatus]
+    """null without a plan"""
+    running_builds: tuple[str, ...]
+    """ids of the builds whose programs run, on any host that was compared"""
+    as_planned: Optional[bool]
+    """whether all hosts are as the inventory plans; null where that is not known"""
+    uptime_s: Optional[int] = None
+    """of llama-server"""
+    restarts: Optional[int] = None
+    """of llama-server by its launcher"""
+    last_restarts: tuple[RestartStatus, ...] = ()
+    """the newest first"""
+    without: tuple[str, ...] = ()
+    """workers that the fallback leaves out"""
+    waiting_for: tuple[str, ...] = ()
+    """endpoints"""
+    load: Optional[loading.Progress] = None
+    """while the model is loaded; null otherwise, and where the kernel does not say it"""
+    verified: Optional[VerificationStatus] = None
+    """null where it was never verified"""
+    benchmark: Optional[str] = None
+    """id of the last one that the head keeps, see docs/benchmark.md"""
+    speed: Optional[SpeedStatus] = None
+    """null where it is not counted"""
+    speed_reason: str = ""
+    """why there is no speed"""
+
+
+class Status(NamedTuple):
+    """What status.yml shows."""
+
+    schema: Annotated[int, Number(SCHEMA, SCHEMA)]
+    """2"""
+    time: int
+    """of the controller, in seconds since 1970"""
+    cluster: ClusterStatus
+    """as a whole"""
+    hosts: tuple[HostStatus, ...]
+    """in the order of the inventory"""
+    unplanned: str
+    """why there is no plan; empty where there is one"""
+    other: str
+    """what serves in place of what the inventory plans, as after a rollback; empty where that is the same"""
+    problems: tuple[str, ...]
+    """why the cluster is not healthy; empty where it is"""
