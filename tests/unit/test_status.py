@@ -497,14 +497,6 @@ def test_a_run(tmp_path):
     assert "changed=1" not in shown
 
 
-def test_nothing_but_looking_is_done():
-    used = {"ansible.builtin.include_vars", "ansible.builtin.include_tasks", "ansible.builtin.import_tasks"}
-    used |= {f"llamacpp.cluster.{name}" for name in ("host_info", "model", "plan", "host_status", "status")}
-    for name in ("look", "plan_kept", "look_at_head", "facts"):
-        for task in yaml.safe_load((ROOT / "playbooks" / "tasks" / f"{name}.yml").read_text()):
-            assert used.intersection(task), (name, task)
-
-
 def test_the_page_in_the_documentation_is_what_is_shown():
     device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 307}
     device.update(shared_total_mib=112_640, shared_free_mib=31_027)
