@@ -16,6 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -157,12 +158,12 @@ class _Loads:
     def __init__(self, plan: dict) -> None:
         """:param plan: whole, or what a rollback has of it, without a placement."""
         self.expected = loading.expected_of(typed_json.parse(Plan, plan) if plan.get("placement") else None)
-        self.load: loading.LoadRecord | None = None
-        self.last: loading.LoadRecord | None = None
+        self.load: Load | None = None
+        self.last: Load | None = None
 
     def see(self, evidence: dict) -> None:
         load = evidence.get("load")
-        self.load = typed_json.parse(loading.LoadRecord, load) if load else None
+        self.load = typed_json.parse(Load, load) if load else None
 
     def shown(self) -> None:
         self.last = self.load

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
 
@@ -15,7 +17,7 @@ EXPECTED = loading.Expected({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, cached=False)
 
 
 def load_of(seconds, one, two, read=None):
-    return loading.LoadRecord(seconds, read, {ONE: one, TWO: two})
+    return Load(seconds, read, {ONE: one, TWO: two})
 
 
 def test_what_a_plan_has_on_each_device(pair):
@@ -52,21 +54,21 @@ def test_what_a_person_is_shown():
         f"1.2 of 4.0 GB to worker {ONE}, 0.0 of 2.0 GB to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
     small = loading.Expected({ONE: 80_000_000}, 0, cached=True)
-    load = loading.LoadRecord(4, None, {ONE: 20_000_000})
+    load = Load(4, None, {ONE: 20_000_000})
     assert loading.sentence(loading.progress_of(load, small)) == (
         f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
     )
 
 
 def test_where_the_kernel_lends_no_sockets_what_is_known_is_shown():
-    load = loading.LoadRecord(10, 3 * GB, {})
+    load = Load(10, 3 * GB, {})
     shown = loading.sentence(loading.progress_of(load, EXPECTED))
     assert shown == (
         "what workers have got is not known, since the kernel lends no sockets, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
     )
-    nothing = loading.progress_of(loading.LoadRecord(10, None, {}), EXPECTED)
+    nothing = loading.progress_of(Load(10, None, {}), EXPECTED)
     assert loading.sentence(nothing) == "what workers have got is not known, since the kernel lends no sockets"
-    partly = loading.progress_of(loading.LoadRecord(10, None, {ONE: GB}), EXPECTED)
+    partly = loading.progress_of(Load(10, None, {ONE: GB}), EXPECTED)
     assert f"? of 2.0 GB to worker {TWO}" in loading.sentence(partly)
 
 
@@ -75,7 +77,7 @@ def test_no_rate_is_told_of_a_moment(tmp_path, seconds):
     """Whoever took over the head's launcher may write any time."""
     load = {"seconds": seconds, "read": 9 * GB, "sent": {ONE: GB}}
     (tmp_path / names.SERVING).write_text(json.dumps({"state": "loading", "process": 7, "load": load}))
-    progress = loading.progress_of(loading.load_in(tmp_path, [7]), EXPECTED)
+    progress = loading.progress_of(serving_record.of_launcher(tmp_path, [7]).load, EXPECTED)
     assert (progress.bytes_per_s, progress.left_s) == (None, None)
     assert loading.sentence(progress).startswith("1.0 of")
 
@@ -89,9 +91,7 @@ def test_a_part_of_a_plan_names_the_workers_that_got_something():
 @pytest.mark.parametrize(
     "change",
     [
-        {"state": "serving"},
         {"process": 7},
-        {"load": None},
         {"load": {"seconds": "x", "read": 1, "sent": {}}},
         {"load": {"seconds": 1, "read": 1, "sent": {"\x1b[2J": 1}}},
         {"load": {"seconds": 1, "read": -1, "sent": {}}},
@@ -101,11 +101,11 @@ def test_a_part_of_a_plan_names_the_workers_that_got_something():
 def test_what_the_launcher_wrote_is_believed_in_its_form_alone(tmp_path, change):
     said = {"state": "loading", "process": 42, "load": {**load_of(1.5, 2, 3)._asdict(), "more": "x"}}
     (tmp_path / names.SERVING).write_text(json.dumps(said))
-    assert loading.load_in(tmp_path, [42]) == load_of(1.5, 2, 3)
+    assert serving_record.of_launcher(tmp_path, [42]).load == load_of(1.5, 2, 3)
     (tmp_path / names.SERVING).write_text(json.dumps({**said, **change}))
-    assert loading.load_in(tmp_path, [42]) is None
+    assert serving_record.of_launcher(tmp_path, [42]) is None
     (tmp_path / names.SERVING).unlink()
-    assert loading.load_in(tmp_path, [42]) is None
+    assert serving_record.of_launcher(tmp_path, [42]) is None
 
 
 class Waiting:

@@ -10,7 +10,7 @@ import time
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
@@ -88,7 +88,7 @@ def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch):
 
 def test_the_file_is_the_one_that_the_launcher_writes():
     assert names.SERVING == serving.FILE
-    assert set(fallback.STATES) == set(serving.STATES)
+    assert set(serving_record.STATES) == set(serving.STATES)
 
 
 def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):

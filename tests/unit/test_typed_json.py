@@ -48,6 +48,7 @@ def test_a_record_comes_back_from_its_json():
 def test_further_names_are_left_out_and_a_missing_one_is_an_error():
     assert typed_json.parse(Part, {"name": "a", "size": 1, "further": 2}) == Part("a", 1)
     assert typed_json.parse(Part, {"name": "a"}) == Part("a", None)
+    assert typed_json.parse(Whole, {**JSON, "more": None}).more == ()
     with pytest.raises(KeyError, match="name"):
         typed_json.parse(Part, {"size": 1})
 

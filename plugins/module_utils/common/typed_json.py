@@ -96,17 +96,15 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     """Makes a value of this type from JSON."""
     bare, _notes = unwrap(hint)
     if is_record(bare):
-        readers = [(field, _reader(field.type)) for field in fields(bare)]
+        readers = [(field, _reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(bare)]
 
         def read(data: Any) -> Any:
             return bare(
                 *(
-                    reader(data[field.name])
-                    if field.name in data
-                    else field.default
-                    if field.optional
-                    else data[field.name]
-                    for field, reader in readers
+                    field.default
+                    if field.optional and data.get(field.name) is None and not (nullable and field.name in data)
+                    else reader(data[field.name])
+                    for field, reader, nullable in readers
                 )
             )
 

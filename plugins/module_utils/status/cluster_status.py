@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
@@ -21,7 +21,7 @@ HARMLESS = ("unneeded",)
 """Kinds of differences that leave a cluster healthy: what could be removed."""
 UP = ("running", "waiting")
 """States of a service whose process runs as planned."""
-SERVING = ("serving", fallback.ASLEEP, "fallback")
+SERVING = ("serving", serving_record.ASLEEP, "fallback")
 
 
 class Answer(NamedTuple):

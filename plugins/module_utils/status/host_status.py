@@ -9,33 +9,31 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
-T = TypeVar("T")
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
 
 
-def _read(path: Path, record: type[T]) -> T | None:
-    """What stands in a file; None where it is missing or has another form."""
+def _verified(path: Path) -> types.VerifiedRecord | None:
+    """What verify left on the head; None where that is missing or has another form."""
     try:
         found = reading.read_object(path, verification.RECORD_BYTES)
     except (OSError, ValueError):
         return None
-    kind: type = record
-    found = {field.name: found.get(field.name) for field in typed_json.fields(kind)}
-    wrong = validation.problem("", found) or typed_json.problem("", found, kind)
-    return None if wrong else typed_json.parse(record, found)
+    found = {name: found.get(name) for name in types.VerifiedRecord._fields}
+    wrong = validation.problem("", found) or typed_json.problem("", found, types.VerifiedRecord)
+    return None if wrong else typed_json.parse(types.VerifiedRecord, found)
 
 
 class _Server(NamedTuple):
@@ -82,8 +80,7 @@ def _head(place: Mapping[str, Any], head: Mapping[str, Any] | None) -> types.Hea
     :param head: the head's part of the plan, on its host.
     """
     folder = Path(place["prefix"], "state")
-    serving = _read(folder / names.SERVING, types.LauncherState)
-    verified = _read(Path(place["prefix"], names.VERIFIED), types.VerifiedRecord)
+    serving, verified = serving_record.read(folder), _verified(Path(place["prefix"], names.VERIFIED))
     if not head and not serving and not verified:
         return None
     current = bool(serving and Path(f"/proc/{serving.process}").exists())
@@ -91,7 +88,7 @@ def _head(place: Mapping[str, Any], head: Mapping[str, Any] | None) -> types.Hea
     if head:
         running = state.processes(place["prefix"], place["account"])
         current = bool(serving and serving.process in running)
-        asleep = bool(serving and current and serving.state == fallback.ASLEEP)
+        asleep = bool(serving and current and serving.state == serving_record.ASLEEP)
         server = _ask(head, running, place["account"], asleep)
     ends = verification.ends(folder / runtime.ENDS)
     return types.HeadCondition(

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
@@ -22,7 +22,7 @@ STATES = {
     "silent": "does not answer as a server",
     "starting": "is started again",
     "fallback": "serves on a fallback",
-    fallback.ASLEEP: "asleep (a request wakes it)",
+    serving_record.ASLEEP: "asleep (a request wakes it)",
 }
 """States of a cluster that are shown in other words."""
 LABEL, LONGEST_NAME = 10, 24

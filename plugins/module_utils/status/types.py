@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import dif
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
 
@@ -19,38 +19,6 @@ SCHEMA = 2
 Line = Annotated[str, Text(longest=2000)]
 Word = Annotated[str, Text()]
 Path = Annotated[str, Text(longest=4096)]
-
-
-class Event(NamedTuple):
-    """A line of the launcher."""
-
-    time: int
-    """since 1970"""
-    text: Line
-    """what happened"""
-
-
-class LauncherState(NamedTuple):
-    """What the head's launcher reports (state/serving.json)."""
-
-    state: Annotated[str, fallback.STATES]
-    """what it does"""
-    without: tuple[Word, ...]
-    """workers that the fallback leaves out"""
-    since: int
-    """seconds since 1970"""
-    process: int
-    """of llama-server's parent"""
-    time: int
-    """when it was written"""
-    waiting_for: tuple[Word, ...]
-    """endpoints"""
-    restarts: int
-    """of llama-server"""
-    last: tuple[Event, ...]
-    """lines of this kind, the oldest first"""
-    load: Optional[loading.LoadRecord] = None
-    """while it loads"""
 
 
 class Ends(NamedTuple):
@@ -91,7 +59,7 @@ class HeadCondition(NamedTuple):
 
     health: Optional[Health]
     """null where nobody knows where to ask"""
-    serving: Optional[LauncherState]
+    serving: Optional[ServingRecord]
     """null where the launcher left nothing that can be used"""
     current: bool
     """whether that launcher runs"""

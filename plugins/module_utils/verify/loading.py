@@ -3,37 +3,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How far a model is loaded: what the head's launcher writes of it, beside what the plan has on each device."""
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Annotated, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB, amount, duration
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
-FILE_BYTES = 1024 * 1024
 LEAST_SECONDS = 0.001
 """Of which a rate can be told."""
-
-
-class LoadRecord(NamedTuple):
-    """How far llama-server has loaded its model, as its launcher counts it (Load in launcher/progress.py)."""
-
-    seconds: float
-    """since its start"""
-    read: Optional[int]
-    """bytes of files; null where the kernel does not say"""
-    sent: Mapping[str, int]
-    """endpoint → bytes that its host has acknowledged"""
-
-
-class _Launcher(NamedTuple):
-    """Of names.SERVING, what is read here."""
-
-    state: Annotated[str, Text()]
-    process: int
-    load: Optional[LoadRecord]
 
 
 class Expected(NamedTuple):
@@ -77,22 +55,6 @@ class Progress(NamedTuple):
     """whether less may be left, since workers may have tensors in their caches"""
 
 
-def load_in(folder: Path, launchers: Collection[int]) -> Optional[LoadRecord]:
-    """What one of these launchers wrote of a load that goes on; None where there is none, or where it cannot be believed.
-
-    :param folder: of the head's launcher.
-    """
-    try:
-        said = reading.read_object(folder / names.SERVING, FILE_BYTES)
-    except (OSError, ValueError):
-        return None
-    shown = {name: said.get(name) for name in _Launcher._fields}
-    if validation.problem("", shown) or typed_json.problem("", shown, _Launcher):
-        return None
-    launcher = typed_json.parse(_Launcher, shown)
-    return launcher.load if launcher.state == "loading" and launcher.process in launchers else None
-
-
 def expected_of(plan: Optional[Plan]) -> Expected:
     """:param plan: None where it is not known, or only the head's part of it."""
     if not plan or not plan.placement:
@@ -109,7 +71,7 @@ def expected_of(plan: Optional[Plan]) -> Expected:
     return Expected(workers, own, any(worker.cache and worker.endpoint in workers for worker in known))
 
 
-def _done(load: LoadRecord, expected: Expected) -> int:
+def _done(load: Load, expected: Expected) -> int:
     """Bytes that are where they belong. What was read and not sent is taken for the head's own."""
     sent = {endpoint: min(size, expected.workers.get(endpoint, size)) for endpoint, size in load.sent.items()}
     if expected.workers and not sent:
@@ -118,7 +80,7 @@ def _done(load: LoadRecord, expected: Expected) -> int:
     return sum(sent.values()) + min(own, expected.own)
 
 
-def progress_of(load: LoadRecord, expected: Expected, before: Optional[LoadRecord] = None) -> Progress:
+def progress_of(load: Load, expected: Expected, before: Optional[Load] = None) -> Progress:
     """:param before: an earlier one of the same start, from which on the rate is counted."""
     whole = expected.own + sum(expected.workers.values())
     endpoints = expected.workers or load.sent

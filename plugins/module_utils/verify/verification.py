@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
     printable,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
@@ -332,12 +332,6 @@ def remedy(plan: dict, waiting: list[str]) -> str:
     return " ".join(texts)
 
 
-def _load(folder: Path, launchers: Collection[int]) -> dict:
-    """``load`` of the evidence, where the launcher says how far the model is loaded."""
-    load = loading.load_in(folder, launchers)
-    return {"load": typed_json.dump(load)} if load else {}
-
-
 def collect(plan: dict, seconds: float) -> dict:
     """Everything that only the head knows.
 
@@ -357,8 +351,8 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
     evidence["launched"] = bool(launchers)
-    asleep = (fallback.said_in(folder, launchers) or {}).get("state") == fallback.ASLEEP
-    if asleep and evidence["health"]["healthy"]:
+    record = serving_record.of_launcher(folder, launchers)
+    if record and record.state == serving_record.ASLEEP and evidence["health"]["healthy"]:
         evidence["health"]["said"] = "ok; it slept, and the question of this check woke it"
     evidence.update(_fallback_of(own, running))
     plan = as_served(plan, evidence)
@@ -373,7 +367,8 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["links"] = {name: measured.get(name) for name in plan["links"]}
     if not evidence["health"]["healthy"]:
         evidence["waits_for"] = waits_for(evidence["handshakes"]["workers"])
-        evidence.update(_load(folder, launchers))
+        if record and record.state == serving_record.LOADING and record.load:
+            evidence["load"] = typed_json.dump(record.load)
         return evidence
     if not plan["staging"]:
         evidence["drift"] = state.drift(own)
@@ -443,7 +438,7 @@ EVIDENCE = {
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
-    "load": typed_json.shape(Optional[loading.LoadRecord]),
+    "load": typed_json.shape(Optional[serving_record.Load]),
     "fallback": Maybe({"name": Text(), "since": Number()}),
     "certificate": Maybe({"names": Maybe(LINES), "until": Maybe(LINES[0]), "error": Maybe(LINES[0])}),
 }

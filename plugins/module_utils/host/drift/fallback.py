@@ -6,24 +6,13 @@ believed: a process counts that the launcher has started, with exactly the comma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-
-FILE_BYTES = 256 * 1024
-ASLEEP = "asleep"
-STATES = ("waiting", "loading", "serving", ASLEEP, "fallback")
-FORM = {
-    "state": STATES,
-    "without": [validation.Text()],
-    "since": validation.Number(),
-    "process": validation.Number(),
-}
-"""Of what counts here in the file, as launcher/serving.py writes it; status/host_status.py adds what status shows."""
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 
 
 class Served(NamedTuple):
@@ -42,15 +31,6 @@ def _parent(process: int) -> int | None:
     return None
 
 
-def said_in(folder: Path, launchers: Collection[int]) -> Mapping[str, Any] | None:
-    """What one of these launchers wrote of what it serves; None where it wrote nothing that can be used."""
-    with suppress(OSError, ValueError):
-        said = reading.read_object(folder / names.SERVING, FILE_BYTES)
-        if not validation.mismatch("it", said, FORM) and said["process"] in launchers:
-            return said
-    return None
-
-
 def served(service: Mapping[str, Any], running: Mapping[int, list[str]], folder: Path) -> Served | None:
     """The fallback of a service of the head that runs now.
 
@@ -60,13 +40,13 @@ def served(service: Mapping[str, Any], running: Mapping[int, list[str]], folder:
     """
     planned = {entry["name"]: entry["process"] for entry in service.get("fallbacks", ())}
     launchers = [pid for pid, argv in running.items() if argv == service["argv"]]
-    said = said_in(folder, launchers) if planned else None
-    if not said or said["state"] not in ("loading", "fallback"):
+    record = serving_record.of_launcher(folder, launchers) if planned else None
+    if not record or record.state not in (serving_record.LOADING, serving_record.FALLBACK):
         return None
-    for name in said["without"]:
+    for name in record.without:
         for pid, argv in running.items():
-            if argv == planned.get(name) and _parent(pid) == said["process"]:
-                return Served(name, said["since"], pid)
+            if argv == planned.get(name) and _parent(pid) == record.process:
+                return Served(name, record.since, pid)
     return None
 
 

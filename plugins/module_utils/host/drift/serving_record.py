@@ -1,0 +1,75 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the head's launcher records of llama-server. The file belongs to the account of the services, so it may hold anything, or be of another launcher."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+
+FILE_BYTES = 256 * 1024
+WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
+
+Name = Annotated[str, Text()]
+
+
+class Load(NamedTuple):
+    """How far the model is loaded."""
+
+    seconds: float
+    """since llama-server was started"""
+    read: Optional[int]
+    """bytes of files"""
+    sent: Mapping[str, int]
+    """endpoint of a worker → bytes that it has acknowledged"""
+
+
+class Event(NamedTuple):
+    """Something that the launcher did, and why."""
+
+    time: int
+    """seconds since 1970"""
+    text: Annotated[str, Text(longest=2000)]
+    """a line of its log"""
+
+
+class ServingRecord(NamedTuple):
+    """The file as launcher/serving.py writes it."""
+
+    state: Annotated[str, STATES]
+    """of llama-server"""
+    process: int
+    """the launcher"""
+    since: int = 0
+    """when this state began"""
+    without: tuple[Name, ...] = ()
+    """devices that the fallback does not use"""
+    waiting_for: tuple[Name, ...] = ()
+    """endpoints of workers"""
+    restarts: int = 0
+    """of llama-server, without those that were asked for"""
+    last: tuple[Event, ...] = ()
+    """the newest last"""
+    load: Optional[Load] = None
+    """null while no model is loaded, and where the kernel does not report it"""
+
+
+def read(folder: Path) -> Optional[ServingRecord]:
+    """:param folder: where the launcher writes; None is returned where it holds no such file."""
+    try:
+        data = reading.read_object(folder / names.SERVING, FILE_BYTES)
+    except (OSError, ValueError):
+        return None
+    data = {name: data[name] for name in ServingRecord._fields if data.get(name) is not None}
+    if validation.problem("it", data) or typed_json.problem("it", data, ServingRecord):
+        return None
+    return typed_json.parse(ServingRecord, data)
+
+
+def of_launcher(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
+    """The record, where one of these processes wrote it."""
+    record = read(folder)
+    return record if record and record.process in launchers else None
