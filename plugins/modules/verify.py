@@ -132,7 +132,7 @@ def main():
         module.exit_json(changed=False)
     try:
         evidence = verification.collect(plan, module.params["wait"])
-    except (OSError, Refusal, firewall.FirewallError, links.LinkError, kernel_parameters.TuningError) as error:
+    except (OSError, Refusal, firewall.FirewallError, links.LinkError, kernel_parameters.KernelParameterError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
         )

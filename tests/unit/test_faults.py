@@ -14,9 +14,9 @@ from pathlib import Path
 import faults
 import pytest
 import test_firewall
+import test_kernel_parameters
 import test_links
 import test_services
-import test_tuning
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files
@@ -50,8 +50,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill as cache_prefill_module
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
+from ansible_collections.llamacpp.cluster.plugins.modules import kernel_parameters as kernel_parameters_module
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
-from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
 from model_server import DATA
 from support import rollbacks
 from test_fetching import planned
@@ -173,34 +173,36 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
     assert failed_runs(broken, make, run, state, state(whole)) > 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- tuning
+# ----------------------------------------------------------------------------------------------------- kernel parameters
 
 
 @pytest.mark.faults
 @KINDS
-@pytest.mark.parametrize("name", test_tuning.KINDS)
-def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, name, kind):
+def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(commands, "find", lambda program: program if program == "dracut" else None)
+
     def make(number):
         (tmp_path / str(number)).mkdir()
-        host = test_tuning.KINDS[name](tmp_path / str(number))
-        host.apply(test_tuning.OTHER)
-        host.restart("amdgpu.gttsize=100000 ttm.pages_limit=25600000")
+        host = test_kernel_parameters.Machine(tmp_path / str(number))
+        host.apply(test_kernel_parameters.OTHER)
+        host.restart()
         return host
 
     def run(host):
-        return host.apply()["changed"]
+        change = host.apply()
+        return change.before != change.after
 
     whole = make("whole")
     run(whole)
-    kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "var", "run")]
+    kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "run")]
     broken = faults.Faults(monkeypatch, kind, *kept)
-    asked = test_tuning.Machine.run
+    asked = test_kernel_parameters.Machine.run
     monkeypatch.setattr(
-        test_tuning.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+        test_kernel_parameters.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
     )
 
     def state(host):
-        return faults.tree(host.root), host.entries
+        return faults.tree(host.root), host.initramfs
 
     assert failed_runs(broken, make, run, state, state(whole)) > 1
 
@@ -371,7 +373,7 @@ MODULES = {
     cache_prefill_info: ((cache_prefill_info.cache_prefill, "describe"), {"path": "/m.gguf"}),
     cache_upload: ((cache_upload.cache_prefill, "send"), {"path": "/m.gguf"}),
     service: ((services, "apply"), {"host": EMPTY}),
-    tuning_module: ((tuning_module.kernel_parameters, "apply"), {"parameters": {}}),
+    kernel_parameters_module: ((kernel_parameters_module.kernel_parameters, "apply"), {"parameters": {}}),
     verify: ((verify.verification, "collect"), {"plan": {}}),
 }
 """Module → what does its work, and arguments."""

@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import loc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
-from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link, tuning
+from ansible_collections.llamacpp.cluster.plugins.modules import firewall, kernel_parameters, link
 
 pytestmark = pytest.mark.programs
 
@@ -77,7 +77,7 @@ def test_a_comparison_writes_nothing_and_needs_no_installation(tmp_path):
         assert not (tmp_path / "missing").exists()
 
 
-CHANGES = {firewall: {"rules": []}, link: {"links": []}, tuning: {"parameters": {}}}
+CHANGES = {firewall: {"rules": []}, link: {"links": []}, kernel_parameters: {"parameters": {}}}
 
 
 @pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -11,7 +11,7 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, kernel_parameters, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, links
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
@@ -196,11 +196,6 @@ def test_links_of_another_cluster_are_left_alone_and_refused(tmp_path):
         assert list(links.ours(root, names.of("night"))) == list(links.wanted([link], manager, names.of("night")))
         assert "night" in links._of_other_cluster(link, root, names.DEFAULT)
         assert links._of_other_cluster({**link, "interface": "eth2"}, root, names.DEFAULT) is None
-
-
-def test_kernel_parameters_of_clusters_are_noted_apart(tmp_path):
-    one, other = kernel_parameters.System(tmp_path), kernel_parameters.System(tmp_path, names.of("night"))
-    assert not {one.record, one.drop_in, one.taken_back} & {other.record, other.drop_in, other.taken_back}
 
 
 def test_no_firewall_takes_rules_of_one_cluster_for_those_of_another(tmp_path):

@@ -17,7 +17,7 @@ import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, links
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 
@@ -383,7 +383,7 @@ def under_systemd(monkeypatch, host, firewall=False, links=False, tuned=""):
     monkeypatch.setattr(state.links, "problems", lambda wanted, known, owner: [])
     monkeypatch.setattr(state.links, "differs", lambda wanted, known, owner: links)
     monkeypatch.setattr(
-        state.kernel_parameters, "apply", lambda wanted, profile, check, system: {"before": "", "after": tuned}
+        state.kernel_parameters, "apply", lambda *_arguments, check: kernel_parameters.Change("", tuned, (), ())
     )
 
 

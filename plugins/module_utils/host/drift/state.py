@@ -19,7 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    names,
+    reading,
+    service_managers,
+    typed_json,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
@@ -36,8 +41,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import downloaded
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KernelTuning
 
-ERRORS = (CommandError, firewall.FirewallError, links.LinkError, managers.ServiceError, kernel_parameters.TuningError)
+ERRORS = (
+    CommandError,
+    firewall.FirewallError,
+    links.LinkError,
+    managers.ServiceError,
+    kernel_parameters.KernelParameterError,
+)
 """What drift raises with a sentence, for failures.reported."""
 CLOCK_SECONDS = 3
 """Start of a process and time of a file that a run writes are compared with so much tolerance."""
@@ -422,10 +434,8 @@ def _system(planned: dict) -> Iterator[Difference]:
             raise links.LinkError(" ".join(problems))
         if links.differs(planned["links"], known, owner=own):
             yield Difference("link", "links", "links are not as planned")
-    tuned = kernel_parameters.apply(
-        planned["tuning"]["parameters"], planned["tuning"]["profile"], True, kernel_parameters.System(own=own)
-    )
-    if tuned["before"] != tuned["after"]:
+    tuned = kernel_parameters.apply(typed_json.parse(KernelTuning, planned["tuning"]), own, check=True)
+    if tuned.before != tuned.after:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 
 
