@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
@@ -29,6 +30,7 @@ LINE = 160
 SCHEMAS = {
     "plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused),
     "status": ("Status of llamacpp.cluster", status_types.Status),
+    "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
 """Name of a schema in docs → its title, and the types whose JSON it describes."""
 ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark"]

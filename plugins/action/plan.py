@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -29,9 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
@@ -101,8 +98,9 @@ class ActionModule(ActionBase):
             catalogue = cluster_inputs.catalogue(inventory.packages())
             cluster = cluster_inputs.read(name, hosts)
             # What a benchmark cannot measure is refused now, not when it begins.
-            matrix.request_of(hosts[cluster.head]["variables"])
-            cluster = self._look_up_releases(cluster, catalogue, task_vars)
+            for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
+                cluster_inputs.read(name, inventory.varied(hosts, cluster.head, values))
+            cluster = sources.look_up(self, task_vars, cluster, catalogue)
             plan = planner.make(cluster, arguments["model"] or {}, catalogue, digest, arguments["staging"])
             if isinstance(plan, Refused) or plan.refused:
                 return plan
@@ -110,18 +108,3 @@ class ActionModule(ActionBase):
             return completion.complete(plan, RUNTIME_FILES, definitions.definition, facts)
         except Refusal as refusal:
             return planner.refused(inventory.cluster_of(task_vars), refusal)
-
-    def _look_up_releases(self, cluster: Cluster, catalogue: Catalogue, task_vars: dict) -> Cluster:
-        """The cluster with what only the controller can look up in those releases of which some host has a build."""
-
-        def find(path):
-            beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
-            return beside if os.path.isabs(beside) and os.path.exists(beside) else self._find_needle("files", path)
-
-        resolved = {}
-        for variable in planner.release_variables(cluster, catalogue):
-            try:
-                resolved[variable] = sources.resolve(cluster.releases[variable], find)
-            except Refusal as refusal:
-                raise releases.name_variable(refusal, variable) from None
-        return cluster._replace(releases={**cluster.releases, **resolved})

@@ -5,24 +5,28 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, measurements, plots
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from jinja2 import TemplateError
 
 INPUTS = {
     "plan": "llama_plan_path",
     "verified": "llama_verify_path",
     "benchmark": "llama_benchmark_path",
-    "compare": "llama_report_compare",
 }
+LARGEST_FILE = 64 << 20
+"""Bytes of a file; a cell takes 3 kB of a benchmark."""
 CHECKED = {
     "cluster": Text(),
     "passed": bool,
@@ -31,27 +35,49 @@ CHECKED = {
 """The form of llama_verify_path."""
 
 
+def _object(variable: str, path: str) -> dict[str, Any]:
+    """The JSON object in a file of the controller that a variable names.
+
+    :raises Refusal: it cannot be read, or holds something else.
+    """
+    shown = f"{variable} is {validation.show(path)}"
+    try:
+        text = reading.read(Path(os.path.expanduser(path)), LARGEST_FILE + 1, follow=True)
+        if len(text) > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+        return reading.parse(text)
+    except OSError as error:
+        raise Refusal(
+            f"{shown}, which cannot be read on the controller: {error.strerror}. Use the path of a file that a playbook wrote there."
+        ) from None
+    except ValueError as error:
+        raise Refusal(
+            f"{shown}, and the file holds no JSON that can be read: {validation.printable(error)}. Use a file that a playbook wrote there."
+        ) from None
+
+
 def _read(arguments: dict[str, str]) -> dict[str, Any]:
-    """What the page shows, by the name of its part; None of what is not asked for.
+    """What the page shows, by the name of its part, without what is not asked for.
 
     :raises Refusal: a file cannot be read, or has another form.
     """
-    if not any(arguments[name] for name in ("plan", "verified", "benchmark")):
+    named = {name: arguments[name] for name in INPUTS if arguments[name]}
+    if not named:
         raise Refusal(
             "There is nothing to report: set llama_plan_path, llama_verify_path or llama_benchmark_path to what a playbook wrote there."
         )
-    if arguments["compare"] and not arguments["benchmark"]:
-        raise Refusal("llama_report_compare needs llama_benchmark_path, with which it is compared: set that too.")
-    read: dict[str, Any] = {}
-    for name, variable in INPUTS.items():
-        reader = measurements.read_object if name in ("plan", "verified") else measurements.read
-        read[name] = reader(variable, arguments[name]) if arguments[name] else None
-    problem = validation.mismatch("", read["verified"], CHECKED) if read["verified"] else None
+    if "benchmark" in named and Path(os.path.expanduser(named["benchmark"])).is_dir():
+        named["benchmark"] += "/benchmark.json"
+    read: dict[str, Any] = {name: _object(INPUTS[name], path) for name, path in named.items()}
+    if "benchmark" in read:
+        path = validation.show(arguments["benchmark"])
+        read["benchmark"] = types.read(read["benchmark"], f"llama_benchmark_path is {path}, and the file")
+    problem = validation.mismatch("", read.get("verified"), validation.Maybe(CHECKED))
     if problem:
         raise Refusal(
             f"llama_verify_path names no result of a verification: {problem.where} {problem.why}. Use a file that verify.yml wrote."
         )
-    if read["plan"] is not None:
+    if "plan" in read:
         record = Plan if "hosts" in read["plan"] else Refused
         problem = typed_json.problem("", read["plan"], record)
         if problem:
@@ -73,7 +99,7 @@ def write(arguments: dict[str, str]) -> None:
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
     try:
-        page = html_page.page(read["plan"], (), read["verified"], read["benchmark"], read["compare"])
+        page = html_page.page(read.get("plan"), (), read.get("verified"), read.get("benchmark"))
     except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError, TemplateError):
         name, what = ("plan", "plan") if arguments["plan"] else ("benchmark", "benchmark")
         raise AnsibleActionFail(
@@ -93,7 +119,4 @@ class ActionModule(ActionBase):
             argument_spec={"path": {"type": "path", "required": True}, **{name: {"type": "path"} for name in INPUTS}}
         )
         write(arguments)
-        return {
-            "changed": False,
-            **({"warnings": [plots.MISSING]} if arguments["benchmark"] and plots.missing() else {}),
-        }
+        return {"changed": False}

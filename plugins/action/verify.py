@@ -40,7 +40,7 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        written = {name: arguments.pop(name, None) for name in ("path", "page", "benchmark", "compare")}
+        written = {name: arguments.pop(name, None) for name in ("path", "page", "benchmark")}
         staged = arguments.pop("staged", None)
         obstacles = arguments.pop("obstacles", None)
         answers = arguments.pop("answers", {})
@@ -177,14 +177,12 @@ class _Loads:
         return [loading.sentence(progress)] if progress else []
 
 
-def _write(
-    plan: dict, judged: dict, path: str | None, page: str | None, benchmark: dict | None, compare: str | None
-) -> None:
+def _write(plan: dict, judged: dict, path: str | None, page: str | None, benchmark: dict | None) -> None:
     """Writes the files of the controller that were asked for."""
     if path:
         output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
     if page:
-        output.write_report(page, typed_json.parse(Plan, plan), judged, benchmark, compare)
+        output.write_report(page, typed_json.parse(Plan, plan), judged, benchmark)
 
 
 def _exposed(plan: dict, variables: Mapping[str, Mapping]) -> list[str]:

@@ -12,7 +12,7 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads what other playbooks left on the controller, and writes one HTML file that needs no other. It contacts no host.
-  - It runs as an action plugin on the controller. Curves need pygal there; without it the page has all figures in tables.
+  - It runs as an action plugin on the controller.
 attributes:
   check_mode:
     support: full
@@ -31,17 +31,13 @@ options:
   benchmark:
     description: The folder that playbooks/benchmark.yml wrote, or its C(benchmark.json).
     type: path
-  compare:
-    description: The same of an earlier benchmark, with which O(benchmark) is compared.
-    type: path
 """
 
 EXAMPLES = r"""
-- name: Compare the benchmarks before and after an upgrade
+- name: Write the page of a benchmark
   llamacpp.cluster.report:
     path: report.html
-    benchmark: after
-    compare: before
+    benchmark: results
 """
 
 RETURN = r"""

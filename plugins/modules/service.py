@@ -86,7 +86,7 @@ changes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import takeover
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
 
@@ -136,7 +136,7 @@ def main():
             read = {
                 service["name"]: services.versions(service.get("reads", ())) for service in module.params["services"]
             }
-            changes = takeover.disarm(module.params["host"], touched, module.check_mode)
+            changes = job.cancel(module.params["host"], touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
                 services.record_reads(module.params["host"]["prefix"], read, changes)

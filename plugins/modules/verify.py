@@ -44,9 +44,6 @@ options:
   benchmark:
     description: What M(llamacpp.cluster.benchmark) measured, for O(page).
     type: dict
-  compare:
-    description: File on the controller with an earlier benchmark, with which O(page) compares O(benchmark).
-    type: path
   staged:
     description:
       - The report on the instances on the staging ports, which this module has returned for their plan.
@@ -115,7 +112,6 @@ def main():
             "path": {"type": "path"},
             "page": {"type": "path"},
             "benchmark": {"type": "dict"},
-            "compare": {"type": "path"},
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},
             "gate": {"type": "bool", "default": False},

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, measurements, plots
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 
 
 def write(variable: str, path: str, content: str) -> None:
@@ -58,36 +59,15 @@ def show_plan(plan: Plan | Refused, changes: Sequence[str], html: str | None, re
             write(variable, path, html_page.page(plan, changes))
 
 
-def write_report(
-    path: str,
-    plan: Plan | None,
-    verified: dict | None = None,
-    record: dict | None = None,
-    compare: str | None = None,
-) -> None:
+def write_report(path: str, plan: Plan | None, verified: dict | None = None, record: dict | None = None) -> None:
     """Writes the page of what is served, how it was verified and what was measured of it.
 
     :param verified: of verification.judge.
     :param record: what playbooks/benchmark.yml measured, as docs/benchmark.schema.json describes it.
-    :param compare: a file of the controller with an earlier record. Where it cannot be read, the page compares with nothing.
     :raises AnsibleActionFail: the page cannot be written, or the record has another form.
     """
-    measured = earlier = None
-    if record:
-        try:
-            measured = measurements.benchmark(record, "What was measured")
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
-        if plots.missing():
-            Display().warning(plots.MISSING)
-        earlier = _earlier(compare) if compare else None
-    write("llama_report_path", path, html_page.page(plan, (), verified, measured, earlier))
-
-
-def _earlier(compare: str) -> measurements.Benchmark | None:
-    """What a run of hours is compared with is no reason to lose its page."""
     try:
-        return measurements.read("llama_report_compare", compare)
+        measured = types.read(record, "What was measured") if record else None
     except Refusal as refusal:
-        Display().warning(f"{refusal} The report compares with nothing.")
-        return None
+        raise AnsibleActionFail(str(refusal)) from None
+    write("llama_report_path", path, html_page.page(plan, (), verified, measured))

@@ -108,15 +108,21 @@ def write_inventory(work: Path, options: argparse.Namespace) -> Path:
         "llama_server_context": 8192,
         "llama_benchmark_programs": True,
         "llama_benchmark_repetitions": REPETITIONS,
-        "llama_benchmark_parallel": [1, 4],
-        # Workers come first, then the devices that llama-server drives.
-        "llama_benchmark_splits": ["1/0" if options.device == "CPU" else "0/1", "1/1"],
+        "llama_benchmark_vary": varied(options.device, [MICRO_BATCH]),
     }
     hosts = {"hosts": {"localhost": {}}}
     children = {"llama_head": hosts, "llama_workers": hosts}
     path = work / "inventory.yml"
     path.write_text(json.dumps({"llama_cluster": {"children": children, "vars": variables}}, indent=1))
     return path
+
+
+def varied(device: str, micro_batches: list[int]) -> dict[str, list]:
+    """Workers come first in a split, then the devices that llama-server drives."""
+    return {
+        "llama_server_tensor_split": [[1, 0] if device == "CPU" else [0, 1], [1, 1]],
+        "llama_server_extra_args": [["--ubatch-size", str(size)] for size in micro_batches],
+    }
 
 
 class Cluster:
@@ -159,7 +165,7 @@ class Cluster:
         folder = self.work / "benchmark"
         self.play("playbooks/benchmark.yml", llama_benchmark_path=str(folder), **variables)
         record = json.loads((folder / "benchmark.json").read_text())
-        cells = [cell for cell in record["cells"] if cell["program"] == "llama-bench"]
+        cells = record["cells"]
         if not all(cell["measured"] for cell in cells):
             raise ValueError(f"not measured: {[cell['skipped'] for cell in cells if not cell['measured']]}")
         return cells
@@ -174,10 +180,7 @@ class Cluster:
 
     def further_benchmark(self) -> None:
         batches = [MICRO_BATCH + number for number in range(STARTS)]
-        again = [".*"] if len(self.results.record["collection"]) > 1 else []
-        cells = self.benchmark(
-            llama_benchmark_micro_batches=batches, llama_benchmark_parallel=[], llama_benchmark_again=again
-        )
+        cells = self.benchmark(llama_benchmark_vary=varied(self._options.device, batches))
         self.results.record["collection"].append(starts_of(cells))
 
 
@@ -185,7 +188,7 @@ def starts_of(cells: list[dict]) -> list[dict]:
     """What each start of llama-bench measured, from the collection's cells."""
     return [
         {
-            "devices": 2 - cell["options"]["split"].split("/").count("0"),
+            "devices": 2 - json.loads(cell["settings"]["llama_server_tensor_split"]).count(0),
             "test": cell["test"],
             "samples": cell["measured"]["samples"],
         }

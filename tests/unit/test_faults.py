@@ -18,7 +18,7 @@ import test_kernel_parameters
 import test_links
 import test_services
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
@@ -31,7 +31,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded
 from ansible_collections.llamacpp.cluster.plugins.modules import (
-    benchmark,
+    benchmark_info,
+    benchmark_job,
     cache_prefill_info,
     cache_upload,
     clean,
@@ -355,7 +356,8 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
 MODULES = {
-    benchmark: ((benchmark.records, "find"), {"state": "found", "prefix": "/p"}),
+    benchmark_info: ((benchmark_info.job, "Job"), {"host": {"prefix": "/p"}}),
+    benchmark_job: ((benchmark_job.job, "Job"), {"host": {"prefix": "/p"}, "state": "absent"}),
     clean: ((clean.host, "place_of"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
@@ -499,13 +501,13 @@ def test_a_record_of_a_benchmark_after_a_fault(tmp_path, monkeypatch, kind):
 
     def make(number):
         (tmp_path / str(number)).mkdir()
-        records.write(str(tmp_path / str(number)), before)
+        history.write(str(tmp_path / str(number)), before)
         return tmp_path / str(number)
 
     def run(host):
-        found = records.find(str(host))["record"]
+        found = history.find(str(host), "1a2b3c4d")
         assert found in (before, after)
-        records.write(str(host), after)
+        history.write(str(host), after)
         return found != after
 
     whole = make("whole")

@@ -19,8 +19,8 @@ from ansible_collections.llamacpp.cluster.plugins.action import (
     status,
     verify,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records, results
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, results, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
@@ -33,12 +33,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.push import sentence
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_tables
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.rollbacks import completed, record_of
 from test_advisories import strix_halos
-from test_benchmark import Run, matrix
+from test_benchmark import measuring
 from test_fuzz_planning import OFTEN, changed
 from test_fuzz_report import JUNK, news
 from test_model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
@@ -47,7 +47,7 @@ from test_prefill_actions import PLAN as PREFILLED
 from test_rollback import summary
 from test_status import answers_of
 
-__all__ = ["matrix", "server"]
+__all__ = ["measuring", "server"]
 SHA = "0123456789abcdef" * 4
 COMMIT = "0123456789" * 4
 SECONDS = 2
@@ -220,31 +220,31 @@ EXAMPLE["cells"] = EXAMPLE["cells"][:4]
 def test_any_log_of_a_program_that_measures(tmp_path, lines):
     path = tmp_path / "x.log"
     path.write_text("\n".join(lines), errors="replace")
-    log = results.read(records.lines_of(str(path)))
-    assert validation.is_plain(results.failure_of(log, "llama-bench"))
-    cells = []
-    for result in log.results:
-        cell = {**EXAMPLE["cells"][0], "test": result.test, "depth": result.depth}
-        cells.append(results.fill(cell, log, ["x"], "/x.log"))
-        assert results.are_speeds(cells[-1]["measured"])
-    benchmark_tables.as_markdown({**EXAMPLE, "cells": cells, "fits": results.fits(cells)})
-    json.dumps([log, cells], allow_nan=False)
+    log = results.read(history.lines_of(str(path)))
+    assert validation.is_plain(results.failure_of(log, ["llama-bench"], ()))
+    empty = benchmarks.read(EXAMPLE).cells[0]._replace(measured=None)
+    cells = [empty._replace(test=result.test, depth=result.depth) for result in log.results]
+    for latencies in ((), (0.0, 1.0)):
+        for cell in results.fill(cells, log, latencies):
+            plain = cell._replace(test="pp1", depth=0)
+            assert not typed_json.problem("", typed_json.dump(plain), types.Cell)
+            assert benchmark_table.as_markdown(benchmarks.read(EXAMPLE)._replace(cells=(cell,)))
 
 
 @pytest.mark.fuzz
 @OFTEN
-@given(news(EXAMPLE["cells"]))
-def test_any_cell_of_an_earlier_record(new):
+@given(news(EXAMPLE))
+def test_any_record_of_an_earlier_run(new):
     """As the next run takes it over."""
-    kept = changed(EXAMPLE["cells"], new)
-    kept = [cell for cell in (kept if isinstance(kept, list) else [kept]) if results.can_be_kept(cell)]
-    before = {cell["key"]: cell for cell in kept}
-    cells = [{**cell, **{key: before.get(cell["key"], cell)[key] for key in results.KEPT}} for cell in EXAMPLE["cells"]]
-    record = {**EXAMPLE, "cells": cells, "fits": results.fits(cells), "visits": results.visits(cells)}
-    assert benchmark_tables.as_markdown(record)
-    assert benchmark_tables.as_csv(record)
-    json.dumps(record, allow_nan=False)
-    assert benchmarks.read(record)
+    try:
+        record = types.read(changed(EXAMPLE, new), "it")
+    except Refusal as refusal:
+        record, refused = None, str(refusal)
+    if not record:
+        assert validation.is_plain(refused)
+        return
+    assert benchmark_table.as_markdown(record)
+    assert benchmarks.read(json.loads(json.dumps(typed_json.dump(record), allow_nan=False))) == record
 
 
 WHOLE = json.loads(json.dumps(completed(strix_halos(3, 200))))
@@ -352,9 +352,9 @@ def test_any_report_of_a_host(monkeypatch, report):
 
 
 MEASURING = {
-    "found": {"benchmarks": [{"id": "20261122-160000-0123abcd", "complete": False}], "record": EXAMPLE},
-    "asked": {"speeds": {"first_s": [0.5], "tokens_per_s": 20.5}},
-    "looked": {"runs": False, "serves": False, "lines": "1.0000 out x"},
+    "benchmark_info": {"running": True, "lines": "1.0000 out x", "record": EXAMPLE},
+    "started": {"changed": True},
+    "absent": {"changed": True},
 }
 
 
@@ -362,15 +362,15 @@ MEASURING = {
 @pytest.mark.timeout(0)
 @OFTEN
 @given(news(MEASURING))
-def test_any_answer_of_a_head_on_which_is_measured(matrix, new):
-    plan, whole = matrix
-    run, said = Run(whole), changed(MEASURING, new)
-    lies, honest = dict(said) if isinstance(said, dict) else {}, run._execute_module
+def test_any_answer_of_a_head_on_which_is_measured(measuring, new):
+    said, honest = changed(MEASURING, new), type(measuring.host).answer
+    lies = dict(said) if isinstance(said, dict) else {}
 
-    def answer(module_args=None, **rest):
+    def answer(name, arguments):
         """Lies once for each state, and goes on with the truth."""
-        lie = lies.pop(module_args["state"], None)
-        return lie if isinstance(lie, dict) else honest(module_args=module_args, **rest)
+        lie = lies.pop(arguments.get("state", name), None)
+        true = honest(measuring.host, name, arguments)
+        return lie if isinstance(lie, dict) else true
 
-    run._execute_module = answer
-    judge(lambda: run._measured({"plan": plan}, {}))
+    measuring.host.answer = answer
+    judge(measuring.run)

@@ -6,7 +6,6 @@ import math
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide, missing_tools
@@ -1910,13 +1909,12 @@ def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypat
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH
     both.hosts["worker1"]["variables"].update(variables)
-    action = plan_action.ActionModule.__new__(plan_action.ActionModule)
-    action._look_up_releases(entry.read("test", both.hosts), CATALOGUE, {})
+    sources.look_up(None, {}, entry.read("test", both.hosts), CATALOGUE)
     assert looked_up == ["vulkan", "hip"]
     for host in both.hosts.values():
         host["variables"]["llama_release_hip"] = None
     looked_up.clear()
-    action._look_up_releases(entry.read("test", both.hosts), CATALOGUE, {})
+    sources.look_up(None, {}, entry.read("test", both.hosts), CATALOGUE)
     assert looked_up == ["vulkan", "master"]
 
 

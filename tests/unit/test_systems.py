@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, make, refused
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
@@ -77,7 +78,7 @@ def plan_of(source, **extra):
     told = variables_of(source, extra)
     cluster, hosts = inventory.hosts(told)
     try:
-        read = action.ActionModule._look_up_releases(None, entry.read(cluster, hosts), CATALOGUE, told)
+        read = sources.look_up(None, told, entry.read(cluster, hosts), CATALOGUE)
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)

@@ -1,9 +1,10 @@
-"""Measures three hosts: is killed in the middle, goes on, and every figure is found in the logs of the programs."""
+"""Measures three hosts: its run and its programs are killed in the middle, the next run goes on, and every figure is found in the programs' logs."""
 
 import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -22,13 +23,13 @@ from conftest import INVENTORY, PLAN, WORK, on
 pytestmark = pytest.mark.timeout(1800)
 
 ROOT = INVENTORY.parents[3]
-HEAD, SERVER = PLAN["head"]["host"], "llamacpp-server"
-RECORDS = "/opt/llamacpp/benchmarks"
+HEAD, SERVER, PROGRAM = PLAN["head"]["host"], "llamacpp-server", "llamacpp-benchmark"
+RECORDS, STATE = "/opt/llamacpp/benchmarks", "/opt/llamacpp/state/benchmarks"
 LATENCIES = (0, 1, 5)
-GUARD_SECONDS = 180
-"""In which the server serves again after the run was killed: the guard waits for 120."""
+BACK_SECONDS = 120
+"""In which the server serves again after its programs were killed."""
 WORKERS = re.compile(r"rpc-server .*-H 10\.231\.0\.2")
-MEASURING = re.compile(r"llama-bench .*known-answer")
+MEASURING = re.compile(r"llama-bench .*known-answer|benchmarks/runner\.py")
 """Command lines of what measures, and of the proxy that starts it."""
 STAY_AWAKE = """
 import os, sys
@@ -92,7 +93,7 @@ def run(**variables):
 
 def kept():
     """What the head keeps, the newest first."""
-    files = on(HEAD).run(f"ls -r {RECORDS}/*.json").stdout.split()
+    files = on(HEAD).run(f"ls -r {RECORDS}/20*.json").stdout.split()
     return [json.loads(on(HEAD).file(path).content_string) for path in files]
 
 
@@ -118,52 +119,81 @@ def before():
     return states()
 
 
-def test_a_killed_run_leaves_a_cluster_that_serves(before):
+def running_services():
+    return on(HEAD).run("systemctl list-units --state=running --plain --no-legend 'llamacpp-*'").stdout
+
+
+def logs():
+    return set(on(HEAD).run(f"find {STATE} -name '*.log'").stdout.split())
+
+
+def test_programs_that_are_killed_without_a_controller_leave_a_cluster_that_serves(before):
     output = (WORK / "killed.log").open("w+")
     with subprocess.Popen(command(), stdout=output, stderr=output, start_new_session=True) as running:
         deadline = time.time() + 400
         while time.time() < deadline and running.poll() is None:
             text = (WORK / "killed.log").read_text()
-            if len(re.findall(r"cpu/1 host/\S+/(?:tg|pp)\S+: \d", text)) >= 2:
+            if len(re.findall(r"cpu/1 host/\S+/(?:tg|pp)\S+.*: \d", text)) >= 2:
                 break
             time.sleep(0.5)
         assert running.poll() is None, (WORK / "killed.log").read_text()[-5000:]
-        assert SERVER not in on(HEAD).run("systemctl list-units --state=running --plain 'llamacpp-*'").stdout
-        # The process of the task has a session of its own, and would start the server itself.
-        for process in [
-            *subprocess.run(
-                ["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=False
-            ).stdout.split(),
-            running.pid,
-        ]:
+        # The process of the task has a session of its own, and would end the benchmark itself.
+        tasks = subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=False)
+        for process in [*tasks.stdout.split(), running.pid]:
             os.kill(int(process), signal.SIGKILL)
+    time.sleep(15)
+    assert PROGRAM in running_services(), "it goes on without the controller"
+    assert SERVER not in running_services()
+    found["logs_before_kill"] = len(logs())
     killed = time.time()
+    on(HEAD).run(f"systemctl kill --signal=KILL {PROGRAM}.service")
     while not answers():
-        assert time.time() - killed < GUARD_SECONDS, states()
+        assert time.time() - killed < BACK_SECONDS, states()
         time.sleep(1)
     found["serves_again_after_kill_s"] = round(time.time() - killed, 1)
     assert on(HEAD).run("pgrep -f bin/llama-benc[h]").stdout == ""
-    found["cells_before_kill"] = sum(bool(cell["measured"]) for cell in kept()[0]["cells"])
     assert kept()[0]["ended"] is None
 
 
 def test_the_next_run_goes_on_and_the_cluster_is_as_it_was(before):
-    (half,) = kept()
+    (half,), earlier = kept(), logs()
     started = time.time()
     with first_of_all():
         run()
     found["rest_s"] = round(time.time() - started, 1)
     (whole,) = kept()
-    assert whole["ended"]
-    cells = {cell["key"]: cell for cell in whole["cells"]}
-    for cell in half["cells"]:
-        if cell["measured"]:
-            assert cells[cell["key"]] == cell
+    assert (whole["id"], bool(whole["ended"])) == (half["id"], True)
+    taken = [cell for cell in whole["cells"] if cell["log"] in earlier]
+    assert len(taken) >= 2, "what was measured before is not measured again"
+    assert all(cell["measured"] for cell in whole["cells"] if not cell["skipped"])
     assert states() == before
     assert answers()
     assert on(HEAD).run("ls /run/systemd/system | grep benchmark").stdout == ""
-    found["cells"] = len(cells)
-    found["not_measured"] = sorted({cell["skipped"] for cell in cells.values() if cell["skipped"]})
+    found["cells"], found["cells_before_kill"] = len(whole["cells"]), len(taken)
+    found["not_measured"] = sorted({cell["skipped"] for cell in whole["cells"] if cell["skipped"]})
+
+
+@pytest.mark.parametrize("playbook", ["stop", "start"])
+def test_who_stops_or_starts_the_server_ends_a_benchmark_first(before, playbook):
+    """By hand, with a unit like that of a benchmark."""
+    unit = f"[Unit]\nConflicts={SERVER}.service\nAfter={SERVER}.service\n[Service]\nExecStart=/usr/bin/sleep 600\n"
+    unit += f"ExecStopPost=+/usr/bin/env systemctl --no-block start {SERVER}.service\n"
+    path = f"/run/systemd/system/{PROGRAM}.service"
+    on(HEAD).run(f"printf %s {shlex.quote(unit)} > {path}; systemctl daemon-reload; systemctl start {PROGRAM}")
+    assert PROGRAM in running_services()
+    assert SERVER not in running_services()
+    try:
+        play = [str(ROOT / "playbooks" / f"{playbook}.yml"), f"--inventory={INVENTORY}"]
+        done = subprocess.run(["ansible-playbook", *play], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:]
+        time.sleep(5)
+        assert PROGRAM not in running_services()
+        assert (SERVER in running_services()) == (playbook == "start")
+    finally:
+        subprocess.run(
+            ["ansible-playbook", str(ROOT / "playbooks" / "start.yml"), f"--inventory={INVENTORY}"], check=False
+        )
+    assert answers()
 
 
 def test_what_is_written_has_its_form():
@@ -171,9 +201,8 @@ def test_what_is_written_has_its_form():
     schema = json.loads((ROOT / "docs" / "benchmark.schema.json").read_text())
     jsonschema_rs.validator_for(schema).validate(record)
     assert record == kept()[0]
-    skipped = [cell for cell in record["cells"] if cell["skipped"]]
-    assert {cell["parallel"] for cell in skipped} == {4}
-    assert all("llama_server_parallel is 2" in cell["skipped"] for cell in skipped)
+    assert not [cell for cell in record["cells"] if cell["skipped"]]
+    assert len({cell["settings"]["llama_server_extra_args"] for cell in record["cells"]}) == 2
     assert {len(cell["hosts"]) for cell in record["cells"]} == {1, 2, 3}
     assert len({cell["model"] for cell in record["cells"]}) == 2
 
@@ -192,7 +221,7 @@ def test_every_figure_is_found_in_the_logs_of_the_programs():
         }
         row = tests[cell["test"], cell["depth"]]
         mean, deviation, samples = row["avg_ts"], row["stddev_ts"], row["samples_ts"]
-        if cell["proxied"]:
+        if cell["latency_ms"] is not None:
             samples = samples[LATENCIES.index(cell["latency_ms"]) :: len(LATENCIES)]
             mean, deviation = statistics.fmean(samples), statistics.stdev(samples)
         assert len(samples) == 16
@@ -207,34 +236,20 @@ def test_every_figure_is_found_in_the_logs_of_the_programs():
 
 
 def test_added_latency_costs_what_the_crossings_say():
-    record = kept()[0]
-    assert len(record["fits"]) == 4
-    found["fits"] = [
-        {key: fit[key] for key in ("model", "workers", "fixed_ms", "crossings", "planned_crossings", "worst")}
-        for fit in record["fits"]
-    ]
-    cells = {cell["key"]: cell for cell in record["cells"]}
+    rows = {}
+    for cell in kept()[0]["cells"]:
+        if cell["latency_ms"] is not None and cell["test"].startswith("tg"):
+            rows.setdefault((cell["model"], len(cell["hosts"]) - 1), {})[cell["latency_ms"]] = cell
+    assert len(rows) == 4
     found["added_over_expected"] = {}
-    for fit in record["fits"]:
-        times = {cells[key]["latency_ms"]: 1000 / max(cells[key]["measured"]["samples"]) for key in fit["cells"]}
+    for (model, workers), cells in rows.items():
+        # Whatever else a host does, adds to the other repetitions.
+        times = {latency: 1000 / max(cell["measured"]["samples"]) for latency, cell in cells.items()}
+        predicted = {latency: 1000 / cell["predicted"] for latency, cell in cells.items()}
         for less, more in itertools.combinations(LATENCIES, 2):
-            ratio = (times[more] - times[less]) / (fit["planned_crossings"] * (more - less))
-            name = f"{fit['model']}, {fit['workers']} workers, {less} to {more} ms"
-            found["added_over_expected"][name] = round(ratio, 3)
-    assert all(abs(fit["crossings"] / fit["planned_crossings"] - 1) <= 0.1 for fit in record["fits"]), found
+            ratio = (times[more] - times[less]) / (predicted[more] - predicted[less])
+            found["added_over_expected"][f"{model}, {workers} workers, {less} to {more} ms"] = round(ratio, 3)
     assert not {name: ratio for name, ratio in found["added_over_expected"].items() if abs(ratio - 1) > 0.1}
-
-
-def test_one_cell_is_measured_again_on_request():
-    (before_,) = kept()
-    wanted = "cpu/2 hosts/known-answer-6x64-f32/tg64/d0/"
-    output = run(llama_benchmark_again=[re.escape(wanted) + ".*f16$"])
-    (after,) = kept()
-    changed = [cell["key"] for old, cell in zip(before_["cells"], after["cells"]) if old != cell]
-    assert changed == [cell["key"] for cell in after["cells"] if cell["key"].startswith(wanted) and not cell["proxied"]]
-    assert len(changed) == 1
-    assert "1 of them to measure" in output
-    assert answers()
 
 
 def test_check_mode_changes_nothing():

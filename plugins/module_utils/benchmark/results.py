@@ -1,47 +1,33 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What programs that measure have written, and what follows from it: cells of a benchmark, and how generation depends on latency."""
+"""What programs that measure write, and the figures of cells that follow from it."""
 
 from __future__ import annotations
 
 import re
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FASTEST, SLOWEST, Cell, Speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    LONGEST,
-    Maybe,
-    Number,
-    Text,
-    complete,
-    mismatch,
-    printable,
-    problem,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of benchmark/runner.py."""
-ADDED = re.compile(r"benchmark ([0-9]{1,9}), repetition ([0-9]{1,9}): (\S{1,20}) ms are added")
-"""What benchmark/runner.py says when a repetition begins, where several latencies take turns."""
 LOADED = re.compile(r"constructing llama_context|llama_(?:new_context_with_model|init_from_model): n_ctx\s*=")
 """With which the making of a context begins: the model is loaded. In the trees of 0.3.16 to 0.3.36, and in ik_llama.cpp."""
 SWEPT = re.compile(
     r"\|\s*([0-9]{1,9}) \|\s*([0-9]{1,9}) \|\s*([0-9]{1,9}) \|\s*[0-9.]+ \|\s*([0-9]+\.[0-9]+) \|\s*[0-9.]+ \|\s*([0-9]+\.[0-9]+) \|"
 )
 """PP, TG, N_KV, T_PP, S_PP, T_TG and S_TG of llama-sweep-bench (examples/sweep-bench of ik_llama.cpp)."""
-ERRORS = 3
-"""Last lines of a program that failed, which are shown."""
-ENDPOINT = re.compile(r"127\.0\.0\.1:[0-9]+")
-LOG_LINE = 500
-SLOWEST, FASTEST = 1e-4, 1e9
-"""Tokens per second, or seconds. Figures are kept with four digits: a smaller one would be none."""
+PROXY = re.compile(r"(127\.0\.0\.1:[0-9]{1,5}) leads to (\S+)")
+ENDED = re.compile(r"ended with (-?[0-9]{1,9})")
+ERRORS, LOG_LINE = 3, 500
+"""Last lines of a program that failed, which are shown, and characters of each."""
 
 
 class Result(NamedTuple):
@@ -51,260 +37,133 @@ class Result(NamedTuple):
     depth: int
     samples: tuple[float, ...]
     """Tokens per second, one for each repetition."""
-    mean: float | None = None
-    deviation: float | None = None
-    """Both as the program says them, which has more digits of the samples; None where it does not."""
-    latencies_ms: tuple[str, ...] = ()
-    """Which the proxy added to each sample, as it writes them, where several take turns. Empty where the log does not say it of each."""
+    mean: float
+    deviation: float
+    """Both as the program says them, which has more digits of the samples."""
 
 
 class Log(NamedTuple):
     """What a program that measures wrote, so far."""
 
-    results: list[Result]
+    results: tuple[Result, ...]
+    repetitions: int
+    """That the proxy saw begin, where latencies take turns."""
     load_s: float | None
-    memory_mib: dict[str, float]
+    memory_mib: Mapping[str, float]
     """Device, as the plan names it → the most that it held, with weights, cache and compute buffer."""
     status: int | None
     """None while it runs, or where its end is not written."""
-    last: list[str]
+    last: tuple[str, ...]
     """Its last lines."""
 
 
 def is_speed(number: float) -> bool:
-    """Whether it can be a speed, or seconds to the first token: neither nothing, nor beyond all that there is."""
+    """Whether it can be a speed: neither nothing, nor beyond all that there is."""
     return SLOWEST <= number <= FASTEST
 
 
-def result_of(text: str) -> Result | None:
-    """A line of ``llama-bench -o jsonl``; None of any other line, and of a test of both kinds at once."""
+def speed_of(samples: Sequence[float]) -> Speed:
+    deviation = round(statistics.stdev(samples), 4) if len(samples) > 1 else 0.0
+    return Speed(round(statistics.fmean(samples), 4), deviation, tuple(round(sample, 4) for sample in samples))
+
+
+def results_of(text: str) -> list[Result]:
+    """A line of ``llama-bench -o jsonl``, or a row of the table of llama-sweep-bench; empty for any other line."""
+    swept = SWEPT.match(text.strip())
+    if swept:
+        prompt, generated, depth = (int(number) for number in swept.groups()[:3])
+        speeds = {f"pp{prompt}": float(swept[4]), f"tg{generated}": float(swept[5])}
+        return [Result(test, depth, (speed,), speed, 0.0) for test, speed in speeds.items() if is_speed(speed)]
     if not text.startswith("{"):
-        return None
+        return []
     try:
         row = reading.parse(text)
-        prompt, generated = int(row["n_prompt"]), int(row["n_gen"])
+        prompt, generated, depth = int(row["n_prompt"]), int(row["n_gen"]), int(row.get("n_depth", 0))
         samples = tuple(float(sample) for sample in row["samples_ts"])
-        depth = int(row.get("n_depth", 0))
         mean, deviation = float(row["avg_ts"]), float(row["stddev_ts"])
-    except (ValueError, KeyError, TypeError):
-        return None
-    if bool(prompt) == bool(generated) or not all(map(is_speed, (*samples, mean))) or not 0 <= deviation <= FASTEST:
-        return None
-    if not samples:
-        return None
-    return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)
-
-
-def sweep_results(text: str) -> list[Result]:
-    """A row of the table of llama-sweep-bench; empty for any other line."""
-    found = SWEPT.match(text.strip())
-    if not found:
+    except (ValueError, KeyError, TypeError, OverflowError):
         return []
-    prompt, generated, depth = (int(number) for number in found.groups()[:3])
-    speeds = {f"pp{prompt}": float(found[4]), f"tg{generated}": float(found[5])}
-    return [Result(test, depth, (speed,)) for test, speed in speeds.items() if is_speed(speed)]
-
-
-def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
-    """:param names: endpoint of a proxy → the worker's."""
-    starts = [number for number, line in enumerate(lines) if LOADED.search(line)]
-    ends = [*starts, len(lines)]
-    weights = verification.buffers("\n".join(lines[: ends[0]]))
-    contexts = [verification.buffers("\n".join(lines[start:end])) for start, end in zip(starts, ends[1:])]
-    most: dict[str, float] = {}
-    for one in contexts:
-        for device, kinds in one.items():
-            if device in most or len(most) < verification.DEVICES:
-                most[device] = max(most.get(device, 0), sum(kind.mib for kind in kinds.values()))
-    held = {device: sum(kind.mib for kind in kinds.values()) for device, kinds in weights.items()}
-    whole = {device: round(held.get(device, 0) + most.get(device, 0), 2) for device in (*held, *most)}
-    return {ENDPOINT.sub(lambda found: names.get(found[0], found[0]), device): mib for device, mib in whole.items()}
+    possible = bool(prompt) != bool(generated) and samples and all(map(is_speed, (*samples, mean)))
+    if not possible or not 0 <= deviation <= FASTEST:
+        return []
+    return [Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)]
 
 
 def read(text: str) -> Log:
     """The log of benchmark/runner.py; its last line may be torn."""
-    lines = [found for found in map(LINE.fullmatch, text.split("\n")) if found]
-    results, said, proxies, status = [], [], {}, None
-    # Other threads write the lines of repetitions and those of figures, so each of them may be before the other.
-    turns: dict[int, dict[int, str]] = {}
-    benchmarks: list[int] = []
-    rows = 0
-    for line in lines:
-        rows += line[2] == "out" and line[3].startswith("{")
-        own = result_of(line[3])
-        found = [own] if own else sweep_results(line[3])
-        results += found
-        benchmarks += [rows] * len(found)
-        adds = ADDED.fullmatch(line[3])
-        leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
-        ended = re.fullmatch(r"ended with (-?\d{1,9})", line[3])
-        if line[2] == "run" and leads:
-            proxies[leads[1]] = leads[2]
-        elif line[2] == "run" and adds:
-            turns.setdefault(int(adds[1]), {})[int(adds[2])] = adds[3]
-        elif line[2] == "run" and ended:
-            status = int(ended[1])
-        elif line[2] == "err":
-            said.append(line[3])
-    results = [_with_turns(result, turns.get(number, {})) for result, number in zip(results, benchmarks)]
-    loaded = next((float(line[1]) for line in lines if LOADED.search(line[3])), None)
-    last = [printable(line)[:LOG_LINE] for line in said if line.strip()][-ERRORS:]
-    return Log(results, loaded, _memory(said, proxies), status, last)
+    lines = [found.groups() for found in map(LINE.fullmatch, text.split("\n")) if found]
+    said = [words for _time, kind, words in lines if kind == "err"]
+    notes = [words for _time, kind, words in lines if kind == "run"]
+    proxies = {found[1]: found[2] for found in map(PROXY.fullmatch, notes) if found}
+    statuses = [int(found[1]) for found in map(ENDED.fullmatch, notes) if found]
+    return Log(
+        results=tuple(result for _time, _kind, words in lines for result in results_of(words)),
+        repetitions=notes.count("repetition"),
+        load_s=next((float(seconds) for seconds, _kind, words in lines if LOADED.search(words)), None),
+        memory_mib=_memory(said, proxies),
+        status=statuses[-1] if statuses else None,
+        last=tuple(printable(line)[:LOG_LINE] for line in said if line.strip())[-ERRORS:],
+    )
 
 
-def measured_of(samples: Sequence[float], unit: str) -> dict[str, Any]:
+def _memory(lines: Sequence[str], workers: Mapping[str, str]) -> dict[str, float]:
+    """:param workers: endpoint of a proxy → the worker's."""
+    starts = [number for number, line in enumerate(lines) if LOADED.search(line)]
+    ends = [*starts, len(lines)]
+    weights = _sums("\n".join(lines[: ends[0]]))
+    most: dict[str, float] = {}
+    for start, end in zip(starts, ends[1:]):
+        for device, mib in _sums("\n".join(lines[start:end])).items():
+            if device in most or len(most) < verification.DEVICES:
+                most[device] = max(most.get(device, 0), mib)
+    whole = {device: round(weights.get(device, 0) + most.get(device, 0), 2) for device in (*weights, *most)}
+    names = {device: re.search(r"127\.0\.0\.1:[0-9]+", device) for device in whole}
     return {
-        "mean": round(statistics.fmean(samples), 4),
-        "deviation": round(statistics.stdev(samples), 4) if len(samples) > 1 else 0,
-        "samples": [round(sample, 4) for sample in samples],
-        "unit": unit,
+        device.replace(found[0], workers.get(found[0], found[0])) if (found := names[device]) else device: mib
+        for device, mib in whole.items()
     }
 
 
-def _figures(result: Result) -> dict[str, float]:
-    """As the program says them: rounded twice, one in some hundreds would not be the figure that its log has."""
-    said = {"mean": result.mean, "deviation": result.deviation}
-    return {name: value for name, value in said.items() if value is not None}
+def _sums(text: str) -> dict[str, float]:
+    """Device → MiB of all of its buffers."""
+    return {device: sum(kind.mib for kind in kinds.values()) for device, kinds in verification.buffers(text).items()}
 
 
-def with_memory(cell: Mapping[str, Any], log: Log) -> dict[str, Any]:
-    """The cell with what devices held so far: the longest test of a load may come last."""
-    rows = [{**row, "measured_mib": log.memory_mib.get(row["device"])} for row in cell["memory_mib"]]
-    return {**cell, "memory_mib": rows}
+def fill(cells: Iterable[Cell], log: Log, latencies: Sequence[float]) -> list[Cell]:
+    """Cells that a command line measures, with what its log says of them so far.
+
+    :param latencies: that take turns with the repetitions, the first of them while the model is loaded.
+    """
+    latest = {(result.test, result.depth): result for result in log.results}
+    return [_filled(cell, log, latest.get((cell.test, cell.depth)), latencies) for cell in cells]
 
 
-def fill(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
-    """The cell with what the log says of it; None where it does not say it yet."""
-    own = [result for result in log.results if (result.test, result.depth) == (cell["test"], cell["depth"])]
-    in_turns = options.SAYS_REPETITIONS in argv
-    result = _of_latency(own[-1], cell["latency_ms"]) if own and in_turns else own[-1] if own else None
-    if not result:
-        return None
-    loaded = not in_turns or own[-1].latencies_ms[0] == f"{cell['latency_ms']:g}"
-    return {
-        **with_memory(cell, log),
-        "measured": {**measured_of(result.samples, "t/s"), **_figures(result)},
-        "load_s": log.load_s if loaded else None,
-        "skipped": None,
-        "argv": list(argv),
-        "log": path,
-        "time": int(time.time()),
-    }
+def _filled(cell: Cell, log: Log, result: Result | None, latencies: Sequence[float]) -> Cell:
+    # The longest test of a load may come last, so memory is that of the whole log.
+    memory = tuple(row._replace(measured_mib=log.memory_mib.get(row.device)) for row in cell.memory_mib)
+    cell = cell._replace(memory_mib=memory)
+    if not result or not _are_known(log, latencies):
+        return cell
+    turn = latencies.index(cell.latency_ms) if len(latencies) > 1 and cell.latency_ms is not None else 0
+    samples = result.samples[turn :: max(1, len(latencies))]
+    if not samples:
+        return cell
+    speed = speed_of(samples)
+    if len(latencies) < 2:  # rounded twice, one in some hundreds would not be the figure that the log has
+        speed = speed._replace(mean=result.mean, deviation=result.deviation)
+    return cell._replace(measured=speed, load_s=None if turn else log.load_s, skipped=None)
 
 
-def _with_turns(result: Result, latencies: Mapping[int, str]) -> Result:
-    """:param latencies: number of a repetition, from 1 → its latency."""
-    numbers = range(1, len(result.samples) + 1)
-    if set(latencies) != set(numbers):
-        return result
-    return result._replace(latencies_ms=tuple(latencies[number] for number in numbers))
+def _are_known(log: Log, latencies: Sequence[float]) -> bool:
+    """Whether each sample had the latency whose turn it was: the proxy saw every repetition begin."""
+    return len(latencies) < 2 or log.repetitions >= sum(len(result.samples) for result in log.results)
 
 
-def _of_latency(result: Result, latency: float) -> Result | None:
-    """The repetitions that had this latency; None where the log does not say which had it."""
-    turns = zip(result.samples, result.latencies_ms)
-    samples = tuple(sample for sample, added in turns if added == f"{latency:g}")
-    return Result(result.test, result.depth, samples) if samples else None
-
-
-def failure_of(log: Log, argv: Sequence[str]) -> str:
+def failure_of(log: Log, argv: Sequence[str], latencies: Sequence[float]) -> str:
     """Why a program that has ended did not measure what it should."""
-    how = "was ended" if log.status is None else f"ended with status {log.status}"
+    how = f"ended with status {log.status}"
     if log.status is not None and log.status < 0:
         how = f"was ended by signal {-log.status}"
-    turned = all(result.latencies_ms for result in log.results)
-    if options.SAYS_REPETITIONS in argv and log.status == 0 and not turned:
+    if log.status == 0 and not _are_known(log, latencies):
         how = "did not say when each repetition began: give one value in llama_benchmark_latency_ms"
     return f"{PurePosixPath(argv[0]).name} {how}: {' / '.join(log.last) or 'it said nothing'}"
-
-
-def is_done(cell: Mapping[str, Any]) -> bool:
-    """Whether nothing more is to be measured for a cell."""
-    return bool(cell["measured"] or cell["skipped"])
-
-
-def fits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How milliseconds per generated token depend on the latency that the proxy adds: a line for each row of cells that differ in that alone."""
-    rows: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for cell in cells:
-        if cell["proxied"] and cell["measured"] and cell["test"].startswith("tg"):
-            same = (*cell["hosts"], cell["backend"], cell["model"], *cell["options"].values(), cell["bandwidth_mbit"])
-            rows.setdefault((*same, cell["test"], cell["depth"]), []).append(cell)
-    return [_fit(row) for row in rows.values() if len({cell["latency_ms"] for cell in row}) > 1]
-
-
-def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The line of least squares through the fastest repetition of each cell: whatever else a host does, adds to the others."""
-    latencies = [float(cell["latency_ms"]) for cell in row]
-    times = [1000 / max(cell["measured"]["samples"]) for cell in row]
-    slope, fixed = _line(latencies, times)
-    first = row[0]
-    return {
-        "cells": [cell["key"] for cell in row],
-        **{key: first[key] for key in ("hosts", "backend", "model", "test")},
-        "workers": len(first["workers"]),
-        "fixed_ms": round(max(0.0, fixed), 4),
-        "crossings": round(slope, 3),
-        "planned_crossings": (first["predicted"] or {}).get("crossings") or 0,
-        "worst": round(max(abs(fixed + slope * latency - ms) / ms for latency, ms in zip(latencies, times)), 4),
-    }
-
-
-def visits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each visit to a worker costs a token: of the milliseconds that are not predicted for the devices, the slope over numbers of hosts.
-    A rate that is wrong for all devices alike adds the same to each number of them, and is not taken for a visit's. None where nothing is left."""
-    rows: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for cell in cells:
-        known = (cell["predicted"] or {}).get("visits") is not None
-        if known and cell["measured"] and cell["test"].startswith("tg") and not cell["proxied"] and not cell["depth"]:
-            rows.setdefault((cell["backend"], cell["model"], *cell["options"].values(), cell["test"]), []).append(cell)
-    found = [_visit(row) for row in rows.values() if len({cell["predicted"]["visits"] for cell in row}) > 1]
-    return [visit for visit in found if visit["visit_ms"] > 0]
-
-
-def _visit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    counts = [cell["predicted"]["visits"] for cell in row]
-    times = [1000 / max(cell["measured"]["samples"]) - cell["predicted"]["devices_ms"] for cell in row]
-    slope, _fixed = _line(counts, times)
-    first = row[0]
-    return {
-        "cells": [cell["key"] for cell in row],
-        **{key: first[key] for key in ("backend", "model", "test")},
-        "visit_ms": round(slope, 3),
-    }
-
-
-def _line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Slope of the line of least squares, and its value at 0."""
-    middle, mean = statistics.fmean(places), statistics.fmean(values)
-    spread = sum((place - middle) ** 2 for place in places)
-    slope = sum((place - middle) * (value - mean) for place, value in zip(places, values)) / spread
-    return slope, mean - slope * middle
-
-
-FIGURE, WORDS = Number(real=True), Text(longest=LONGEST)
-KEPT = {
-    "measured": Maybe({"mean": FIGURE, "deviation": FIGURE, "samples": [FIGURE], "unit": ("t/s", "s")}),
-    "load_s": Maybe(FIGURE),
-    "memory_mib": [
-        {"device": Text(), "host": Text(), "planned_mib": FIGURE, "measured_mib": Maybe(FIGURE)},
-    ],
-    "skipped": Maybe(WORDS),
-    "argv": [WORDS],
-    "log": Maybe(WORDS),
-    "time": Maybe(Number()),
-}
-"""What the record of an earlier run says of a cell, as far as it is taken over."""
-
-
-def can_be_kept(cell: Any) -> bool:
-    """Whether a cell of an earlier run's record, which anybody may have written, can be taken over."""
-    shape = {"key": Text(longest=LONGEST), **KEPT}
-    if problem("", cell) or mismatch("", cell, shape) or complete(cell, shape) != cell:
-        return False
-    return not cell["measured"] or are_speeds(cell["measured"])
-
-
-def are_speeds(figures: Mapping[str, Any]) -> bool:
-    """Whether ``measured`` of a cell has samples, and they and their mean can be speeds."""
-    return bool(figures["samples"]) and all(map(is_speed, (figures["mean"], *figures["samples"])))

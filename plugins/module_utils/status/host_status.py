@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
@@ -98,7 +98,7 @@ def _head(place: Mapping[str, Any], head: Mapping[str, Any] | None) -> types.Hea
         waits_for=tuple(verification.waits_for(verification.handshakes(folder / runtime.HANDSHAKES)["workers"])),
         ends=types.Ends(ends["number"], ends["how"], tuple(ends["log"])),
         verified=verified,
-        benchmark=records.last(place["prefix"]),
+        benchmark=next(iter(history.ids(place["prefix"])), None),
         metrics=server.metrics if server else None,
     )
 

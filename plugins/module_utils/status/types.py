@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
@@ -69,7 +69,7 @@ class HeadCondition(NamedTuple):
     """of llama-server"""
     verified: Optional[VerifiedRecord]
     """null where it was never verified"""
-    benchmark: Optional[Annotated[str, Text(records.ID)]]
+    benchmark: Optional[Annotated[str, Text(ID)]]
     """id of the last one that the head keeps"""
     metrics: Optional[Counters]
     """of llama-server; null where it does not count, or sleeps"""

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_page, plots
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report.measurements import Benchmark
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_page
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 HERE = Path(__file__).parent
-MEASURED_BEFORE = ("Summary",)
-"""Parts of a benchmark that stand before those of the plan."""
 
 
 def _printable(value: Any) -> Any:
@@ -40,7 +38,7 @@ def _template() -> Any:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_printable
     )
-    environment.filters.update(anchor=_anchor, figure=benchmark_page.shown, letter=plots.letter)
+    environment.filters.update(anchor=_anchor)
     return environment.get_template("page.html.j2")
 
 
@@ -48,11 +46,10 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.2f}"
 
 
-def _memory(plan: Plan, measured: benchmark_page.Placed | None) -> dict[str, Any]:
+def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
-    for index, entry in enumerate(plan.placement):
-        measured_mib = measured.mib[index] if measured else None
-        whole = max(entry.capacity_mib, entry.total_mib, measured_mib or 0, 1)
+    for entry in plan.placement:
+        whole = max(entry.capacity_mib, entry.total_mib, 1)
         sizes = {part: plan_text.size_of(entry, part) for part in plan_text.PARTS}
         label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
@@ -66,12 +63,10 @@ def _memory(plan: Plan, measured: benchmark_page.Placed | None) -> dict[str, Any
                 "amounts": [plan_text.amount(entry, part) for part in plan_text.PARTS],
                 "sum": f"{entry.total_mib:.0f}",
                 "of": f"{entry.capacity_mib:.0f}",
-                "is": "" if measured_mib is None else f"{measured_mib:.0f}",
-                "share": None if measured_mib is None else _share(measured_mib, whole),
             }
         )
     notes = [*plan_text.auxiliary_models(plan), *plan_text.uncounted(plan), *plan_text.reasons(plan)]
-    return {"rows": rows, "beside": bool(plan.further), "notes": notes, "measured": measured.cell if measured else ""}
+    return {"rows": rows, "beside": bool(plan.further), "notes": notes}
 
 
 def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
@@ -133,7 +128,7 @@ def _checks(verified: dict) -> dict[str, Any]:
     return {"rows": rows, "said": f"Of {len(rows)} checks: {said}." if rows else "Nothing was checked."}
 
 
-def _of_plan(plan: Plan | Refused, changes: Sequence[str], placed: benchmark_page.Placed | None) -> dict[str, Any]:
+def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     """What the template takes of a plan, the names of its parts in ``parts``."""
     other = plan_text.plan_parts(plan, changes)
     refused = "Refused" in other
@@ -142,7 +137,7 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str], placed: benchmark_pag
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            memory=_memory(plan, placed),
+            memory=_memory(plan),
             commands=_commands(plan),
             advisories=plan_text.advisories(plan),
             speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
@@ -167,20 +162,15 @@ def page(
     changes: Sequence[str] = (),
     verified: dict | None = None,
     measured: Benchmark | None = None,
-    earlier: Benchmark | None = None,
 ) -> str:
     """HTML of a plan, a refused one too, with what was verified and measured of it.
 
     :param plan: None leaves its parts out.
     :param changes: what site.yml would change.
     :param verified: of verification.judge.
-    :param earlier: a benchmark with which ``measured`` is compared.
     """
-    placed = benchmark_page.memory_of_plan(measured, plan) if measured and isinstance(plan, Plan) else None
-    view = _of_plan(plan, changes, placed) if plan else {"parts": [], "other": {}}
-    of_benchmark = benchmark_page.view(measured, earlier) if measured else {"parts": [], "measured": {}}
-    before = [name for name in of_benchmark["parts"] if name in MEASURED_BEFORE]
-    after = [name for name in of_benchmark["parts"] if name not in MEASURED_BEFORE]
+    view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}}
+    of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}
     refused = [name for name in view["parts"] if name == "Refused"]
     first = [name for name in view["parts"] if name in ("Topology", "Memory", "Predicted speed")]
     rest = [name for name in view["parts"] if name not in (*refused, *first)]
@@ -194,8 +184,7 @@ def page(
             "title": title,
             "subtitle": " ".join(subtitle),
             "style": Markup((HERE / "page.css").read_text()),
-            "missing": plots.missing() if measured else None,
             "checks": _checks(verified) if verified else None,
-            "parts": [*refused, *before, *checks, *first, *after, *rest],
+            "parts": [*refused, *checks, *first, *of_benchmark["parts"], *rest],
         }
     )

@@ -18,12 +18,13 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
@@ -31,8 +32,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import (
     bounded_process,
     cache,
@@ -174,6 +177,25 @@ def _write_known_answer_model(path: Path, checksum: Path, layers: int, width: in
 
 def _folder() -> Path:
     return cache.folder("sources", "llama_release")
+
+
+def look_up(action: ActionBase, task_vars: Mapping[str, Any], cluster: Cluster, catalogue: Catalogue) -> Cluster:
+    """The cluster with what only the controller can look up in those releases of which some host has a build.
+
+    :raises Refusal: names the variable.
+    """
+
+    def find(path: str) -> str:
+        beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
+        return beside if os.path.isabs(beside) and os.path.exists(beside) else action._find_needle("files", path)
+
+    resolved = {}
+    for variable in planner.release_variables(cluster, catalogue):
+        try:
+            resolved[variable] = resolve(cluster.releases[variable], find)
+        except Refusal as refusal:
+            raise releases.name_variable(refusal, variable) from None
+    return cluster._replace(releases={**cluster.releases, **resolved})
 
 
 def resolve(value: Any, find: Callable[[str], str]) -> dict:

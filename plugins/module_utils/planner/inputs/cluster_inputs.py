@@ -325,7 +325,7 @@ MOST_VISIT_MS = 10_000
 def _visit_ms(name: str, given: float | None) -> float | None:
     if given is not None and not 0 < given <= MOST_VISIT_MS:
         raise Refusal(
-            f"llama_link_visit_ms of {name} is {given:g}: use milliseconds as benchmark.md gives them, more than 0 and at most {MOST_VISIT_MS}, or leave it out"
+            f"llama_link_visit_ms of {name} is {given:g}: use milliseconds as docs/benchmark.md says, more than 0 and at most {MOST_VISIT_MS}, or leave it out"
         )
     return given
 

@@ -85,17 +85,6 @@ def _further(role: str, given: Mapping[str, Any] | None) -> ModelSource | None:
     return _source(role, f"{variable}.", given)
 
 
-def source_of(variable: str, given: Mapping[str, Any]) -> ModelSource | None:
-    """The source of a model that a mapping of its own describes; None where it has none.
-
-    :raises Refusal: it has several, or one that is not possible.
-    """
-    kinds = [kind for kind in KINDS if _is_set(given.get(kind))]
-    if len(kinds) > 1:
-        raise Refusal(f"{variable} has {' and '.join(kinds)}: give one")
-    return _source(download_record.MODEL, f"{variable}.", given) if kinds else None
-
-
 def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
     """:param given: KINDS, of which one is set, and ``checksum``."""
     kind = next(kind for kind in KINDS if _is_set(given.get(kind)))

@@ -1,0 +1,102 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: benchmark_job
+short_description: Measures on the head in place of the server
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Runs programs that measure one after the other, as a service that takes the place of the server.
+  - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change.
+seealso:
+  - module: llamacpp.cluster.benchmark
+  - module: llamacpp.cluster.benchmark_info
+options:
+  host:
+    description: The head's part of the plan.
+    type: dict
+    required: true
+  state:
+    description:
+      - With V(started) the server is stopped and O(job) runs. It fails where a job is there already.
+      - With V(absent) there is no job, and the server runs.
+    type: str
+    choices: [started, absent]
+    required: true
+  job:
+    description: C(timeout), seconds of each program, and C(loads), each with C(argv), C(environment), C(log), C(workers) and C(latencies_ms).
+    type: dict
+  definition:
+    description: Of the service.
+    type: str
+  runner:
+    description: Text of the program that runs O(job).
+    type: str
+  record:
+    description: What was measured so far, which is kept beside the installation.
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Start the server where a benchmark that was killed has left it stopped
+  llamacpp.cluster.benchmark_job:
+    host: "{{ __llama_plan.hosts[inventory_hostname] }}"
+    state: absent
+  when: inventory_hostname == __llama_plan.head.host
+"""
+
+RETURN = r"""
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
+
+
+def apply(params, check):
+    """Brings the job to its state; whether that changes something."""
+    service = job.Job(params["host"])
+    started, left = params["state"] == "started", service.is_left()
+    if started and left:
+        raise Refusal(f"{service.name} is there already: run playbooks/benchmark.yml again, which ends it first")
+    if check:
+        return started or left
+    if params["record"]:
+        history.write(params["host"]["prefix"], params["record"])
+    if started:
+        service.start(params["definition"], params["runner"], params["job"])
+    elif left:
+        service.end()
+    return started or left
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "host": {"type": "dict", "required": True},
+            "state": {"type": "str", "choices": ["started", "absent"], "required": True},
+            **{name: {"type": "dict"} for name in ("job", "record")},
+            **{name: {"type": "str"} for name in ("definition", "runner")},
+        },
+        required_if=[("state", "started", ("job", "definition", "runner", "record"))],
+        supports_check_mode=True,
+    )
+    lock = host_lock.hold(module.params["host"]["prefix"], exclusive=not module.check_mode)
+    with errors.reported(module, services.ServiceError, commands.CommandError), lock:
+        changed = apply(module.params, module.check_mode)
+    module.exit_json(changed=changed)
+
+
+if __name__ == "__main__":
+    main()
