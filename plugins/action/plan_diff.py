@@ -46,9 +46,9 @@ class ActionModule(ActionBase):
                 "report": {"type": "path"},
             }
         )
-        plan, answers = arguments["plan"], arguments["answers"]
+        plan = typed_json.parse(Plan, arguments["plan"])
         try:
-            answers = changes.check(plan, answers)
+            answers = changes.check(plan.hosts, arguments["answers"])
             tools = _tools(arguments["facts"])
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
@@ -59,9 +59,8 @@ class ActionModule(ActionBase):
             )
         decided = changes.decide(plan, compared.drifts)
         if arguments["page"]:
-            typed = typed_json.parse(Plan, plan)
-            changed = plan_text.changes_of(typed, decided.restarts, compared.drifts, compared.without)
-            output.show_plan(typed, changed, arguments["html"], arguments["report"])
+            changed = plan_text.changes_of(plan, decided.restarts, compared.drifts, compared.without)
+            output.show_plan(plan, changed, arguments["html"], arguments["report"])
         return {
             "changed": False,
             **decided._asdict(),

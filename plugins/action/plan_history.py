@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import plan_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 
 class ActionModule(ActionBase):
@@ -20,7 +22,7 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         plan = arguments.pop("plan", None)
         if plan is not None:
-            name = task_vars["inventory_hostname"]
-            sources = [file["source"] for file in plan["hosts"][name]["files"] if "source" in file]
-            arguments["record"] = plan_record.record(plan, name, {path: Path(path).read_text() for path in sources})
+            plan, name = typed_json.parse(Plan, plan), task_vars["inventory_hostname"]
+            contents = {file.source: Path(file.source).read_text() for file in plan.hosts[name].files if file.source}
+            arguments["record"] = typed_json.dump(plan_record.record(plan, name, contents))
         return self._execute_module(module_args=arguments, task_vars=task_vars)

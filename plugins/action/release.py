@@ -52,7 +52,7 @@ class ActionModule(ActionBase):
         build, cache = arguments["build"], arguments["cache"]
         builds = build["builder"] == task_vars["inventory_hostname"]
         prefix = arguments["prefix"] if builds else None
-        kept = build_registry.Built(arguments["cluster"], build["builder"], build["id"], prefix)
+        kept = build_registry.CachedBuild(arguments["cluster"], build["builder"], build["id"], prefix)
         record = kept.record()
         arguments["recorded"] = dict(record.files) if record else {}
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
@@ -77,12 +77,12 @@ class ActionModule(ActionBase):
                 )
         if builds and not result.get("failed"):
             if not record:
-                kept.watch(result.get("manifest"))
+                kept.record_files(result.get("manifest"))
             if arguments.get("share") and not kept.archive():
                 self._keep(kept, arguments, task_vars)
         return result
 
-    def _is_received(self, kept: build_registry.Built, result: dict, arguments: dict) -> bool:
+    def _is_received(self, kept: build_registry.CachedBuild, result: dict, arguments: dict) -> bool:
         """Whether this host has what another one compiled, and has to compile it itself. Then it is named in the module's arguments.
 
         :param result: what the module returned, in which a manifest may be anything.
@@ -120,7 +120,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {copying.why(result)}")
         return target
 
-    def _keep(self, kept: build_registry.Built, arguments: dict, task_vars: dict) -> None:
+    def _keep(self, kept: build_registry.CachedBuild, arguments: dict, task_vars: dict) -> None:
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
         packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
         with kept.receive() as target:

@@ -23,10 +23,11 @@ class ActionModule(ActionBase):
         _checked, arguments = self.validate_argument_spec(
             argument_spec={"plan": {"type": "dict", "required": True}, "answers": {"type": "dict", "required": True}}
         )
-        plan = arguments["plan"]
+        refused = arguments["plan"]["refused"]
+        plan = typed_json.parse(Refused if refused else Plan, arguments["plan"])
         try:
-            answers = changes.check(plan, arguments["answers"])
+            answers = changes.check({} if refused else plan.hosts, arguments["answers"])
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
-        obstacles = staging.obstacles(typed_json.parse(Refused if plan["refused"] else Plan, plan), answers)
+        obstacles = staging.obstacles(plan, answers)
         return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}

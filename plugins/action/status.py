@@ -29,7 +29,7 @@ def _last(answer: Any, facts: Any) -> Any:
     return answer if asked else facts
 
 
-def _read(plan: Mapping[str, Any] | None, name: str, answer: Any) -> tuple[Answer, dict[str, Any]]:
+def _read(plan: Plan | None, name: str, answer: Any) -> tuple[Answer, dict[str, Any]]:
     """What a host said, and what of it can be compared with the plan. Where it has another form than host_status gives it, that is all it said."""
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         found = answer if isinstance(answer, Mapping) else {}
@@ -44,7 +44,7 @@ def _read(plan: Mapping[str, Any] | None, name: str, answer: Any) -> tuple[Answe
                 f"what it reports is not as this version of the collection reads it ({problem.where} {problem.why})"
             )
         if plan:
-            answer = changes.check({"hosts": {name: plan["hosts"][name]}}, {name: answer})[name]
+            answer = changes.check({name: plan.hosts[name]}, {name: answer})[name]
     except Refusal as refusal:
         return Answer(said=str(refusal)), {"msg": str(refusal)}
     condition = validation.complete(given, typed_json.shape(types.Condition))
@@ -67,7 +67,7 @@ class ActionModule(ActionBase):
             }
         )
         given = arguments["plan"]
-        plan = None if given["refused"] else given
+        plan = None if given["refused"] else typed_json.parse(Plan, given)
         unplanned = " ".join(given["reasons"]) if given["refused"] else ""
         read = {
             name: _read(plan, name, _last(answer, arguments["facts"].get(name)))
@@ -77,8 +77,7 @@ class ActionModule(ActionBase):
         drifts = changes.compare(plan, compared, build_registry.recorded(plan)).drifts if plan else {}
         answers = {name: answer._replace(drift=drifts.get(name)) for name, (answer, _reported) in read.items()}
         other = (rollback_report.other_plan(plan, drifts) if plan else None) or ""
-        typed = typed_json.parse(Plan, plan) if plan else None
-        found = cluster_status.of_cluster(given["cluster"], arguments["heads"], typed, answers, unplanned, other)
+        found = cluster_status.of_cluster(given["cluster"], arguments["heads"], plan, answers, unplanned, other)
         shown = typed_json.dump(found)
         if arguments["path"]:
             output.write("llama_status_path", arguments["path"], json.dumps(shown, indent=2) + "\n")

@@ -50,10 +50,11 @@ class ActionModule(ActionBase):
         plan = arguments["plan"]
         if arguments.pop("gate", False):
             return self._gate(plan, task_vars)
-        answers = _check(changes.check, plan, answers)
+        planned = typed_json.parse(Plan, plan)
+        answers = _check(changes.check, planned.hosts, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         answered = {name: drift for name, drift in drifts.items() if drift}
-        unlike = changes.unlike(plan, answered, build_registry.recorded(plan))
+        unlike = changes.unlike(planned, answered, build_registry.recorded(planned))
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [] if plan["staging"] else _exposed(plan, task_vars["hostvars"])
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
@@ -62,13 +63,14 @@ class ActionModule(ActionBase):
             knocks = dict(zip(exposed, knocking))
         if "evidence" not in answer:
             return answer
-        head = plan["head"]["host"]
-        again = _check(changes.check, plan, {head: {"drift": answer["evidence"].get("drift")}})[head]["drift"]
+        head = planned.head.host
+        reported = {head: {"drift": answer["evidence"].get("drift")}}
+        again = _check(changes.check, {head: planned.hosts[head]}, reported)[head]["drift"]
         drifts[head] = again or drifts[head]
         found = {
             name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
         }
-        other = None if plan["staging"] else rollback_report.other_plan(plan, drifts)
+        other = None if plan["staging"] else rollback_report.other_plan(planned, drifts)
         if other:
             display.warning(other)
         judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)

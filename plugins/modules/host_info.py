@@ -70,7 +70,7 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, links, ownership, plan_history
@@ -81,7 +81,7 @@ def read(params):
     """What the module returns."""
     if params["plan"] is None:
         found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
-        return {"facts": {**found, "plans": plan_history.summaries(found["prefix"])}}
+        return {"facts": {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}}
     free = {"free_mib": resources.free_mib()} if params["free"] else {}
     ownership.check(params["plan"])
     with host_lock.hold(params["plan"]["prefix"], exclusive=False):

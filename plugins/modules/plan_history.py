@@ -57,9 +57,10 @@ EXAMPLES = r"""
 RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 
 
 def main():
@@ -78,7 +79,8 @@ def main():
     prefix = module.params["prefix"]
     with errors.reported(module, *state.ERRORS):
         if module.params["state"] == "recorded":
-            changed = plan_history.record(prefix, module.params["record"], module.check_mode)
+            record = typed_json.parse(history.PlanRecord, module.params["record"])
+            changed = plan_history.record(prefix, record, module.check_mode)
         else:
             changed = plan_history.mark_served(prefix, module.params["id"], module.check_mode)
     module.exit_json(changed=changed)

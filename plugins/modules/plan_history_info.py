@@ -65,20 +65,21 @@ missing:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 
 
 def compared(prefix, identity):
     """A record, how the host differs from it, and files that its services read and that are missing."""
     record = plan_history.read(prefix, identity)
-    wanted = {path for service in record["host"]["services"] for path in service["reads"]}
-    made = {file["path"] for file in record["host"]["files"] if "content" not in file}
-    drift = state.drift(record["host"])
+    wanted = {path for service in record.host.services for path in service.reads}
+    made = {file.path for file in record.host.files if file.content is None}
+    drift = state.drift(typed_json.dump(record.host))
     missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift["changed_files"])
     missing.update(drift.get("changed_models", ()))
-    return {"record": record, "drift": drift, "missing": sorted(missing)}
+    return {"record": typed_json.dump(record), "drift": drift, "missing": sorted(missing)}
 
 
 def main():
@@ -91,9 +92,9 @@ def main():
     with errors.reported(module, *state.ERRORS):
         if identity is not None:
             module.exit_json(changed=False, **compared(prefix, identity))
-        history = plan_history.read_all(prefix)
-    plans = [plan_history.summary(record) for record in history.records]
-    module.exit_json(changed=False, plans=plans, unreadable=history.unreadable)
+        found = plan_history.read_all(prefix)
+    plans = typed_json.dump([history.summary(record) for record in found.records])
+    module.exit_json(changed=False, plans=plans, unreadable=found.unreadable)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, cache
+from conftest import typed
 from test_cache import at_once
 from test_planning import drifts
 
@@ -98,7 +99,7 @@ def program(host):
 
 
 def kept(cluster="one", builder="head"):
-    return build_registry.Built(cluster, builder, BUILD["id"])
+    return build_registry.CachedBuild(cluster, builder, BUILD["id"])
 
 
 def test_a_build_that_was_watched_is_recorded_and_goes_to_the_others(install, tmp_path, controller):
@@ -160,7 +161,7 @@ def test_a_builder_cannot_have_its_recorded_build_made_again_by_its_note(install
     """A host may write anything into its manifest. Its own record counts, also where that is as another host compiled it."""
     install("head", share=True)
     install("worker1")
-    build_registry.Built("one", "worker1", BUILD["id"], str(tmp_path / "worker1/prefix")).watch(
+    build_registry.CachedBuild("one", "worker1", BUILD["id"], str(tmp_path / "worker1/prefix")).record_files(
         install("worker1")["manifest"]
     )
     assert install("worker1", build=BY_WORKER)["changed"] is False
@@ -298,7 +299,7 @@ def test_another_installation_on_the_same_host_has_builds_of_its_own(install, tm
     """One host as root and as a user, each as a cluster of the same name: neither takes the other for a host that was changed."""
     install("head")
     other = str(tmp_path / "other")
-    assert build_registry.Built("one", "head", BUILD["id"], other).record() is None
+    assert build_registry.CachedBuild("one", "head", BUILD["id"], other).record() is None
     assert kept().record()
     installer = building.Installer(other, BUILD, None)
     place(tmp_path / "head", "built by root")
@@ -309,7 +310,7 @@ def test_another_installation_on_the_same_host_has_builds_of_its_own(install, tm
 
 @pytest.mark.parametrize("name", ["..", "a/b", "../../x", "/etc", ".", "fe80::1"])
 def test_names_stay_below_the_cache(controller, name):
-    folder = build_registry.Built(name, name, "x").folders[-1]
+    folder = build_registry.CachedBuild(name, name, "x").folders[-1]
     assert folder.parent.parent == controller / "releases"
     assert folder.resolve() == folder
 
@@ -318,7 +319,7 @@ def test_a_cache_that_cannot_be_written(install, small_disk, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk))
     (small_disk / "full").write_bytes(os.urandom(200 << 10))
     with pytest.raises(AnsibleError, match=r"llama_build_share does not fit on the controller: the disk of .* is full"):
-        kept().watch({"files": {f"bin/{number}": "0" * 64 for number in range(2000)}})
+        kept().record_files({"files": {f"bin/{number}": "0" * 64 for number in range(2000)}})
     assert kept().record() is None
     (small_disk / "full").unlink()
     install("head")
@@ -336,9 +337,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bu
 said = []
 for cluster in ("one", "two"):
     for turn in range(20):
-        kept = build_registry.Built(cluster, "head", f"b{{turn}}-cpu-1")
+        kept = build_registry.CachedBuild(cluster, "head", f"b{{turn}}-cpu-1")
         if not kept.record():
-            kept.watch({{"files": {files!r}}})
+            kept.record_files({{"files": {files!r}}})
         if not kept.archive():
             with kept.receive() as target:
                 shutil.copy({str(tmp_path / "packed.tar.gz")!r}, target)
@@ -358,7 +359,7 @@ def test_nothing_is_recorded_in_check_mode(install):
 def test_a_builder_that_does_not_say_what_it_built(files):
     for manifest in ({"files": files}, files):
         with pytest.raises(AnsibleError, match="head does not say which files its build b1-cpu-1 has"):
-            kept().watch(manifest)
+            kept().record_files(manifest)
 
 
 def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monkeypatch):
@@ -419,11 +420,11 @@ def installed(plan, **others):
 def test_a_host_with_other_programs_than_recorded_is_named_and_gets_the_right_ones(pair, claim):
     plan = pair.plan()
     identity = plan["hosts"]["head"]["builds"][0]["id"]
-    compared = changes.compare(plan, installed(plan, worker2=claim), known(plan, FILES))
+    compared = changes.compare(typed(plan), installed(plan, worker2=claim), known(plan, FILES))
     text = f"release {identity} on worker2 is not the one that the controller recorded of head"
     assert compared.unlike == [text]
     assert compared.drifts["worker2"]["differences"] == [{"kind": "release", "subject": identity, "text": text}]
-    decided = changes.decide(plan, compared.drifts)
+    decided = changes.decide(typed(plan), compared.drifts)
     assert decided.shared == {identity: "head"}
     assert decided.restarts["worker2"] == ["llamacpp-worker-cpu"]
 
@@ -437,13 +438,13 @@ def test_a_builder_that_received_its_build_compiles_it_and_all_get_that_one(pair
     if known_by == "note":
         found["head"]["drift"]["received"] = {identity: "worker1"}
     recorded = {("head", identity): changes.Recorded({}, False, others)}
-    compared = changes.compare(plan, found, recorded)
+    compared = changes.compare(typed(plan), found, recorded)
     text = f"release {identity} on head was compiled on worker1, and head has to compile it itself"
     assert compared.drifts["head"]["differences"] == [{"kind": "release", "subject": identity, "text": text}]
     assert compared.unlike == [
         f"release {identity} on {name} is not the one that head has to build again" for name in ("worker1", "worker2")
     ]
-    decided = changes.decide(plan, compared.drifts)
+    decided = changes.decide(typed(plan), compared.drifts)
     assert (decided.builders, decided.shared) == (["head"], {identity: "head"})
     assert decided.restarts["head"]
 
@@ -454,17 +455,17 @@ def test_a_note_of_a_builder_does_not_count_against_its_record(pair):
     found = installed(plan)
     for name in plan["hosts"]:
         found[name]["drift"]["received"] = {identity: "worker1"}
-    compared = changes.compare(plan, found, known(plan, FILES))
+    compared = changes.compare(typed(plan), found, known(plan, FILES))
     assert not any(drift["differences"] for drift in compared.drifts.values())
     found["head"]["drift"]["received"] = {identity: "head"}
-    compared = changes.compare(plan, found)
+    compared = changes.compare(typed(plan), found)
     assert not any(drift["differences"] for drift in compared.drifts.values())
 
 
 def test_without_a_record_nothing_is_compared(pair):
     plan = pair.plan()
-    assert not changes.compare(plan, installed(plan, worker2=None)).unlike
-    assert not changes.compare(plan, installed(plan), known(plan, FILES)).unlike
+    assert not changes.compare(typed(plan), installed(plan, worker2=None)).unlike
+    assert not changes.compare(typed(plan), installed(plan), known(plan, FILES)).unlike
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -473,18 +474,18 @@ def test_where_the_builder_builds_again_all_others_get_that_build(pair, packed):
     identity = plan["hosts"]["head"]["builds"][0]["id"]
     found = installed(plan)
     found["head"]["drift"]["missing_builds"] = [identity]
-    compared = changes.compare(plan, found, known(plan, FILES, packed))
+    compared = changes.compare(typed(plan), found, known(plan, FILES, packed))
     lacking = [name for name, drift in compared.drifts.items() if identity in drift["missing_builds"]]
     assert lacking == (["head"] if packed else ["head", "worker1", "worker2"])
 
 
 def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     plan = pair.plan()
-    assert build_registry.recorded(plan) == {}
+    assert build_registry.recorded(typed(plan)) == {}
     build = plan["hosts"]["head"]["builds"][0]
-    one = build_registry.Built(plan["cluster"], "head", build["id"], plan["hosts"]["head"]["prefix"])
-    one.watch({"files": FILES})
-    assert build_registry.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
+    one = build_registry.CachedBuild(plan["cluster"], "head", build["id"], plan["hosts"]["head"]["prefix"])
+    one.record_files({"files": FILES})
+    assert build_registry.recorded(typed(plan)) == {("head", build["id"]): changes.Recorded(FILES, False)}
     assert cache.root() == one.folders[0]
 
 
@@ -496,11 +497,11 @@ def test_an_archive_of_another_host_is_known_where_the_builder_has_no_record(pai
         (plan["cluster"], "worker2", FILES, None),
         ("another cluster", "worker1", FILES, "3" * 64),
     ):
-        one = build_registry.Built(cluster, name, build["id"], "/x")
-        one.watch({"files": files})
+        one = build_registry.CachedBuild(cluster, name, build["id"], "/x")
+        one.record_files({"files": files})
         one._write(one.record()._replace(sha256=digest))
     others = {"rack@1": OTHERS}
-    assert build_registry.recorded(plan) == {("head", build["id"]): changes.Recorded({}, False, others)}
+    assert build_registry.recorded(typed(plan)) == {("head", build["id"]): changes.Recorded({}, False, others)}
 
 
 def test_a_builder_that_says_it_has_moved_gives_the_others_nothing_new(install, tmp_path):

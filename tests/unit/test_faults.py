@@ -363,7 +363,7 @@ MODULES = {
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
     host_status: ((host_status.host_status, "read"), {}),
-    plan_history_module: ((plan_history, "record"), {"state": "recorded", "prefix": "/p", "record": {"id": "x"}}),
+    plan_history_module: ((plan_history, "mark_served"), {"state": "served", "prefix": "/p", "id": "x"}),
     plan_history_info: ((plan_history_info.plan_history, "read_all"), {"prefix": "/p"}),
     lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
@@ -689,7 +689,7 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
         (prefix / "runtime" / launcher / "new").write_text(launcher)  # as Ansible's module copy does
         os.replace(prefix / "runtime" / launcher / "new", prefix / "runtime" / launcher / "runtime.py")
         kept = rollbacks.with_id(record, len(launcher))
-        plan_history.record(str(prefix), kept)
+        rollbacks.begin(prefix, kept)
         machine.apply(test_services.defined(HEAD, f"runtime/{launcher}/runtime.py releases/{identity}/ -- "))
         plan_history.mark_served(str(prefix), kept["id"])
         planned = {**machine.host, "cache": str(root / "cache"), "keep_releases": 1, "builds": [{"id": identity}]}

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from conftest import complete, known_answer_of
+from support.lifecycle import decide
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 TOOLS = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.9"}

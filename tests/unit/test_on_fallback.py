@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import s
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from conftest import typed
 from test_planning import drifts
 from test_state import free_port
 
@@ -178,8 +179,8 @@ def on_fallback(plan):
 
 def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
     found, _evidence = on_fallback(plan)
-    changes.check(plan, {name: {"drift": drift} for name, drift in found.items()})
-    decided = changes.decide(plan, found)
+    changes.check(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
+    decided = changes.decide(typed(plan), found)
     assert decided.restarts["head"] == []
     assert decided.behind == []
     assert decided.unreached == ["worker1"]

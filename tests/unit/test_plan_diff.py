@@ -6,6 +6,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan_diff, stagi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
+from conftest import typed
 from support.actions import run as run_action
 from test_planning import drifts
 
@@ -59,7 +60,7 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     found = answers(plan, worker1=answer)
     if answer is None:
         del found["worker1"]
-    compared = changes.compare(plan, found)
+    compared = changes.compare(typed(plan), found)
     assert list(compared.drifts) == ["head", "worker2"]
     assert compared.without["worker1"].startswith(reason)
     assert len(compared.without["worker1"]) <= 500
@@ -121,7 +122,9 @@ def test_a_host_with_another_release_than_recorded_is_named(pair, monkeypatch, t
     plan = pair.plan()
     identity = plan["hosts"]["head"]["builds"][0]["id"]
     files = {"bin/llama-server": "1" * 64}
-    build_registry.Built(plan["cluster"], "head", identity, plan["hosts"]["head"]["prefix"]).watch({"files": files})
+    build_registry.CachedBuild(plan["cluster"], "head", identity, plan["hosts"]["head"]["prefix"]).record_files(
+        {"files": files}
+    )
     found = answers(plan)
     for name in found:
         found[name]["drift"]["installed"] = {identity: files if name != "worker2" else {"bin/llama-server": "2" * 64}}

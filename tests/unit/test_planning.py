@@ -8,7 +8,6 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide, missing_tools
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
@@ -21,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
+from support.lifecycle import decide, missing_tools
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}

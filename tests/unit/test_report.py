@@ -5,11 +5,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import Cluster, known_answer_of, typed
+from support.lifecycle import decide
 from test_advisories import strix_halos
 from test_planning import drifts
 

@@ -9,6 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import rollback_report 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from conftest import typed
 from support.actions import run
 from support.playbook_runs import Operator
 from support.rollbacks import NAMES, completed, placed, record_of, serve, with_id
@@ -389,16 +390,16 @@ def test_after_a_rollback_the_inventory_and_the_hosts_without_a_part_are_named()
 
 def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     plan = completed(pair)
-    planned = {"id": plan["id"], "time": 2, "state": "served", "release": "0.3.36"}
-    old = {"id": "1" * 16, "time": 3, "state": "served", "release": "b1"}
+    planned = {**summary(1, 2), "id": plan["id"]}
+    old = {**summary(1, 3), "id": "1" * 16, "release": "b1"}
     same = {name: {"plans": [planned]} for name in NAMES}
-    assert rollback_report.other_plan(plan, same) is None
-    assert rollback_report.other_plan(plan, dict.fromkeys(NAMES)) is None
-    message = rollback_report.other_plan(plan, {**same, "worker1": {"plans": [planned, old]}})
+    assert rollback_report.other_plan(typed(plan), same) is None
+    assert rollback_report.other_plan(typed(plan), dict.fromkeys(NAMES)) is None
+    message = rollback_report.other_plan(typed(plan), {**same, "worker1": {"plans": [planned, old]}})
     assert "plans release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
     begun = {name: {"plans": [planned, {**old, "state": "applying"}]} for name in NAMES}
-    assert "was begun and never served" in rollback_report.other_plan(plan, begun)
+    assert "was begun and never served" in rollback_report.other_plan(typed(plan), begun)
 
 
 # --------------------------------------------------------------------------------------------------------------- the gate

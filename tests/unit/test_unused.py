@@ -153,12 +153,10 @@ def test_everything_together_leaves_what_the_plan_uses(here):
 
 def by_another_plan(here):
     """A kept plan of this cluster names it."""
-    other = {
-        **record_of(here.plan, "here"),
-        "model": {"path": f"{here.prefix}/models/owner-repo-0123abcd/Q4_K_M.gguf", "known_answer": None},
-    }
+    other = record_of(here.plan, "here")
+    other["model"].update(path=f"{here.prefix}/models/owner-repo-0123abcd/Q4_K_M.gguf", known_answer=None)
     other["host"]["services"][0]["environment"]["LLAMA_CACHE"] = f"{here.prefix}/state/cache/two"
-    other["host"]["builds"] = [{"id": "cpu-old", "targets": ["llama-server"]}]
+    other["host"]["builds"] = [{**other["host"]["builds"][0], "id": "cpu-old", "targets": ["llama-server"]}]
     serve(here.prefix, {**other, "id": f"{1:016x}"})
 
 
@@ -167,7 +165,7 @@ def by_another_cluster(here):
     prefix = here.folder / "llamacpp-night"
     (prefix / "plans").mkdir(parents=True)
     other = json.loads(json.dumps(record_of(here.plan, "here")).replace(str(here.prefix), str(prefix)))
-    other["model"] = {"path": f"{here.prefix}/models/owner-repo-0123abcd/Q4_K_M.gguf", "known_answer": None}
+    other["model"].update(path=f"{here.prefix}/models/owner-repo-0123abcd/Q4_K_M.gguf", known_answer=None)
     other["host"]["services"][0]["argv"] += [
         "--cache",
         f"{here.prefix}/state/cache/two",

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from conftest import definition
 from support.actions import run
+from support.lifecycle import decide
 from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -113,7 +113,7 @@ class Used:
                 self.folders |= {folder, _target_of(folder)}
             with suppress(OSError):
                 for record in plan_history.read_all(prefix).records:
-                    self.texts += [*_words(record["model"]), *_words(record["host"]["services"])]
+                    self.texts += [*_words(record.model), *_words(record.host.services)]
         manager = service_managers.MANAGERS[planned["service_manager"]]
         for path in Path(planned["units"]).glob("*"):
             if manager.service(path):

@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 PATH = Text(longest=4096)
@@ -32,7 +34,7 @@ ANSWER = {
             "installed": Maybe(Each(Each(Text()))),
             "received": Maybe(Each(Text())),
             "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
-            "plans": Maybe([history.SUMMARY]),
+            "plans": Maybe([typed_json.shape(history.PlanSummary)]),
             "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
         }
     ),
@@ -45,27 +47,28 @@ ANSWERING = ("running", "different")
 """States of a head whose llama-server runs, as planned or not."""
 
 
-def check(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, Any]:
+def check(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, Any]:
     """What hosts report that were compared with their parts of the plan, complete.
 
+    :param hosts: of the plan.
     :param answers: host → what host_info returned.
     :raises Refusal: one has another form.
     """
     checked = dict(answers)
-    for name, host in plan.get("hosts", {}).items():
+    for name, host in hosts.items():
         answer = answers.get(name) or {}
         read = {key: answer[key] for key in ANSWER if answer.get(key)} if isinstance(answer, Mapping) else answer
         whole = validation.reported(name, "itself", read, ANSWER)
         checked[name] = {**answer, **whole}
-        missing = whole["drift"] and unreported_service(host["services"], whole["drift"]["services"] or {})
+        missing = whole["drift"] and unreported_service(host.services, whole["drift"]["services"] or {})
         if missing:
             raise validation.another_form(name, "itself", missing)
     return checked
 
 
-def unreported_service(services: Iterable[Mapping[str, Any]], reported: Mapping[str, Any]) -> validation.Problem | None:
+def unreported_service(services: Iterable[ServicePlan], reported: Mapping[str, Any]) -> validation.Problem | None:
     """The first planned service of which a host does not report how it is."""
-    missing = next((service["name"] for service in services if service["name"] not in reported), None)
+    missing = next((service.name for service in services if service.name not in reported), None)
     return validation.Problem(f"it.drift.services.{missing}", "is missing") if missing else None
 
 
@@ -96,12 +99,10 @@ class Comparison(NamedTuple):
     """A sentence for each build that a host has, and that somebody may have changed."""
 
 
-def compare(
-    plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]], recorded: Records | None = None
-) -> Comparison:
+def compare(plan: Plan, answers: Mapping[str, Mapping[str, Any]], recorded: Records | None = None) -> Comparison:
     """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
     drifts, without = {}, {}
-    for name in plan["hosts"]:
+    for name in plan.hosts:
         answer = answers.get(name) or {}
         if answer.get("skipped"):
             without[name] = "its hardware is declared in llama_hardware"
@@ -142,16 +143,14 @@ def supplier(builder: str, noted: Any, files: Mapping[str, str], record: Recorde
     return next((other for other, known in record.others.items() if known == files), None)
 
 
-def _received(
-    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]], recorded: Records
-) -> dict[str, dict[str, str]]:
+def _received(plan: Plan, drifts: Mapping[str, Mapping[str, Any]], recorded: Records) -> dict[str, dict[str, str]]:
     """Host → id of each build that it compiles by plan, and that another host has compiled → a sentence."""
     texts: dict[str, dict[str, str]] = {}
     for name, drift in drifts.items():
         installed, noted = drift.get("installed") or {}, drift.get("received") or {}
-        for build in plan["hosts"][name]["builds"]:
-            identity = build["id"]
-            if build["builder"] != name or identity not in installed:
+        for build in plan.hosts[name].builds:
+            identity = build.id
+            if build.builder != name or identity not in installed:
                 continue
             record = recorded.get((name, identity), NO_RECORD)
             other = supplier(name, noted.get(identity), installed[identity], record)
@@ -162,9 +161,7 @@ def _received(
     return texts
 
 
-def unlike(
-    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]], recorded: Records
-) -> dict[str, dict[str, str]]:
+def unlike(plan: Plan, drifts: Mapping[str, Mapping[str, Any]], recorded: Records) -> dict[str, dict[str, str]]:
     """Host → id of each build that it has, and that is not its builder's → a sentence.
 
     :param drifts: host that answered → result of state.drift.
@@ -173,8 +170,8 @@ def unlike(
     missing = {name: {*drift["missing_builds"], *texts.get(name, {})} for name, drift in drifts.items()}
     for name, drift in drifts.items():
         installed = drift.get("installed")
-        for build in plan["hosts"][name]["builds"]:
-            identity, builder = build["id"], build["builder"]
+        for build in plan.hosts[name].builds:
+            identity, builder = build.id, build.builder
             record = recorded.get((builder, identity), NO_RECORD)
             files = installed.get(identity) if isinstance(installed, dict) else None
             if identity in missing[name]:
@@ -214,7 +211,7 @@ class Decision(NamedTuple):
     """Ids of the releases of what is compiled or unpacked."""
 
 
-def decide(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | None]) -> Decision:
+def decide(plan: Plan, drifts: Mapping[str, Mapping[str, Any] | None]) -> Decision:
     """:param drifts: host → result of state.drift; None or absent where the host did not answer."""
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
     kinds = {
@@ -226,9 +223,9 @@ def decide(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | Non
         kinds=kinds,
         restarts=restarts,
         behind=sorted(name for name in reached if kinds[name] or restarts[name] or name in shared.values()),
-        unreached=sorted(set(plan["hosts"]) - set(reached)),
+        unreached=sorted(set(plan.hosts) - set(reached)),
         replaced=_replaced(plan, reached, restarts),
-        while_away={name: while_away(plan, name) for name in plan["hosts"]},
+        while_away={name: while_away(plan, name) for name in plan.hosts},
         unopened=sorted(name for name in reached if {"firewall", "link"}.intersection(kinds[name])),
         builders=builders,
         shared=shared,
@@ -236,22 +233,22 @@ def decide(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | Non
     )
 
 
-def spared(plan: Mapping[str, Any]) -> dict[str, bool]:
+def spared(plan: Plan) -> dict[str, bool]:
     """Hosts without which the cluster serves → whether its head serves on a fallback then."""
-    names_of = {entry["without"] for entry in plan["fallbacks"]} if plan["head"]["fallback_after"] is not None else ()
-    losses = {name: _loss(plan, name) for name in plan["hosts"] if name != plan["head"]["host"]}
+    names_of = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
+    losses = {name: _loss(plan, name) for name in plan.hosts if name != plan.head.host}
     return {name: bool(loss) for name, loss in losses.items() if not loss or loss in names_of}
 
 
-def _loss(plan: Mapping[str, Any], name: str) -> str:
+def _loss(plan: Plan, name: str) -> str:
     """What the cluster lacks without a host, as fallbacks name it; empty where it uses nothing there."""
-    used = [worker for worker in plan["hosts"][name]["workers"] if worker["used"]]
-    return f"{name}:{used[0]['name']}" if len(used) == 1 else name * bool(used)
+    used = [worker for worker in plan.hosts[name].workers if worker.used]
+    return f"{name}:{used[0].name}" if len(used) == 1 else name * bool(used)
 
 
-def while_away(plan: Mapping[str, Any], name: str) -> str:
+def while_away(plan: Plan, name: str) -> str:
     """What serves while a host of the plan is away, as a sentence."""
-    if name == plan["head"]["host"]:
+    if name == plan.head.host:
         return "The cluster does not answer until it is back: it is the head."
     on_fallback = spared(plan).get(name)
     if on_fallback is None:
@@ -262,7 +259,7 @@ def while_away(plan: Mapping[str, Any], name: str) -> str:
 
 
 def missing_tools(
-    plan: Mapping[str, Any], tools: Mapping[str, Collection[str]], builders: Collection[str]
+    plan: Plan, tools: Mapping[str, Collection[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
     """Hosts that lack tools, and which: ``required`` and ``optional``, tool → package. Optional ones only for hosts that build now.
 
@@ -275,72 +272,70 @@ def missing_tools(
 
     lacking = {
         name: {
-            "required": missing(plan["hosts"][name]["tools"], present),
-            "optional": missing(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
+            "required": missing(plan.hosts[name].tools, present),
+            "optional": missing(plan.hosts[name].optional_tools, present) if name in builders else {},
         }
         for name, present in tools.items()
     }
     return {name: packages for name, packages in lacking.items() if any(packages.values())}
 
 
-def _builders(
-    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[str], dict[str, str], list[str]]:
+def _builders(plan: Plan, drifts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str], list[str]]:
     """As in Decision. Which host builds stands in the plan; the hosts' reports decide only what is missing."""
     builders, sources = set(), set()
     shared: dict[str, str] = {}
     for name, drift in drifts.items():
-        for build in plan["hosts"][name]["builds"]:
-            source = plan["releases"][build["release"]]["source"]
-            if build["id"] not in drift["missing_builds"] or source == "package":
+        for build in plan.hosts[name].builds:
+            source = plan.releases[build.release].source
+            if build.id not in drift["missing_builds"] or source == "package":
                 continue
-            if build["builder"] != name:
-                shared[build["id"]] = build["builder"]
+            if build.builder != name:
+                shared[build.id] = build.builder
                 continue
-            sources.add(build["release"])
+            sources.add(build.release)
             if source in release_request.COMPILED:
                 builders.add(name)
     return sorted(builders), shared, sorted(sources)
 
 
 def _replaced(
-    plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]], restarts: Mapping[str, Collection[str]]
+    plan: Plan, drifts: Mapping[str, Mapping[str, Any]], restarts: Mapping[str, Collection[str]]
 ) -> list[str]:
     """Hosts whose services restart, and that run programs of a release which is not planned there any more; none where nothing serves."""
-    head = plan["head"]["service"]
+    head = plan.head.service
     serving = any(
         head in drift["stale"] or drift["services"].get(head, {}).get("state") in ANSWERING for drift in drifts.values()
     )
-    planned = {name: {build["id"] for build in plan["hosts"][name]["builds"]} for name in drifts}
+    planned = {name: {build.id for build in plan.hosts[name].builds} for name in drifts}
     others = {name for name, drift in drifts.items() if set(drift["running_releases"]) - planned[name]}
     return sorted(name for name in others if serving and restarts[name])
 
 
-def _restarts(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def _restarts(plan: Plan, drifts: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Services that do not run as planned, and the head with its model and any worker that it uses: it does not reconnect. A worker that it
     used and that is not planned any more stands in its command line."""
     restarts = {
         name: [
-            service["name"]
-            for service in plan["hosts"][name]["services"]
-            if drift["services"][service["name"]]["state"] not in ("running", "waiting")
-            or service["name"] in drift["redefined"]
-            or any(f"/releases/{identity}/" in service["process"][0] for identity in drift["missing_builds"])
+            service.name
+            for service in plan.hosts[name].services
+            if drift["services"][service.name]["state"] not in ("running", "waiting")
+            or service.name in drift["redefined"]
+            or any(f"/releases/{identity}/" in service.process[0] for identity in drift["missing_builds"])
         ]
         for name, drift in drifts.items()
     }
-    service_of = names.of(plan["cluster"]).service
+    service_of = names.of(plan.cluster).service
     used = {
-        name: {service_of(f"worker-{worker['name']}") for worker in plan["hosts"][name]["workers"] if worker["used"]}
+        name: {service_of(f"worker-{worker.name}") for worker in plan.hosts[name].workers if worker.used}
         for name in drifts
     }
-    head = plan["head"]
-    drift = drifts.get(head["host"], {})
+    head = plan.head
+    drift = drifts.get(head.host, {})
     touched = (
         any(used[name].intersection(services) for name, services in restarts.items())
-        or plan["model"]["path"] in drift.get("changed_files", ())
+        or plan.model.path in drift.get("changed_files", ())
         or bool(drift.get("changed_models"))
     )
-    if touched and head["service"] not in restarts.get(head["host"], [head["service"]]):
-        restarts[head["host"]].append(head["service"])
+    if touched and head.service not in restarts.get(head.host, [head.service]):
+        restarts[head.host].append(head.service)
     return restarts

@@ -6,39 +6,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 
-def record(plan: Mapping[str, Any], name: str, contents: Mapping[str, str]) -> dict[str, Any]:
+def record(plan: Plan, name: str, contents: Mapping[str, str]) -> history.PlanRecord:
     """The record of one host, before the plan is applied.
 
     :param contents: path on the controller → text, of files that the run copies.
     """
-    host = plan["hosts"][name]
-    files = [
-        {
-            **{key: value for key, value in file.items() if key != "source"},
-            **({"content": contents[file["source"]]} if "source" in file else {}),
-        }
-        for file in host["files"]
-    ]
-    return {
-        "schema": history.SCHEMA,
-        "id": plan["id"],
-        "cluster": plan["cluster"],
-        "time": 0,
-        "state": history.APPLYING,
-        "name": name,
-        "hosts": list(plan["hosts"]),
-        "release": plan["release"],
-        "model": plan["model"],
-        "releases": plan["releases"],
-        "host": {**host, "files": files},
-        "head": plan["head"] if name == plan["head"]["host"] else None,
-        "declared": release_request.declaration(plan["release"]),
-        "spared": changes.spared(plan) if name == plan["head"]["host"] else None,
-    }
+    host, is_head = plan.hosts[name], name == plan.head.host
+    files = tuple(
+        file._replace(source=None, content=contents[file.source]) if file.source else file for file in host.files
+    )
+    return history.PlanRecord(
+        schema=history.SCHEMA,
+        id=plan.id or "",
+        cluster=plan.cluster,
+        time=0,
+        state=history.APPLYING,
+        name=name,
+        hosts=tuple(plan.hosts),
+        release=plan.release,
+        model=plan.model,
+        host=host._replace(files=files),
+        head=plan.head if is_head else None,
+        declared=release_request.declaration(typed_json.dump(plan.release)),
+        spared=changes.spared(plan) if is_head else None,
+    )

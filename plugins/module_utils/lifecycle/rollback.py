@@ -11,20 +11,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanRecord, PlanSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 
-HISTORY = {"plans": [history.SUMMARY], "unreadable": [Text(longest=8192)]}
+HISTORY = {"plans": [typed_json.shape(PlanSummary)], "unreadable": [Text(longest=8192)]}
 """What a host reports of the plans that it has recorded."""
 COMPARED = {
     "drift": {
-        **{part: [history.LINE] for part in ("defined", "stale", "missing_builds", "redefined", "changed_files")},
+        **{part: [typed_json.LINE] for part in ("defined", "stale", "missing_builds", "redefined", "changed_files")},
         "services": Each({"state": changes.SERVICE["state"]}),
     },
-    "missing": [history.LINE],
+    "missing": [typed_json.LINE],
 }
 """What a host reports beside its record of the plan."""
 SHOWN = 5
@@ -53,8 +55,8 @@ class Reports(NamedTuple):
     cluster: str
     heads: Collection[str]
     """Hosts that the inventory has as heads: a plan without a part on one of them is a worker's invention."""
-    plans: Mapping[str, Sequence[Mapping[str, Any]]]
-    """Host that answered → plans of its history, as SUMMARY."""
+    plans: Mapping[str, Sequence[PlanSummary]]
+    """Host that answered → plans of its history."""
     lost: Collection[str] = ()
     """Hosts that this run lost: the others go back without them."""
     away: Collection[str] = ()
@@ -62,9 +64,7 @@ class Reports(NamedTuple):
 
     def heads_of(self, plan: str) -> list[str]:
         """Hosts that report to be the head of a plan; of several the inventory's. While that one is lost, no other counts."""
-        claiming = [
-            name for name, own in self.plans.items() if any(entry["id"] == plan and entry["head"] for entry in own)
-        ]
+        claiming = [name for name, own in self.plans.items() if any(entry.id == plan and entry.head for entry in own)]
         return [name for name in claiming if name in self.heads] or (
             [] if set(self.heads).intersection(self.lost) else claiming
         )
@@ -75,10 +75,10 @@ class Reports(NamedTuple):
         newest = {name: history.newest_first(own)[0] for name, own in self.plans.items() if own}
         serving = next((newest[name] for name in self.heads if name in newest), None)
         if serving is None:
-            return {plan["id"] for plan in newest.values()}
-        others = [plan for name, plan in newest.items() if name in serving["hosts"] and plan["id"] != serving["id"]]
-        begun = any(plan["state"] == history.APPLYING for plan in newest.values())
-        return set() if others or begun else {serving["id"]}
+            return {plan.id for plan in newest.values()}
+        others = [plan for name, plan in newest.items() if name in serving.hosts and plan.id != serving.id]
+        begun = any(plan.state == history.APPLYING for plan in newest.values())
+        return set() if others or begun else {serving.id}
 
 
 def choose(
@@ -100,73 +100,73 @@ def choose(
     :raises Refusal: there is none; the message has the history of each host.
     """
     answers = {name: validation.reported(name, "its plan history", answer, HISTORY) for name, answer in answers.items()}
-    reports = Reports(cluster, heads, {name: answer["plans"] for name, answer in answers.items()}, lost, away)
+    plans = {
+        name: [typed_json.parse(PlanSummary, plan) for plan in answer["plans"]] for name, answer in answers.items()
+    }
+    reports = Reports(cluster, heads, plans, lost, away)
     possible, obstacles = _possible(reports)
     if wanted:
         fitting = [plan for plan in possible if _is(plan, wanted)]
         reasons = [text for plan, text in obstacles if _is(plan, wanted)]
     else:
         current = () if failed else reports.current()
-        fitting = [plan for plan in possible if plan["id"] not in current]
+        fitting = [plan for plan in possible if plan.id not in current]
         reasons = [text for _plan, text in obstacles]
-    if failed and fitting and fitting[0]["id"] == failed:
+    if failed and fitting and fitting[0].id == failed:
         raise Refusal(f"plan {failed} is the last one that served here, so there is nothing to go back to")
     if not fitting:
-        raise Refusal(_none_fits(wanted, answers, reasons))
+        raise Refusal(_none_fits(wanted, reasons, plans, {name: answers[name]["unreadable"] for name in answers}))
     target = fitting[0]
     return Target(
-        target["id"],
-        target["release"],
-        reports.heads_of(target["id"])[0],
-        tuple(name for name in target["hosts"] if name in answers),
-        tuple(sorted(set(answers) - set(target["hosts"]))),
-        tuple(name for name in target["hosts"] if name in away),
-        target.get("declared") or "",
+        target.id,
+        target.release,
+        reports.heads_of(target.id)[0],
+        tuple(name for name in target.hosts if name in answers),
+        tuple(sorted(set(answers) - set(target.hosts))),
+        tuple(name for name in target.hosts if name in away),
+        target.declared or "",
     )
 
 
-def _is(plan: Mapping[str, Any], wanted: str) -> bool:
+def _is(plan: PlanSummary, wanted: str) -> bool:
     """Whether a plan is named so; ``pypi-0.3.36`` is also called 0.3.36."""
-    known = (plan["id"], plan["release"], plan["release"].split("-", 1)[-1], plan["release_id"])
-    return wanted in (*known, str(plan.get("build")))
+    return wanted in (plan.id, plan.release, plan.release.split("-", 1)[-1], plan.release_id, str(plan.build))
 
 
-def _possible(reports: Reports) -> tuple[list[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]]:
+def _possible(reports: Reports) -> tuple[list[PlanSummary], list[tuple[PlanSummary, str]]]:
     """Plans that served on all of their hosts, as their heads report them, the newest first; and each other one with a sentence why not."""
     possible, obstacles = [], []
-    for plan in dict.fromkeys(entry["id"] for own in reports.plans.values() for entry in own):
-        entries = {name: entry for name, own in reports.plans.items() for entry in own if entry["id"] == plan}
+    for plan in dict.fromkeys(entry.id for own in reports.plans.values() for entry in own):
+        entries = {name: entry for name, own in reports.plans.items() for entry in own if entry.id == plan}
         heads = reports.heads_of(plan)
         entry = entries[heads[0]] if heads else next(iter(entries.values()))
         obstacle = _obstacle(reports, entries, heads, entry)
         if obstacle:
-            obstacles.append((entry, f"plan {plan} ({entry['release']}) {obstacle}"))
+            obstacles.append((entry, f"plan {plan} ({entry.release}) {obstacle}"))
         else:
             possible.append(entry)
     return history.newest_first(possible), obstacles
 
 
-def _obstacle(
-    reports: Reports, entries: Mapping[str, Mapping[str, Any]], heads: Sequence[str], entry: Mapping[str, Any]
-) -> str:
+def _obstacle(reports: Reports, entries: Mapping[str, PlanSummary], heads: Sequence[str], entry: PlanSummary) -> str:
     """Why the cluster cannot go back to a plan, as the end of a sentence; empty where it can.
 
     :param entries: host → the plan in its history.
     :param entry: that of its head.
     """
-    foreign = [name for name, own in entries.items() if own["cluster"] != reports.cluster]
-    missing = [name for name in entry["hosts"] if name not in entries and name not in reports.lost]
-    unlike = [name for name, own in entries.items() if sorted(own["hosts"]) != sorted(entry["hosts"])]
-    outside = unlike or sorted(set(entries) - set(entry["hosts"]))
-    never = [name for name, own in entries.items() if own["state"] != history.SERVED]
+    foreign = [name for name, own in entries.items() if own.cluster != reports.cluster]
+    missing = [name for name in entry.hosts if name not in entries and name not in reports.lost]
+    unlike = [name for name, own in entries.items() if sorted(own.hosts) != sorted(entry.hosts)]
+    outside = unlike or sorted(set(entries) - set(entry.hosts))
+    never = [name for name, own in entries.items() if own.state != history.SERVED]
     if foreign:
-        return f"belongs to the cluster {validation.show(entries[foreign[0]]['cluster'])} on {', '.join(foreign)}"
+        return f"belongs to the cluster {validation.show(entries[foreign[0]].cluster)} on {', '.join(foreign)}"
     if len(heads) > 1:
         return f"has several heads: {', '.join(heads)}"
     if not heads:
         return (
             "has no head among the hosts that answered (bring it back; if it does not come back, make another host the head in the inventory, set "
-            f"llama_release: {entry.get('declared') or entry['release']} and run site.yml)"
+            f"llama_release: {entry.declared or entry.release} and run site.yml)"
         )
     if not _serves_without(entry, missing, reports.away):
         return _needs(entry, missing, reports.away)
@@ -174,22 +174,21 @@ def _obstacle(
         return f"names other hosts on {', '.join(outside)} than on {heads[0]}"
     if never:
         return f"never served on {', '.join(never)}"
-    if not set(reports.heads).intersection(entry["hosts"]):
+    if not set(reports.heads).intersection(entry.hosts):
         return f"has no part on {', '.join(reports.heads)}, the head of the inventory"
     return ""
 
 
-def _serves_without(entry: Mapping[str, Any], missing: Collection[str], away: Collection[str]) -> bool:
+def _serves_without(entry: PlanSummary, missing: Collection[str], away: Collection[str]) -> bool:
     """Whether the head of a plan serves without these hosts. A fallback goes without one host of those that are used."""
-    spared = entry.get("spared") or {}
+    spared = entry.spared or {}
     return all(name in away and name in spared for name in missing) and sum(spared[name] for name in missing) <= 1
 
 
-def _needs(entry: Mapping[str, Any], missing: Collection[str], away: Collection[str]) -> str:
+def _needs(entry: PlanSummary, missing: Collection[str], away: Collection[str]) -> str:
     """Why a plan cannot serve without these hosts, and what works then."""
     silent = [name for name in missing if name in away]
     others = [name for name in missing if name not in away]
-    release = entry.get("declared") or entry["release"]
     texts = [
         f"has no part on {', '.join(others)}, or the host failed above, is left out by --limit or is not in the inventory"
         * bool(others),
@@ -198,11 +197,16 @@ def _needs(entry: Mapping[str, Any], missing: Collection[str], away: Collection[
     ]
     return (
         f"{', and it '.join(filter(None, texts))} (if it does not come back, remove {', '.join(missing)} from the inventory, set "
-        f"llama_release: {release} and run site.yml, which plans without it and compiles nothing that is still installed)"
+        f"llama_release: {entry.declared or entry.release} and run site.yml, which plans without it and compiles nothing that is still installed)"
     )
 
 
-def _none_fits(wanted: str, answers: Mapping[str, Any], reasons: list[str]) -> str:
+def _none_fits(
+    wanted: str,
+    reasons: Sequence[str],
+    plans: Mapping[str, Sequence[PlanSummary]],
+    unreadable: Mapping[str, Sequence[str]],
+) -> str:
     """What was looked for, why no plan can be used, and which plans the hosts have recorded."""
     looked = f"No recorded plan is {wanted!r}" if wanted and not reasons else "There is no plan to go back to"
     if wanted and reasons:
@@ -210,9 +214,9 @@ def _none_fits(wanted: str, answers: Mapping[str, Any], reasons: list[str]) -> s
     why = f": {'; '.join(reasons[:SHOWN])}" if reasons else ""
     recorded = [
         f"{name}: "
-        + (", ".join(f"{plan['id']} ({plan['release']}, {plan['state']})" for plan in answer["plans"]) or "nothing")
-        + "".join(f", {text}" for text in answer["unreadable"][:SHOWN])
-        for name, answer in answers.items()
+        + (", ".join(f"{plan.id} ({plan.release}, {plan.state})" for plan in entries) or "nothing")
+        + "".join(f", {text}" for text in unreadable[name][:SHOWN])
+        for name, entries in plans.items()
     ]
     return validation.printable(
         f"{looked}{why}. The hosts have recorded: {'; '.join(recorded) or 'nothing, since none answered'}. Name one of these with llama_rollback_to, or "
@@ -250,69 +254,69 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     head = answers[target["head"]]["record"]
     return {
         "plan": {
-            **{key: head[key] for key in ("cluster", "model", "head")},
-            "head": {"fallback_after": None, **head["head"], "host": target["head"]},
-            "hosts": {target["head"]: head["host"]},
+            **typed_json.dump({"cluster": head.cluster, "model": head.model}),
+            "head": {**typed_json.dump(head.head), "host": target["head"]},
+            "hosts": {target["head"]: typed_json.dump(head.host)},
             "staging": False,
             "links": [],
             "external_workers": [],
             "fallbacks": [],
         },
-        "hosts": {name: _steps(answers[name], name == target["head"]) for name in target["hosts"]},
+        "hosts": {
+            name: _steps(answer["record"], answer["drift"], name == target["head"]) for name, answer in answers.items()
+        },
     }
 
 
 def _checked(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer whose record is the one of this host and this plan. The host's part of it stays as it is: what a plan leaves out has a meaning.
+    """An answer whose record is the one of this host and this plan, as a value.
 
     :raises Refusal: it has another form, or belongs elsewhere.
     """
-    record: Any = answer.get("record")
+    data: Any = answer.get("record")
     compared: dict[str, Any] = {key: answer.get(key) for key in COMPARED}
-    found = (
-        history.problem(record)
-        or validation.problem("it", compared)
-        or validation.mismatch("it", compared, COMPARED)
-        or _misplaced(name, target, cluster, record, answer["place"])
-        or changes.unreported_service(record["host"]["services"], compared["drift"]["services"])
-    )
-    if found:
-        raise Refusal(
-            f"The record of plan {target['id']} on {name} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
-            f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
+    found = history.problem(data) or validation.problem("it", compared) or validation.mismatch("it", compared, COMPARED)
+    if not found:
+        record = typed_json.parse(PlanRecord, data)
+        found = _misplaced(name, target, cluster, record, answer["place"]) or changes.unreported_service(
+            record.host.services, compared["drift"]["services"]
         )
-    return {**answer, "record": {**validation.complete(record, history.RECORD), "host": record["host"]}}
+        if not found:
+            return {**compared, "record": record}
+    raise Refusal(
+        f"The record of plan {target['id']} on {name} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
+        f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
+    )
 
 
 def _misplaced(
-    name: str, target: Mapping[str, Any], cluster: str, record: Mapping[str, Any], place: Mapping[str, Any]
+    name: str, target: Mapping[str, Any], cluster: str, record: PlanRecord, place: Mapping[str, Any]
 ) -> validation.Problem | None:
     """Why a record of the right form is not the one of this host and this plan."""
     for key, value in {"id": target["id"], "cluster": cluster, "name": name}.items():
-        if record[key] != value:
-            return validation.Problem(f"it.{key}", f"is {validation.show(record[key])}, not {value!r}")
-    moved = [key for key, value in place.items() if record["host"][key] != value]
+        if getattr(record, key) != value:
+            return validation.Problem(f"it.{key}", f"is {validation.show(getattr(record, key))}, not {value!r}")
+    moved = [key for key, value in place.items() if getattr(record.host, key) != value]
     if moved:
         return validation.Problem(f"it.host.{moved[0]}", "is not where the installation is now")
-    if bool(record.get("head")) != (name == target["head"]):
+    if bool(record.head) != (name == target["head"]):
         return validation.Problem("it.head", "is not of this host")
     return None
 
 
-def _steps(answer: Mapping[str, Any], is_head: bool) -> dict[str, Any]:
+def _steps(record: PlanRecord, drift: Mapping[str, Any], is_head: bool) -> dict[str, Any]:
     """The head stops first wherever one is defined, since it does not reconnect; of the workers those start again that do not run as recorded."""
-    part, drift = answer["record"]["host"], answer["drift"]
-    heads = [service["name"] for service in part["services"] if service["kind"] == "head" and is_head]
+    part = record.host
+    heads = [service.name for service in part.services if service.kind == "head" and is_head]
     wrong = {name for name, service in drift["services"].items() if service["state"] not in ("running", "waiting")}
     return {
-        "part": {**part, "files": [_without_source(file) for file in part["files"]]},
+        "part": typed_json.dump(part._replace(files=tuple(map(_without_source, part.files)))),
         "stop": sorted(name for name in drift["defined"] if name in heads or names.is_head(name)),
         "restart": sorted({*wrong, *drift["redefined"], *heads}),
         "remove": sorted(drift["stale"]),
     }
 
 
-def _without_source(file: Mapping[str, Any]) -> dict[str, Any]:
+def _without_source(file: FilePlan) -> FilePlan:
     """A file as a host reports it never names one of the controller. What has no content is not written, as the known-answer model."""
-    known = ("path", "bytes", "sha256", "record", *(("mode", "content") if "content" in file else ()))
-    return {key: file[key] for key in known if file.get(key) is not None}
+    return file._replace(source=None, mode=None if file.content is None else file.mode)

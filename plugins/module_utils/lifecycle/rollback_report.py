@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.rollback import UNTOUCHED
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 
 class Failure(NamedTuple):
@@ -97,7 +99,7 @@ def served(target: Mapping[str, Any], release: str, check: bool = False) -> str:
     return validation.printable(" ".join(texts), 8192)
 
 
-def other_plan(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+def other_plan(plan: Plan, drifts: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     """A sentence where the cluster runs another plan than the inventory's; None where it runs that one, or no host has recorded a plan.
 
     :param plan: completed, with ``id``.
@@ -105,14 +107,15 @@ def other_plan(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] |
     """
     last = {}
     for name, drift in drifts.items():
-        recorded = history.newest_first((drift or {}).get("plans") or [])
-        if recorded and name in plan["hosts"] and recorded[0]["id"] != plan.get("id"):
-            last[name] = recorded[0]
+        plans = [typed_json.parse(PlanSummary, entry) for entry in (drift or {}).get("plans") or []]
+        newest = next(iter(history.newest_first(plans)), None)
+        if newest and name in plan.hosts and newest.id != plan.id:
+            last[name] = newest
     if not last:
         return None
-    other = last.get(plan["head"]["host"]) or last[min(last)]
-    state = "serves" if other["state"] == history.SERVED else "was begun and never served"
+    other = last.get(plan.head.host) or last[min(last)]
+    state = "serves" if other.state == history.SERVED else "was begun and never served"
     return validation.printable(
-        f"The inventory plans release {plan['release']['ref']} (plan {plan.get('id')}), but on {', '.join(sorted(last))} plan {other['id']} with release "
-        f"{other['release']} {state}: site.yml goes to what the inventory says. To stay, set llama_release: {other.get('declared') or other['release']}."
+        f"The inventory plans release {plan.release.ref} (plan {plan.id}), but on {', '.join(sorted(last))} plan {other.id} with release "
+        f"{other.release} {state}: site.yml goes to what the inventory says. To stay, set llama_release: {other.declared or other.release}."
     )

@@ -21,13 +21,14 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
 
-LOOK = "find out on that host why, since it may be taken over"
+INVESTIGATE = "investigate that host: it may be compromised"
 
 
 class Record(NamedTuple):
-    """What the controller saw of a build."""
+    """What the controller has recorded of a build."""
 
     files: Mapping[str, str]
     """File → sha256."""
@@ -37,7 +38,7 @@ class Record(NamedTuple):
     """Of the packed archive, once the controller has one."""
 
 
-class Built:
+class CachedBuild:
     """A build of a host in the cache of one cluster and of one account of the controller.
 
     :param prefix: of the installation on the builder, where it is known: what was recorded of another one there does not count, unless other
@@ -81,33 +82,33 @@ class Built:
     def has_archive(self) -> bool:
         return self._archive.exists()
 
-    def watch(self, manifest: Any) -> None:
+    def record_files(self, manifest: Any) -> None:
         """Records the files of a build that this run has made, or that its builder shares for the first time.
 
         :param manifest: what the builder returned, which may be anything.
         """
         files = store.hashes(manifest.get("files")) if isinstance(manifest, dict) else {}
         if not files:
-            raise AnsibleError(f"{self.builder} does not say which files its build {self.identity} has: {LOOK}")
-        with self._alone():
+            raise AnsibleError(f"{self.builder} does not say which files its build {self.identity} has: {INVESTIGATE}")
+        with self._locked():
             known = self.record()
             if not known or known.files != files:  # another controller may have recorded it, with its archive
                 self._write(Record(files, str(self.prefix), None))
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
-        """A path to which the caller brings the packed release. It is kept when it holds what was recorded.
+        """A path to which the caller brings the packed release. It stays when it holds what was recorded.
 
         :raises AnsibleError: it holds something else.
         """
-        with self._alone():
+        with self._locked():
             known = self.record()
             with cache.work(self.folders[-1]) as work:
                 packed = Path(work) / self._archive.name
                 yield packed
                 if not known or store.packed_files(packed, known.files) != known.files:
                     raise AnsibleError(
-                        f"The release {self.identity} that {self.builder} has packed is not what the controller recorded of it: {LOOK}. If "
+                        f"The release {self.identity} that {self.builder} has packed is not what the controller recorded of it: {INVESTIGATE}. If "
                         f"the change is yours, remove {self._record} on the controller and run the playbook again."
                     )
                 if not self.archive():  # another controller may have brought one, which is on its way to hosts
@@ -124,7 +125,7 @@ class Built:
             if folder.exists():
                 cache.check_owner(folder)
 
-    def _alone(self) -> AbstractContextManager[Path]:
+    def _locked(self) -> AbstractContextManager[Path]:
         return cache.exclusive_folder(self._name, "llama_build_share", f"keeps {self.identity} of {self.builder}")
 
 
@@ -137,16 +138,15 @@ def _read(path: Path) -> Record | None:
     return record if record.files else None
 
 
-def recorded(plan: Mapping[str, Any]) -> dict[tuple[str, str], changes.Recorded]:
+def recorded(plan: Plan) -> dict[tuple[str, str], changes.Recorded]:
     """Builder and id of each build of a plan that was recorded, there or of another host → what the controller keeps of it."""
     found = {}
-    for host in plan["hosts"].values():
-        for build in host["builds"]:
-            prefix = plan["hosts"][build["builder"]]["prefix"]
-            kept = Built(plan["cluster"], build["builder"], build["id"], prefix)
-            record, others = kept.record(), kept.others()
+    for host in plan.hosts.values():
+        for build in host.builds:
+            cached = CachedBuild(plan.cluster, build.builder, build.id, plan.hosts[build.builder].prefix)
+            record, others = cached.record(), cached.others()
             if record:
-                found[build["builder"], build["id"]] = changes.Recorded(record.files, kept.has_archive())
+                found[build.builder, build.id] = changes.Recorded(record.files, cached.has_archive())
             elif others:
-                found[build["builder"], build["id"]] = changes.Recorded({}, False, others)
+                found[build.builder, build.id] = changes.Recorded({}, False, others)
     return found

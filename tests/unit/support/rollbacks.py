@@ -2,9 +2,11 @@
 
 import json
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import plan_record
-from conftest import complete
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanRecord
+from conftest import complete, typed
 
 NAMES = ("head", "worker1", "worker2")
 
@@ -20,13 +22,18 @@ def placed(plan, prefix):
 
 def record_of(plan, name):
     contents = {file["source"]: "text" for file in plan["hosts"][name]["files"] if "source" in file}
-    return plan_record.record(plan, name, contents)
+    return typed_json.dump(plan_record.record(typed(plan), name, contents))
 
 
 def with_id(record, number):
     return {**record, "id": f"{number:016x}"}
 
 
+def begin(prefix, record, check=False):
+    """Whether the host records the plan."""
+    return plan_history.record(str(prefix), typed_json.parse(PlanRecord, record), check)
+
+
 def serve(prefix, record):
-    plan_history.record(str(prefix), record)
+    begin(prefix, record)
     plan_history.mark_served(str(prefix), record["id"])

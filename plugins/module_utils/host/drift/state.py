@@ -538,11 +538,11 @@ def _models(differs: downloaded.Differences) -> Iterator[Difference]:
     yield from _all("model", differs.records, "{} does not say where the model comes from")
 
 
-def _kept(identity: str | None, summaries: list[dict]) -> Iterator[Difference]:
-    """:param identity: of the plan; None of one that is not kept."""
-    newest = [(plan["id"], plan["state"]) for plan in history.newest_first(summaries)[:1]]
+def _kept(identity: str | None, summaries: list[history.PlanSummary]) -> Iterator[Difference]:
+    """:param identity: of the plan; None of one that is not recorded."""
+    newest = [(plan.id, plan.state) for plan in history.newest_first(summaries)[:1]]
     if identity and newest != [(identity, history.SERVED)]:
-        yield Difference("kept", identity, f"plan {identity} is not noted as the last one that served")
+        yield Difference("kept", identity, f"plan {identity} is not recorded as the last one that served")
 
 
 def drift(planned: dict) -> dict:
@@ -585,7 +585,7 @@ def drift(planned: dict) -> dict:
         "changed_models": models.missing,
         "redefined": redefined,
         "knocks": port_probes.results(knocking),
-        "plans": summaries,
+        "plans": typed_json.dump(summaries),
         "differences": [
             difference.as_dict()
             for difference in (
