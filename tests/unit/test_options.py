@@ -1,14 +1,11 @@
-"""The table of options against the help of real generations, and what it refuses and writes.
-
-The files in fixtures/help are derived: options, values and the beginning of each explanation stand in the sources of these trees
-(common/arg.cpp, common/common.cpp of ik_llama.cpp, rpc-server.cpp), and are laid out as the programs print them.
-"""
+"""The table of options against the words that real generations take, and what it refuses and writes."""
 
 import functools
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
@@ -16,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import models
 
-HELP = Path(__file__).parent / "fixtures" / "help"
+WORDS = yaml.safe_load((Path(__file__).parent / "fixtures" / "options.yml").read_text())
 GENERATIONS = {
     "0.3.16": (6170, options.MAINLINE),
     "0.3.20": (8643, options.MAINLINE),
@@ -44,31 +41,31 @@ PROGRAMS = (options.SERVER, options.WORKER)
 
 @functools.cache
 def help_of(program, generation):
-    return capabilities.parse_help((HELP / f"{program}-{generation}.txt").read_text())
+    known = {
+        word: valued
+        for group in WORDS[program]
+        if generation in group["generations"]
+        for valued, words in ((True, group.get("with_value", "")), (False, group.get("without", "")))
+        for word in words.split()
+    }
+    removed = {word: entry["reason"] for entry in WORDS["removed"] for word in entry["words"].split()}
+    return capabilities.Help(known, removed if (program, generation) == (options.SERVER, "0.3.36") else {})
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-@pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
-def test_each_option_is_spelled_as_the_help_of_a_generation_lists_it(option, generation):
-    """What a rename forgets is named here: the option, the generation, and the words that only one of the two has."""
+def test_each_option_is_spelled_as_a_generation_takes_it(generation):
     build, fork = GENERATIONS[generation]
-    spelled = {word for spelling in option.spelled(build, fork) for word in spelling.names()}
-    words = {word for spelling in option.spellings if spelling.fork == fork for word in spelling.words}
-    assert spelled == words & set(help_of(option.program, generation).known)
+    differ = {}
+    for option in options.TABLE:
+        spelled = {word for spelling in option.spelled(build, fork) for word in spelling.names()}
+        words = {word for spelling in option.spellings if spelling.fork == fork for word in spelling.words}
+        differ[option.name] = spelled ^ (words & set(help_of(option.program, generation).known))
+    assert {name: words for name, words in differ.items() if words} == {}
 
 
-@pytest.mark.parametrize(
-    "generation", [name for name, (_build, fork) in GENERATIONS.items() if fork == options.MAINLINE]
-)
-def test_variables_that_a_help_names_beside_an_option_stand_for_it(generation):
-    text, compared = (HELP / f"{options.SERVER}-{generation}.txt").read_text(), 0
-    for entry in re.split(r"\n(?=-)", text):
-        named = re.search(r"\(env: (\w+)\)", entry)
-        option = options.of_word(next(iter(capabilities.parse_help(entry).known), ""))
-        if option and named:
-            compared += 1
-            assert options.of_variable(named[1]) is option, f"{option.name}: {named[1]}"
-    assert compared > 20
+def test_variables_that_a_help_names_beside_an_option_stand_for_it():
+    named = {word: options.of_variable(name) for word, name in WORDS["variables"].items()}
+    assert named == {word: options.of_word(word) for word in named}
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -234,7 +234,7 @@ def _entries(text: str) -> Iterator[list[str]]:
             if lines:
                 yield lines
             lines = [line]
-        elif lines:
+        elif lines and not line.startswith("-----"):
             lines.append(line)
     if lines:
         yield lines
