@@ -15,6 +15,7 @@ CACHED := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/b
 PYTEST_UNIT = $(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal \
   -p no:anyio -p no:pytest11.testinfra tests/unit
 SANITY := $(VENV)/sanity
+SITE := $(VENV)/site
 # What make lint looks at with newer tools, ruff and ansible-lint.
 LINTED := pep8 pylint yamllint
 ARGS ?=
@@ -23,7 +24,7 @@ SCENARIO ?= default
 ACTION ?= test
 FUZZ_EXAMPLES ?= 100000
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit unit-long unit-and-long unit-full fuzz check integration molecule test test-full
+.PHONY: help venv dev demo down plan build docs site lint sanity unit unit-long unit-and-long unit-full fuzz check integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,13 +63,22 @@ $(VENV)/dev: $(VENV)/ready requirements-dev.txt
 docs: venv ## Write the generated documentation
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python docs/generate.py
 
-lint: dev ## Run ansible-lint, ruff, mypy and the changelog's check
+site: dev ## Build the documentation site in .venv/site/html
+	@rm -rf $(SITE) && mkdir -p -m 755 $(SITE) $(SITE)/source
+	@cp --parents README.md CONTRIBUTING.md docs/*.md roles/*/README.md inventories/*/README.md $(SITE)/source && cp docs/docsite/index.md $(SITE)/source
+	@PATH=$(BIN):$$PATH ANSIBLE_COLLECTIONS_PATH=$(CURDIR)/$(VENV)/collections antsibull-docs collection --use-current --no-indexes --fail-on-error \
+	  --dest-dir $(SITE)/source llamacpp.cluster
+	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs/docsite $(SITE)/source $(SITE)/html
+	@echo "$(CURDIR)/$(SITE)/html/index.html"
+
+lint: dev ## Run ansible-lint, ruff, mypy, antsibull-docs and the changelog's check
 	@$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --quiet --check .
 	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ansible-lint --offline -q
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(addprefix ansible_collections/llamacpp/cluster/plugins/,module_utils plugin_utils)
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --strict $(addprefix ansible_collections/llamacpp/cluster/plugins/module_utils/,llamacpp planner lifecycle)
 	@cd $(VENV)/collections && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache > $(CURDIR)/$(VENV)/imports.txt || { cat $(CURDIR)/$(VENV)/imports.txt; false; }
 	@$(VENV)/bin/antsibull-changelog lint
+	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ANSIBLE_COLLECTIONS_PATH=$(CURDIR)/$(VENV)/collections antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs self .
 
 # ansible-test wants a real tree, not a link, and a pip bootstrap that it would download: the interpreter has one.
 sanity: dev ## Run ansible-test sanity

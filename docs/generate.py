@@ -53,6 +53,7 @@ that begins with `llama_` and is not on this page is named by the plan (`variabl
 def text(description: str | list[str]) -> str:
     """Ansible's markup as Markdown, in one line."""
     joined = " ".join(description) if isinstance(description, list) else description
+    joined = re.sub(r"O\([\w.]+#role:main:", "O(", joined)
     joined = re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", joined)
     return joined.replace("|", "\\|")
 

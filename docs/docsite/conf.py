@@ -7,14 +7,15 @@ from pathlib import PurePosixPath
 
 from docutils import nodes
 
-ANSIBLE = "https://docs.ansible.com/projects/ansible-core/devel/"
+ANSIBLE = "https://docs.ansible.com/projects/ansible/latest/"
 LABELS = {
     "action_plugins": "plugins/action.html#action-plugins",
     "ansible_configuration_settings": "reference_appendices/config.html#ansible-configuration-settings",
     "common_return_values": "reference_appendices/common_return_values.html#common-return-values",
+    "list_of_collections": "collections/index.html#list-of-collections",
 }
 """Labels of Ansible's documentation that antsibull-docs refers to, and their pages: the site is built without a network."""
-REPOSITORY = "https://github.com/llamacpp-cluster/llamacpp.cluster/blob/main/"
+REPOSITORY = "https://github.com/llamacpp-cluster/llamacpp.cluster"
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?)\)")
 
 project = "llamacpp.cluster"
@@ -22,6 +23,7 @@ author = copyright = "llamacpp.cluster contributors"
 extensions = ["myst_parser", "sphinx_antsibull_ext"]
 root_doc = "index"
 html_theme = "sphinx_ansible_theme"
+html_theme_options = {"topbar_links": {"Repository": REPOSITORY, "Ansible": "https://docs.ansible.com/"}}
 html_short_title = project
 html_title = project
 html_show_sphinx = False
@@ -43,7 +45,7 @@ def _outside(docname: str, known: set[str]):
         for part in (folder / link[1]).parts:
             parts = parts[:-1] if part == ".." else [*parts, part]
         path = "/".join(parts)
-        return link[0] if path.removesuffix(".md") in known else f"]({REPOSITORY}{path}{link[2]})"
+        return link[0] if path.removesuffix(".md") in known else f"]({REPOSITORY}/blob/main/{path}{link[2]})"
 
     return replace
 

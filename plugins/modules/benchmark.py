@@ -12,13 +12,19 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Plans a load of a model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for.
-  - It runs as an action plugin on the controller, and calls M(llamacpp.cluster.load_test), M(llamacpp.cluster.benchmark_job) and
-    M(llamacpp.cluster.benchmark_info) on the head.
+  - It calls M(llamacpp.cluster.benchmark_job) and M(llamacpp.cluster.benchmark_info) on the head.
   - What was measured is kept on the head. The next run with the same matrix goes on where one was cut off.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Shows how much would be measured.
+    details: Shows how much would be measured.
+  diff_mode:
+    support: none
+  idempotent:
+    support: partial
+    details: What an earlier run with the same matrix has measured is not measured again.
 options:
   plan:
     description: The plan that serves.
@@ -35,6 +41,9 @@ options:
   path:
     description: Folder on the controller that gets V(benchmark.json) and V(benchmark.md).
     type: path
+seealso:
+  - module: llamacpp.cluster.verify
+  - module: llamacpp.cluster.report
 """
 
 EXAMPLES = r"""

@@ -12,10 +12,9 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads the log of a program that measures, and records of benchmarks that the head keeps.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 seealso:
   - module: llamacpp.cluster.benchmark_job
 options:

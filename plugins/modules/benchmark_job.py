@@ -13,10 +13,16 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Runs programs that measure one after the other, as a service that takes the place of the server.
   - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Says what would change.
+    details: Says what would change.
+  diff_mode:
+    support: none
+  idempotent:
+    support: none
 seealso:
   - module: llamacpp.cluster.benchmark
   - module: llamacpp.cluster.benchmark_info

@@ -16,13 +16,17 @@ description:
     What serves goes on serving.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
   - An action plugin runs the module again and again until all is done, and shows the progress every 10 seconds.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Reports what is missing in the caches.
+    details: Reports what is missing in the caches.
   diff_mode:
     support: none
-    description: Tensors are not shown.
+    details: Tensors are not shown.
+  idempotent:
+    support: full
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(workers) from it.
@@ -135,7 +139,6 @@ def main():
             "local": {"type": "bool", "default": True},
             "seconds": {"type": "float", "default": 10.0},
         },
-        required_one_of=[("path",)],
         supports_check_mode=True,
     )
     answer = cache_prefill.run(module, lambda: filled(module.params, module.check_mode))

@@ -13,10 +13,9 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads from the model on the head which large tensors it has, and what identifies each.
   - It does not fail where the model cannot be read, but says why. The head then sends everything when it loads.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(names) from it.
@@ -77,7 +76,6 @@ def main():
             "account": {"type": "str"},
             "names": {"type": "dict", "default": {}},
         },
-        required_one_of=[("path",)],
         supports_check_mode=True,
     )
     module.exit_json(changed=False, **cache_prefill.run(module, lambda: described(module.params)))

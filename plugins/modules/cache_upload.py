@@ -14,13 +14,17 @@ description:
   - Sends what the caches of workers lack to instances of them on their staging ports, all at once. While it loads, a head sends to one after the other.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
   - An action plugin runs the module again and again until all is done, and shows the progress every 10 seconds.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: none
-    description: The instances on the staging ports do not run in check mode.
+    details: The instances on the staging ports do not run in check mode.
   diff_mode:
     support: none
-    description: Tensors are not shown.
+    details: Tensors are not shown.
+  idempotent:
+    support: full
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(targets) from it.
@@ -106,7 +110,6 @@ def main():
             "targets": {"type": "list", "elements": "dict", "default": []},
             "seconds": {"type": "float", "default": 10.0},
         },
-        required_one_of=[("path",)],
     )
     answer = cache_prefill.run(module, lambda: sent(module.params))
     module.exit_json(changed=any(answer["given"].values()), **answer)

@@ -15,13 +15,17 @@ description:
   - What an operator put there, or has elsewhere, is left alone.
   - Used is what the plan names, a plan that any cluster keeps on the host, the definition of a service or a process, and what a process has open.
   - M(llamacpp.cluster.host_status) lists the same.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Names what would be removed.
+    details: Names what would be removed.
   diff_mode:
     support: full
-    description: Shows the paths that go.
+    details: Shows the paths that go.
+  idempotent:
+    support: full
 options:
   plan:
     description: The host's part of the plan.
@@ -49,6 +53,9 @@ options:
     type: str
     choices: [auto, system, user]
     default: auto
+seealso:
+  - module: llamacpp.cluster.host_status
+  - module: llamacpp.cluster.release
 """
 
 EXAMPLES = r"""

@@ -25,13 +25,17 @@ notes:
   - With nftables, the rules stand in the table C(inet llamacpp), or C(inet llamacpp-CLUSTER).
     Chains of others that could drop the connection get a rule that accepts it.
     The unit C(firewall-llamacpp.service), or C(firewall-llamacpp-CLUSTER.service), restores all of them when C(nftables.service) is started or reloaded.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Changes nothing and shows the rules in the difference.
+    details: Changes nothing and shows the rules in the difference.
   diff_mode:
     support: full
-    description: Shows the rules of this module before and after, one in a line.
+    details: Shows the rules of this module before and after, one in a line.
+  idempotent:
+    support: full
 options:
   cluster:
     description: The cluster, by the name of its group, whose rules these are. Rules of others are left alone.
@@ -73,6 +77,9 @@ options:
         type: list
         elements: str
         required: true
+seealso:
+  - module: llamacpp.cluster.link
+  - module: llamacpp.cluster.service
 """
 
 EXAMPLES = r"""

@@ -15,10 +15,9 @@ description:
     the file is complete.
   - Reads the header alone of a model that is still on a web server, by HTTP range requests. Proxies are those of the environment.
   - Fails when the file is missing, truncated or not a GGUF file.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 options:
   path:
     description: Path of the model on the host. Of a split model, the first part.
@@ -43,6 +42,9 @@ options:
     description: Account that is to read the model when it is served.
     type: str
     default: llamacpp
+seealso:
+  - module: llamacpp.cluster.model
+  - module: llamacpp.cluster.plan
 """
 
 EXAMPLES = r"""

@@ -14,10 +14,9 @@ description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
   - Given the host's part of the plan, it reports how the host differs from it. It fails if a folder, service
     or firewall table with a planned name was not made by this collection.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 options:
   cluster:
     description: The cluster, by the name of its group, whose installation and services are looked at.
@@ -43,6 +42,10 @@ options:
     description: Whether to report also the memory that is free now.
     type: bool
     default: false
+seealso:
+  - module: llamacpp.cluster.plan
+  - module: llamacpp.cluster.plan_diff
+  - module: llamacpp.cluster.host_status
 """
 
 EXAMPLES = r"""

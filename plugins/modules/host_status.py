@@ -14,10 +14,9 @@ description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds what changes with time. That is uptimes, restarts,
     free memory and disk space, and on the head what its launcher, llama-server and the last verification say.
   - It connects to no worker. Clients of workers are read from the sockets of their own host.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 options:
   cluster:
     description: Name of the group with the cluster's hosts.
@@ -37,6 +36,9 @@ options:
     type: str
     choices: [auto, system, user]
     default: auto
+seealso:
+  - module: llamacpp.cluster.status
+  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

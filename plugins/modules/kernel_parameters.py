@@ -20,13 +20,17 @@ description:
 notes:
   - Needs root on the host.
   - A module that is built into the kernel does not read files for modprobe. RV(reboot_needed) stays true then.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Reports what would be changed.
+    details: Reports what would be changed.
   diff_mode:
     support: full
-    description: Shows the file, and the profile if it changes.
+    details: Shows the file, and the profile if it changes.
+  idempotent:
+    support: full
 options:
   cluster:
     description: The cluster, by the name of its group, whose parameters these are. What others have set is left alone.
@@ -43,6 +47,9 @@ options:
     description: Profile that C(tuned) is to have, where it runs. Without it, C(tuned) stays as it is.
     type: str
     default: ''
+seealso:
+  - module: llamacpp.cluster.host_info
+  - module: llamacpp.cluster.reboot
 """
 
 EXAMPLES = r"""

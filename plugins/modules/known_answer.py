@@ -13,13 +13,17 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes the known-answer model on the controller and copies it to the host, with its sha256 in a file beside it.
   - It runs as an action plugin. The controller needs the Python package C(gguf).
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Reports whether the file would be written.
+    details: Reports whether the file would be written.
   diff_mode:
     support: full
-    description: Reports which file would be written.
+    details: Reports which file would be written.
+  idempotent:
+    support: full
 options:
   path:
     description: The model's path on the host.
@@ -38,6 +42,9 @@ options:
     type: str
     choices: [f32, f16, q8_0]
     required: true
+seealso:
+  - module: llamacpp.cluster.model
+  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

@@ -16,13 +16,15 @@ description:
     The next run takes it over then, and any time with O(take_over).
   - Where the head cannot be reached, there is a warning and no lease.
   - An action plugin adds what the controller knows of the run. Others renew the lease while they wait for a build, a download or a load on the head.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Changes nothing.
   diff_mode:
     support: none
-    description: There is nothing to show.
+  idempotent:
+    support: full
 options:
   prefix:
     description: The installation of the head. All states but V(located) need it.
@@ -61,6 +63,8 @@ options:
     description: A run that has ended, as the controller knows. The action plugin gives it.
     type: str
     default: ''
+seealso:
+  - module: llamacpp.cluster.plan_history
 """
 
 EXAMPLES = r"""

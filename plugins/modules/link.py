@@ -22,13 +22,17 @@ description:
 notes:
   - Needs root on the host as soon as a link is to be managed.
   - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Reports what would be changed.
+    details: Reports what would be changed.
   diff_mode:
     support: full
-    description: Shows address and MTU of the interfaces, and the files.
+    details: Shows address and MTU of the interfaces, and the files.
+  idempotent:
+    support: full
 options:
   cluster:
     description: The cluster, by the name of its group, whose links these are. Files of others are left alone.
@@ -67,6 +71,9 @@ options:
       thunderbolt:
         description: UUID or route of the Thunderbolt device through which the link goes, which is authorised if it waits for that.
         type: str
+seealso:
+  - module: llamacpp.cluster.link_speed
+  - module: llamacpp.cluster.firewall
 """
 
 EXAMPLES = r"""

@@ -19,13 +19,17 @@ description:
     no server is asked for it.
   - The download runs in the background of the host, and the action plugin shows how far it is. When ansible-playbook is killed, the download goes on, and the
     next run waits for it.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Reports what would be fetched, how much, and from where. O(state=found) changes nothing in either mode.
+    details: Reports what would be fetched, how much, and from where. O(state=found) changes nothing in either mode.
   diff_mode:
     support: full
-    description: Shows the files that would be added.
+    details: Shows the files that would be added.
+  idempotent:
+    support: full
 options:
   state:
     description:
@@ -95,6 +99,10 @@ options:
     description: Whether O(state=held) returns the sha256 of what is there.
     type: bool
     default: false
+seealso:
+  - module: llamacpp.cluster.gguf_info
+  - module: llamacpp.cluster.known_answer
+  - module: llamacpp.cluster.plan
 """
 
 EXAMPLES = r"""

@@ -12,13 +12,20 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
-  - It runs as an action plugin on the controller. It takes the cluster and the variables of its hosts from the inventory, by
+  - It takes the cluster and the variables of its hosts from the inventory, by
     C(llama_cluster_group).
   - It fails when the plan is refused. It writes the plan in either case.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path), O(html) and O(report).
+    details: Changes nothing in either mode, apart from writing O(path), O(html) and O(report).
+  diff_mode:
+    support: N/A
+  idempotent:
+    support: full
 options:
   facts:
     description:
@@ -58,6 +65,10 @@ options:
   report:
     description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
     type: path
+seealso:
+  - module: llamacpp.cluster.host_info
+  - module: llamacpp.cluster.model
+  - module: llamacpp.cluster.plan_diff
 """
 
 EXAMPLES = r"""

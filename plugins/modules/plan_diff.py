@@ -12,13 +12,19 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the plan and what P(llamacpp.cluster.host_info#module) returned on each host for its part of the plan, and changes nothing.
-  - It runs as an action plugin on the controller, once for all hosts. It reads no variables apart from its options.
   - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
   - Where several hosts of one kind lack a release, one of them builds it.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(html) and O(report).
+    details: Changes nothing in either mode, apart from writing O(html) and O(report).
+  diff_mode:
+    support: N/A
+  idempotent:
+    support: full
 options:
   plan:
     description: The plan that P(llamacpp.cluster.plan#module) returned.
@@ -46,6 +52,9 @@ options:
   report:
     description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
     type: path
+seealso:
+  - module: llamacpp.cluster.plan
+  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

@@ -13,13 +13,17 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes the host's own part of a plan below the installation before services change, and records afterwards that it served.
   - At most five records stay. The newest two that served are never removed, and neither are their builds.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Changes nothing and reports whether it would.
+    details: Changes nothing and reports whether it would.
   diff_mode:
     support: none
-    description: A plan is not shown.
+    details: A plan is not shown.
+  idempotent:
+    support: full
 options:
   state:
     description:

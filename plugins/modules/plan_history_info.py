@@ -12,10 +12,9 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Lists what M(llamacpp.cluster.plan_history) has recorded, or reads one plan of it and compares the host with that.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 options:
   prefix:
     description: Folder of the installation.

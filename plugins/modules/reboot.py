@@ -12,16 +12,18 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Compares the names that an operator gives with the hosts of the cluster. It reboots nothing and contacts no host.
-  - It runs as an action plugin on the controller.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
+  - llamacpp.cluster.attributes.info
 options:
   hosts:
     description: Names of hosts, all of the cluster where this is left out. An empty list is refused.
     type: list
     elements: str
+seealso:
+  - module: llamacpp.cluster.service
+  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

@@ -18,13 +18,17 @@ description:
   - Before a release is installed, its programs are tried on the host's processor. Where one does not work, no running service is touched.
   - An installed release whose files are intact is left alone.
   - An action plugin of the same name shows the progress of a build every few seconds.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Reports whether the release would be built, and which ones would be removed once the planned services run.
+    details: Reports whether the release would be built, and which ones would be removed once the planned services run.
   diff_mode:
     support: full
-    description: Shows the release that would be added, or those that would be removed.
+    details: Shows the release that would be added, or those that would be removed.
+  idempotent:
+    support: full
 options:
   state:
     description:
@@ -94,6 +98,10 @@ options:
     description: Name of the host in messages.
     type: str
     default: this host
+seealso:
+  - module: llamacpp.cluster.plan
+  - module: llamacpp.cluster.release_proof
+  - module: llamacpp.cluster.clean
 """
 
 EXAMPLES = r"""

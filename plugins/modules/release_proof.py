@@ -12,11 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Judges what became of the instances on the staging ports, in one sentence for all hosts. It changes nothing.
-  - It runs as an action plugin on the controller. It reads no variables apart from its options.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
+  - llamacpp.cluster.attributes.info
 options:
   plan:
     description: The plan for the staging ports.
@@ -32,6 +31,7 @@ options:
     default: {}
 seealso:
   - module: llamacpp.cluster.staging_room
+  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

@@ -11,12 +11,18 @@ short_description: Writes a page of a plan, its verification and its benchmark
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Reads what other playbooks left on the controller, and writes one HTML file that needs no other. It contacts no host.
-  - It runs as an action plugin on the controller.
+  - Reads what other playbooks left on the controller, and writes one HTML file that needs no other.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     support: full
-    description: Writes O(path) in either mode.
+    details: Writes O(path) in either mode.
+  diff_mode:
+    support: N/A
+  idempotent:
+    support: full
 options:
   path:
     description: File on the controller for the page.
@@ -31,6 +37,10 @@ options:
   benchmark:
     description: The folder that playbooks/benchmark.yml wrote, or its C(benchmark.json).
     type: path
+seealso:
+  - module: llamacpp.cluster.plan
+  - module: llamacpp.cluster.verify
+  - module: llamacpp.cluster.benchmark
 """
 
 EXAMPLES = r"""

@@ -12,11 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Chooses a plan from what the hosts have recorded, and decides from their records of it what is done on each host. It changes nothing.
-  - It runs as an action plugin on the controller, once for all hosts. It reads no variables apart from its options.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
+  - llamacpp.cluster.attributes.info
 options:
   state:
     description:

@@ -12,11 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Warns after a rollback that the inventory may name another release, or fails with a sentence that says what failed, what serves now and what to do.
-  - It runs as an action plugin on the controller. It reads no variables apart from its options.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
+  - llamacpp.cluster.attributes.info
 options:
   state:
     description:

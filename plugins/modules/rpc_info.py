@@ -16,10 +16,9 @@ description:
 notes:
   - A worker serves one client at a time. Do not probe one that a head uses. It does not answer, and a worker that does not ignore the signal
     C(SIGPIPE) ends when it comes to the connection that was closed meanwhile.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
 options:
   address:
     description: Numeric IPv4 address of the worker, as seen from the host on which the module runs.
@@ -36,6 +35,8 @@ options:
     description: Seconds for the whole conversation.
     type: float
     default: 5.0
+seealso:
+  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

@@ -15,13 +15,17 @@ description:
   - Services are defined, started, stopped and removed in one call. The head stops before workers, and workers start before the head.
   - A service whose definition changes is restarted.
   - The error of a service that does not start shows the last lines of its log.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Changes nothing and shows definitions and states in the difference.
+    details: Changes nothing and shows definitions and states in the difference.
   diff_mode:
     support: full
-    description: Shows each definition before and after, and which services run.
+    details: Shows each definition before and after, and which services run.
+  idempotent:
+    support: full
 options:
   host:
     description: The host's part of the plan, or its facts, of which C(service_manager), C(scope), C(prefix) and C(units) are read.
@@ -61,6 +65,9 @@ options:
     type: list
     elements: dict
     default: []
+seealso:
+  - module: llamacpp.cluster.host_info
+  - module: llamacpp.cluster.firewall
 """
 
 EXAMPLES = r"""

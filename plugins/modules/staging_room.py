@@ -12,11 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Compares what the instances need with the memory, ports and releases that the hosts report. It changes nothing.
-  - It runs as an action plugin on the controller, once for all hosts. It reads no variables apart from its options.
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing in either mode.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
+  - llamacpp.cluster.attributes.info
 options:
   plan:
     description: The plan for the staging ports, as P(llamacpp.cluster.plan#module) returned it.
@@ -28,6 +27,7 @@ options:
     required: true
 seealso:
   - module: llamacpp.cluster.release_proof
+  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

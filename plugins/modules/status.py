@@ -12,11 +12,17 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the plan and what M(llamacpp.cluster.host_status) returned on each host, and changes nothing.
-  - It runs as an action plugin on the controller, once for all hosts.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path).
+    details: Changes nothing in either mode, apart from writing O(path).
+  diff_mode:
+    support: N/A
+  idempotent:
+    support: full
 options:
   plan:
     description: The plan that P(llamacpp.cluster.plan#module) returned, also a refused one.
@@ -38,6 +44,9 @@ options:
   path:
     description: File on the controller for the status as JSON, see C(docs/status.schema.json).
     type: path
+seealso:
+  - module: llamacpp.cluster.host_status
+  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

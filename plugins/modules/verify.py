@@ -15,10 +15,16 @@ description:
   - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails when a check failed.
   - It never asks a worker that the head holds. The controller tries to connect to each worker's port and says nothing, to see that it is
     closed. So do the worker's host from another one of its addresses, and other hosts, when M(llamacpp.cluster.host_info) compares them.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path) and O(page). Outside check mode the head gets a record of the result.
+    details: Changes nothing in either mode, apart from writing O(path) and O(page). Outside check mode the head gets a record of the result.
+  diff_mode:
+    support: N/A
+  idempotent:
+    support: full
 options:
   plan:
     description: The plan.
@@ -68,6 +74,10 @@ options:
       - The result, for V(verified.json) in the head's installation, which playbooks/status.yml shows. Then nothing else is done.
       - The action plugin passes it.
     type: dict
+seealso:
+  - module: llamacpp.cluster.plan
+  - module: llamacpp.cluster.host_info
+  - module: llamacpp.cluster.status
 """
 
 EXAMPLES = r"""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import SCHEMA
 
@@ -94,3 +95,8 @@ def test_pins_of_the_controller_are_exact_and_direct_ones_say_what_they_are_for(
     direct, _blank, indirect = (ROOT / "requirements.txt").read_text().partition("\n\n")
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+  # .+", line) for line in direct.splitlines()[1:])
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in indirect.splitlines())
+
+
+def test_the_action_group_has_all_modules():
+    groups = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text())["action_groups"]
+    assert groups["cluster"] == sorted(path.stem for path in ROOT.glob("plugins/modules/*.py"))

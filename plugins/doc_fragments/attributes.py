@@ -1,0 +1,45 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the documentation of modules says alike."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    DOCUMENTATION = r"""
+attributes:
+  action_group:
+    description: Use C(group/llamacpp.cluster.cluster) in C(module_defaults) to set defaults of options for all modules of the collection.
+    support: full
+    membership:
+      - llamacpp.cluster.cluster
+  check_mode:
+    description: Can run in check mode and predict its changes without making them.
+  diff_mode:
+    description: Returns in diff mode what has changed, or would change in check mode.
+  idempotent:
+    description: Changes nothing when it is run a second time with the same arguments.
+  platform:
+    description: Systems on which it runs.
+    support: full
+    platforms: posix
+"""
+
+    CONTROLLER = r"""
+attributes:
+  action:
+    description: Runs on the controller and contacts no host.
+    support: full
+"""
+
+    INFO = r"""
+attributes:
+  check_mode:
+    support: full
+    details: Changes nothing in either mode.
+  diff_mode:
+    support: N/A
+  idempotent:
+    support: full
+"""
