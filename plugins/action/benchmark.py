@@ -196,7 +196,7 @@ class ActionModule(ActionBase):
         elif model.source and model.source.path:
             result = found = self._head.call("gguf_info", may_fail=True, path=model.source.path, **account)
         else:
-            return resolver.found_of(self, task_vars, model, {**resolver.DEFAULTS, **account, "prefix": host.prefix})
+            return resolver.resolve(self, task_vars, model, resolver.Options(host.prefix, host.account))
         if result.get("failed"):
             raise Refusal(f"llama_benchmark_models: {copying.why(result)}")
         return found
@@ -275,7 +275,6 @@ class ActionModule(ActionBase):
         models = {one.plan.model.path: one.plan.model for one in loads if one.plan.model.fetched_by}
         for path, model in models.items():
             arguments = {
-                "state": "fetched",
                 **typed_json.dump({key: getattr(model, key) for key in ("files", "records", "fetched_by")}),
                 "folder": str(PurePosixPath(model.records[0].path).parent.parent),
                 **({"token_file": token_file} if token_file else {}),

@@ -35,7 +35,7 @@ options:
     type: dict
     required: true
   model:
-    description: What M(llamacpp.cluster.model) returned of the model that is served.
+    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
     type: dict
     default: {}
   path:

@@ -43,7 +43,7 @@ options:
     type: str
     default: llamacpp
 seealso:
-  - module: llamacpp.cluster.model
+  - module: llamacpp.cluster.model_info
   - module: llamacpp.cluster.plan
 """
 
@@ -128,12 +128,14 @@ def from_url(module):
     url, timeout = module.params["url"], module.params["timeout"]
     named = f"url is {web.shown(url)}, which"
     try:
-        read = reading.within(timeout, lambda: result(web.read(url, module.params["token"]), module.params["tensors"]))
+        read = reading.within(
+            timeout, lambda: result(web.read_model(url, module.params["token"]), module.params["tensors"])
+        )
         module.exit_json(changed=False, **read)
     except reading.TooSlowError as error:
         module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
     except web.RemoteError as error:
-        module.fail_json(msg=f"{named} {error}.")
+        module.fail_json(msg=f"{named} {web.explain(error, 'the option token', module.params['token'])}.")
     except gguf.GGUFError as error:
         module.fail_json(msg=f"{named} {error}. Give the URL of a complete GGUF file.")
 

@@ -12,7 +12,7 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes the known-answer model on the controller and copies it to the host, with its sha256 in a file beside it.
-  - It runs as an action plugin. The controller needs the Python package C(gguf).
+  - It runs as an action plugin.
 extends_documentation_fragment:
   - llamacpp.cluster.attributes
 attributes:

@@ -34,7 +34,7 @@ options:
     type: dict
     default: {}
   model:
-    description: What P(llamacpp.cluster.model#module) returned. Without it, C(llama_model_gguf_summary) is used.
+    description: What P(llamacpp.cluster.model_info#module) returned. Without it, C(llama_model_gguf_summary) is used.
     type: dict
   path:
     description: File on the controller for the plan as JSON.
@@ -67,7 +67,7 @@ options:
     type: path
 seealso:
   - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.model
+  - module: llamacpp.cluster.model_info
   - module: llamacpp.cluster.plan_diff
 """
 

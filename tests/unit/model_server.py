@@ -5,7 +5,9 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
 
 SIZE = 3_000_000
 DATA = bytes(range(256)) * (SIZE // 256)
@@ -70,12 +72,36 @@ def answer(status, **headers):
     return send
 
 
+def planned(server, models, name="m.gguf", data=DATA, **more):
+    """A file of the server, as the plan has it."""
+    path, digest = str(models / "source" / name), hashlib.sha256(data).hexdigest()
+    file = {"name": name, "path": path, "url": f"{server.url}/{name}", "bytes": len(data), "sha256": digest}
+    return {**file, "role": "model", **more}
+
+
+def download_record_of(folder, **more):
+    """The record of a folder, as the plan has it."""
+    path = str(folder / download_record.RECORD)
+    record = {"path": path, "schema": 1, "asked": {"url": ["it"]}, "source": "url:it", "revision": None, "resolved": []}
+    return {**record, **more}
+
+
+def parsed(files, records=()):
+    """Files and records as a module takes them."""
+    records = [typed_json.parse(DownloadRecordPlan, record) for record in records]
+    return model_files.of_plan([typed_json.parse(ModelFilePlan, file) for file in files], records), records
+
+
+def below(models):
+    return sorted(str(path.relative_to(models)) for path in models.rglob("*") if path.is_file())
+
+
 def serve(monkeypatch):
     """A server, until the test that uses it is over."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(download, "PAUSES", (0.0, 0.01, 0.01))
-    monkeypatch.setattr(download, "SAID_SECONDS", 0.05)
+    monkeypatch.setattr(download, "PROGRESS_SECONDS", 0.05)
     made = Server()
     made.files["/m.gguf"] = DATA
     yield made

@@ -931,7 +931,7 @@ def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(monkeypatch, 
     source = {"source": f"url:{ELSEWHERE}", "revision": None}
     known = {"summary": known_answer.summary(16, 128, "f32"), "closed": None, "files": [file], **source}
     known["sources"] = [{"role": "model", **source}]
-    monkeypatch.setattr(action.resolver, "found_of", lambda *_arguments: known)
+    monkeypatch.setattr(action.resolver, "resolve", lambda *_arguments: known)
 
     def called(_action, _vars, name, given):
         fetched.append((name, given))
@@ -941,7 +941,7 @@ def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(monkeypatch, 
     monkeypatch.setattr(action.copying, "run", called)
     result = measuring.run()
     ((name, given),) = fetched
-    assert (name, given["state"], given["fetched_by"]) == ("llamacpp.cluster.model", "fetched", "head")
+    assert (name, given["fetched_by"]) == ("llamacpp.cluster.model", "head")
     assert given["token_file"] == "/controller/token"
     (file,) = given["files"]
     assert file["path"].startswith(given["folder"] + "/")

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import sys
 import time
+import types
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import gguf_files
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub as on_controller
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from test_model_sources import REPO, looked_up, on_huggingface, request_of
@@ -171,16 +173,16 @@ def test_an_answer_without_an_end_is_refused(attacked, look, attack):
     assert message.startswith(("llama_model_", "llama_release "))
 
 
-def test_what_is_said_of_it(attacked):
+def test_each_limit_is_named(attacked, monkeypatch):
     hub = attacked(endless_list)
-    message = refusal(on_hub, hub.url)
-    assert (
-        f"has the repo {REPO}, which {hub.url} does not describe as a repository (its answer has more than 8 MiB or 100000 parts)"
-        in message
-    )
+    subject = f"has the repo {REPO}, which"
+    assert f"{subject} cannot be looked up: {hub.url} is longer than 8192 KiB" in refusal(on_hub, hub.url)
     assert f"whose manifest {hub.url}/v2/library/m/manifests/1 is longer than 1024 KiB" in refusal(in_registry, hub.url)
+    hub.attack = nested_lists
+    monkeypatch.setattr(on_controller, "MOST_PARTS", 800)
+    assert "(its answer has more than 800 lists and objects)" in refusal(on_hub, hub.url)
     hub.attack = packed
-    assert "(its answer is packed as gzip, although that was not asked for)" in refusal(on_hub, hub.url)
+    assert f"{subject} {hub.url} does not describe as a repository (" in refusal(on_hub, hub.url)
     hub.attack = endless_redirects
     for look in (in_registry, behind_url, of_archive):
         assert "is redirected more than 5 times: use the URL of the file itself" in refusal(look, hub.url)
@@ -192,11 +194,6 @@ def test_what_is_said_of_it(attacked):
         assert "is not a URL" not in message
 
 
-def test_an_answer_of_too_many_parts_is_refused(attacked, monkeypatch):
-    monkeypatch.setattr(on_controller, "MOST_PARTS", 800)
-    assert "(its answer has more than 8 MiB or 800 parts)" in refusal(on_hub, attacked(nested_lists).url)
-
-
 def test_a_download_whose_answer_does_not_begin_is_given_up(attacked, tmp_path, monkeypatch):
     """After it was tried again: such a server may have too much to do."""
     pauses = []
@@ -204,7 +201,8 @@ def test_a_download_whose_answer_does_not_begin_is_given_up(attacked, tmp_path, 
     hub = attacked(trickle_of_headers)
     url, data = f"{hub.url}/m.gguf", gguf_files.model()
     digest = hashlib.sha256(data).hexdigest()
-    file = downloaded.File("m.gguf", tmp_path / "m.gguf", url, len(data), digest, "model", tmp_path / "record")
+    file = ModelFile("m.gguf", tmp_path / "m.gguf", url, len(data), digest, tmp_path / "record")
+    monkeypatch.setattr(download, "time", types.SimpleNamespace(sleep=pauses.append))
     with pytest.raises(Refusal, match=r"has a server whose answer did not begin within 0\.5 s"):
-        download.receive(file, None, 0, lambda piece: None, pauses.append)
+        download.receive(file, None, 0, lambda piece: None)
     assert pauses == [2]

@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     services,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, downloaded
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark_info,
     benchmark_job,
@@ -43,6 +43,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     link,
     link_speed,
     model,
+    model_info,
+    model_upload,
     plan_history_info,
     release,
     rpc_info,
@@ -53,9 +55,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill a
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kernel_parameters as kernel_parameters_module
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
-from model_server import DATA
+from model_server import DATA, download_record_of, parsed, planned
 from support import rollbacks
-from test_fetching import planned
 from test_services import HEAD, OTHER, WORKER
 
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
@@ -368,7 +369,12 @@ MODULES = {
     lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
-    model: ((model.downloaded, "compare"), {"state": "fetched", "folder": "/p"}),
+    model_info: ((model_info.local_models, "report"), {}),
+    model_upload: (
+        (model_upload.download, "append"),
+        {"path": "/p/m", "bytes": 1, "folder": "/p", "piece": {"path": "/x", "offset": 0, "sha256": "x"}},
+    ),
+    model: ((model.model_files, "pending"), {"files": [], "folder": "/p"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
     cache_prefill_module: ((cache_prefill, "worker_of"), {"path": "/m.gguf", "workers": [{}]}),
@@ -431,7 +437,7 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
     """Two files, of which one was fetched in part before."""
     data = DATA[:10_000]
     server.files.update({"/m.gguf": data, "/n.gguf": data})
-    record = downloaded.download_record.RECORD
+    record = model_files.download_record.RECORD
 
     def make(number):
         part = tmp_path / str(number) / "source" / "m.gguf.part"
@@ -441,14 +447,13 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
 
     def run(folder):
         files = [planned(server, folder, name, data=data) for name in ("m.gguf", "n.gguf")]
-        records = [{"path": str(folder / "source" / record), "source": "there"}]
-        wanted = downloaded.of_plan(files, records)
-        differs = downloaded.differences(wanted, records)
-        download.fetch(wanted, folder, records, None)
+        wanted, records = parsed(files, [download_record_of(folder / "source")])
+        differs = model_files.differences(wanted, records)
+        download.download(wanted, folder, records, None)
         return any(differs)
 
     def state(folder):
-        found = faults.tree(folder, downloaded.LOCK)
+        found = faults.tree(folder, model_files.LOCK)
         mode, text = found[f"source/{record}"]
         said = json.loads(text.decode().replace(str(folder), ""))
         for entry in said["checked"].values():

@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     projector,
     summary,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -285,7 +285,9 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
     """convert_hf_to_gguf.py --mtp of build 11063 writes the layers that predict further tokens alone, and counts those of the whole model."""
     tensors = [(f"blk.60.{name}", (1024, 1024), 1) for name in ("attn_q.weight", "nextn.eh_proj.weight")]
     (tmp_path / "mtp.gguf").write_bytes(gguf_files.model(MTP, [("token_embd.weight", (1024, 32), 1), *tensors]))
-    read = local.had([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")]["summary"]
+    read = local_models.report([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")][
+        "summary"
+    ]
     assert gguf.problem(read) is None
     plan = with_both(head_with_cards(2, 20, **build(11063)), draft=read).plan()
     assert not plan["refused"], plan["reasons"]
@@ -499,7 +501,7 @@ def test_a_header_of_a_projector(tmp_path):
     ]
     assert read["tensor_bytes"] == 64 * 32 * 4 + 2 * 64 * 64 * 2 + 64 * 4
     assert projector.problem(read) is None
-    assert local.had([], [str(path)], [], "nobody")["paths"][str(path)]["summary"] == read
+    assert local_models.report([], [str(path)], [], "nobody")["paths"][str(path)]["summary"] == read
 
 
 @pytest.mark.parametrize(

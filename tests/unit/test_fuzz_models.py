@@ -26,16 +26,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
     download,
     download_record,
-    downloaded,
-    local,
+    local_models,
+    model_files,
     ollama,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.push import sentence
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, hub, lookup
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from hypothesis import example, given
 from hypothesis import strategies as st
+from model_server import download_record_of, parsed
 from support.rollbacks import completed, record_of
 from test_advisories import strix_halos
 from test_benchmark import measuring
@@ -105,10 +105,10 @@ ANSWERS = st.one_of(
 def offline(monkeypatch):
     """No server is asked."""
 
-    def nobody(asked, seconds):
+    def nobody(query, seconds):
         raise Refusal("nobody is asked")
 
-    monkeypatch.setattr(resolver, "_look_up", nobody)
+    monkeypatch.setattr(lookup, "look_up", nobody)
 
 
 @pytest.mark.fuzz
@@ -119,7 +119,7 @@ def test_any_answer_of_a_host(offline, answered):
     said = changed(answer(variable, ASKED[variable]), new)
     wanted = {variable: ASKED[variable], **({"llama_model_mmproj": {"path": "/srv/p.gguf"}} if projector else {})}
     started = time.process_time()
-    found, _action = run(lambda **_arguments: said if isinstance(said, dict) else {}, wanted, prefix="/p")
+    found, _action = run(lambda **_arguments: said if isinstance(said, dict) else {}, wanted, "/p")
     assert time.process_time() - started < SECONDS
     assert validation.is_plain(found.get("refused", ""))
 
@@ -135,12 +135,12 @@ def test_any_record_beside_a_model(tmp_path, new, text):
     place.write_text(json.dumps(changed(RECORD, new)) if text is None else text)
     (tmp_path / "m.gguf").write_bytes(b"12345")
     given = [{**FILE, "path": str(tmp_path / "m.gguf"), "url": "https://models.example/m.gguf", "role": "model"}]
-    files = downloaded.of_plan(given, [{"path": str(place)}])
-    for entry in downloaded.read_record(place).values():
-        assert validation.mismatch("it", entry, downloaded.ENTRY) is None
-    downloaded.differences(files, [{"path": str(place)}])
-    kept = local.fetched(str(tmp_path), "nobody")
-    assert kept is None or not kept["whole"] or validation.is_plain(kept["error"])
+    files, records = parsed(given, [download_record_of(tmp_path)])
+    for entry in model_files.checked_files(place).values():
+        assert validation.mismatch("it", entry, model_files.ENTRY) is None
+    model_files.differences(files, records)
+    stored = local_models.report([str(tmp_path)], [], [], "nobody")["folders"].get(str(tmp_path))
+    assert stored is None or not stored["whole"] or stored["summary"] is None
 
 
 SIBLING = {"rfilename": "m-Q4_K_M.gguf", "size": 5000, "blobId": "0" * 40, "lfs": {"sha256": SHA, "size": 5000}}
@@ -180,11 +180,11 @@ def test_any_manifest_of_a_registry(server, new, text, code):
     said = json.dumps(changed(MANIFEST, new)).encode() if text is None else text
     server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, said, {})
     with pytest.raises(Refusal) as refused:
-        resolver._ollama(resolver.Asked(of_ollama(server).sources()[0], None, ""))
+        lookup.look_up(lookup.Query(of_ollama(server).source), 20)
     assert validation.is_plain(str(refused.value))
 
 
-PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9, "rate": 2}
+PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9}
 
 
 @pytest.mark.fuzz
@@ -192,10 +192,8 @@ PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9
 @given(JUNK.map(json.dumps) | st.text() | news(PROGRESS).map(lambda new: json.dumps(changed(PROGRESS, new))))
 @example(json.dumps({**PROGRESS, "total": "9" * 900}))
 def test_any_progress_of_a_download(text):
-    said = download.parse_progress(text)
-    assert said is None or validation.is_plain(
-        sentence(said["file"], *map(said.get, ("step", "done", "total", "rate")))
-    )
+    report = download.parse_progress(text)
+    assert report is None or validation.is_plain(delivery.sentence(report, 2.0))
 
 
 ROW = {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 10.0, "stddev_ts": 0.1, "samples_ts": [10.0, 10.1]}

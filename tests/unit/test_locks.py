@@ -91,7 +91,7 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
 
 LOCKS = {
     "changes.lock": lambda folder: host_lock.hold(str(folder), True),
-    ".fetching": download.alone,
+    ".fetching": download.exclusive,
     "build.lock": lambda folder: store.lock(folder / "build.lock"),
     "lease.lock": lambda folder: locks.hold(folder / "lease.lock"),
 }

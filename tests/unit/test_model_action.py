@@ -1,6 +1,5 @@
 """How a model gets onto a host: the action plugin, which compares, sends, waits and shows, run by ansible-playbook and by itself."""
 
-import hashlib
 import json
 import os
 import platform
@@ -23,14 +22,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download as on_host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import downloaded
-from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill_info, gguf_info
-from ansible_collections.llamacpp.cluster.plugins.modules import model as module
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
+from ansible_collections.llamacpp.cluster.plugins.modules import (
+    cache_prefill_info,
+    gguf_info,
+    model,
+    model_info,
+    model_upload,
+)
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import push, resolver
-from model_server import DATA, SHA, SIZE, answer
-from test_fetching import below, planned
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup, sender
+from model_server import DATA, SHA, SIZE, answer, below, download_record_of, parsed, planned
 from test_model_sources import request_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +46,7 @@ class Playbook:
 
     def __init__(self, folder, models):
         self.folder, self.models = folder, models
-        self.arguments = {"state": "fetched", "folder": str(models)}
-        self.arguments["records"] = [{"path": str(models / "source" / ".source.json"), "asked": {"url": ["it"]}}]
+        self.arguments = {"folder": str(models), "records": [download_record_of(models / "source")]}
 
     def start(self, files, *options, **more):
         task = {"llamacpp.cluster.model": {**self.arguments, "files": files, **more}}
@@ -88,70 +89,58 @@ def playbook(tmp_path, models):
 
 
 @pytest.mark.programs
-def test_check_mode_says_what_would_be_fetched_and_asks_no_server(server, models, playbook):
+def test_check_mode_then_a_download_then_no_change(server, models, playbook):
     part = models / "source" / "m.gguf.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(DATA[:1_000_000])
-    said = playbook.run([planned(server, models)], "--check", "--diff")
-    assert f"[localhost] m.gguf: 2.0 MB to fetch from {server.url}/m.gguf, 1.0 MB of it are there" in said
-    assert f"+{models}/source/m.gguf ({SIZE} bytes)" in said
-    assert "changed=1" in said
+    files = [planned(server, models)]
+    output = playbook.run(files, "--check", "--diff")
+    assert f"[localhost] m.gguf: 2.0 MB to download from {server.url}/m.gguf, 1.0 MB of it are there" in output
+    assert f"+{models}/source/m.gguf ({SIZE} bytes)" in output
+    assert "changed=1" in output
     assert not server.asked
     assert below(models) == ["source/m.gguf.part"]
-
-
-@pytest.mark.programs
-def test_a_second_run_changes_nothing_and_asks_no_server(server, models, playbook):
-    files = [planned(server, models)]
     assert "changed=1" in playbook.run(files)
     assert below(models) == [".fetching", "source/.source.json", "source/m.gguf"]
-    asked = len(server.asked)
+    requests = len(server.asked)
     assert "changed=0" in playbook.run(files)
-    assert len(server.asked) == asked
+    assert len(server.asked) == requests
 
 
 @pytest.mark.programs
-def test_why_a_server_refuses_reaches_the_operator_and_the_token_does_not(server, models, playbook, tmp_path):
-    server.faults["/m.gguf"] = answer(403)
-    (tmp_path / "token").write_text("hf_secret\n")
-    (tmp_path / "token").chmod(0o600)
-    said = playbook.run([planned(server, models)], "-vvv", token_file=str(tmp_path / "token"))
-    assert "m.gguf needs permission (HTTP 403): the token of llama_model_token_file is not entitled to it" in said
-    assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert "hf_secret" not in said
-
-
-@pytest.mark.programs
-def test_while_a_model_is_fetched_its_token_is_in_no_file_argument_or_environment(server, models, playbook, tmp_path):
-    seen = {}
+def test_a_token_is_in_no_file_argument_environment_or_output(server, models, playbook, tmp_path):
+    """While the model is downloaded. The server refuses it then, and the reason reaches the operator."""
+    found = {}
 
     def look(handler):
         places = [path for path in (tmp_path / "ansible").rglob("*") if path.is_file()]
         for path in [*places, *Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
             with suppress(OSError):
-                seen[path] = b"hf_secret" in path.read_bytes()
-        server.send(handler, DATA)
+                found[path] = b"hf_secret" in path.read_bytes()
+        answer(403)(handler)
 
     server.faults["/m.gguf"] = look
     (tmp_path / "token").write_text("hf_secret\n")
     (tmp_path / "token").chmod(0o600)
-    assert "changed=1" in playbook.run([planned(server, models)], token_file=str(tmp_path / "token"))
+    output = playbook.run([planned(server, models)], "-vvv", token_file=str(tmp_path / "token"))
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert any("AnsiballZ_model" in path.name for path in seen), "the module lies there while it runs"
-    assert not [path for path, has in seen.items() if has]
+    assert "m.gguf needs permission (HTTP 403): the token of llama_model_token_file is not entitled to it" in output
+    assert "hf_secret" not in output
+    assert any("AnsiballZ_model" in path.name for path in found), "the module lies there while it runs"
+    assert not [path for path, has in found.items() if has]
 
 
 def test_a_token_that_does_not_come_is_waited_for_with_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(on_host, "TOKEN_SECONDS", 0.01)
+    monkeypatch.setattr(download, "TOKEN_SECONDS", 0.01)
     with pytest.raises(Refusal, match="did not come: run the playbook again"):
-        on_host.take_token(str(tmp_path / "pipe"))
+        download.take_token(str(tmp_path / "pipe"))
     assert not list(tmp_path.iterdir())
-    early = [sys.executable, "-c", push.HAND_OVER.replace("range(100)", "range(1)"), str(tmp_path / "pipe")]
+    early = [sys.executable, "-c", delivery.HAND_OVER.replace("range(100)", "range(1)"), str(tmp_path / "pipe")]
     assert subprocess.run(early, input=b"secret\n", check=False).returncode == 1, "it is handed over again"
 
 
 @pytest.mark.programs
-def test_a_download_goes_on_when_the_controller_is_killed_and_the_next_run_waits_for_it(server, models, playbook):
+def test_a_download_continues_when_the_controller_is_killed_and_the_next_run_waits_for_it(server, models, playbook):
     waits = threading.Event()
 
     def slowly(handler):
@@ -171,7 +160,7 @@ def test_a_download_goes_on_when_the_controller_is_killed_and_the_next_run_waits
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=10)
     second = playbook.start(files)
-    assert any("to fetch from" in line for line in second.stdout)
+    assert any("to download from" in line for line in second.stdout)
     waits.set()
     assert "changed=1" in second.communicate(timeout=40)[0]
     assert (models / "source" / "m.gguf").read_bytes() == DATA
@@ -181,21 +170,27 @@ def test_a_download_goes_on_when_the_controller_is_killed_and_the_next_run_waits
 
 # ------------------------------------------------------------------------------------------------------- a mount that hangs
 
-MODULE, FROM, AT = module, types.SimpleNamespace(url="http://x"), {"prefix": None, "timeout": 9}
+MODULE, FROM = model, types.SimpleNamespace(url="http://x")
 READERS = {
-    "compared": lambda path, call: call(state="compared", folder=path, files=[planned(FROM, Path(path))]),
-    "found": lambda path, call: call(paths=[path]),
-    "header": lambda path, call: call(path=path),
-    "tensors": lambda path, call: call(path=path),
-    "fetched": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
-    "running": lambda path, call: services.versions([path]),
-    "copy": lambda path, call: resolver._all(None, {}, request_of(llama_model_copy=path), AT),
-    "sent": lambda path, call: push._Sender._send(None, downloaded.File("", None, f"file:{path}", 9, None, "", None)),
+    "model": lambda path, call: call(folder=path, files=[planned(FROM, Path(path))], _ansible_check_mode=True),
+    "model_info": lambda path, call: call(paths=[path]),
+    "gguf_info": lambda path, call: call(path=path),
+    "cache_prefill_info": lambda path, call: call(path=path),
+    "drift": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
+    "services": lambda path, call: services.versions([path]),
+    "copy": lambda path, call: lookup.look_up(lookup.Query(request_of(llama_model_copy=path).source), 9),
+    "sent": lambda path, call: sender._read(file_of_controller(path), 0, None),
 }
+MODULES = {"model_info": model_info, "gguf_info": gguf_info, "cache_prefill_info": cache_prefill_info}
 
 
-def hanging(real):
-    return lambda path, *given, **more: ("hung" in str(path) and time.sleep(0.3)) or real(path, *given, **more)
+def file_of_controller(path):
+    (file,), _records = parsed([planned(FROM, Path("/"), url=f"file:{path}")])
+    return file
+
+
+def hanging(original):
+    return lambda path, *given, **more: ("hung" in str(path) and time.sleep(0.3)) or original(path, *given, **more)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -204,17 +199,13 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     for name in ("stat", "open"):
         monkeypatch.setattr(os, name, hanging(getattr(os, name)))
     monkeypatch.setattr(reading, "within", lambda _seconds, work: within(0.05, work))
-    monkeypatch.setattr(resolver, "_known", lambda *_arguments: "known")
-    monkeypatch.setattr(
-        sys.modules[__name__], "MODULE", {"header": gguf_info, "tensors": cache_prefill_info}.get(reader, module)
-    )
+    monkeypatch.setattr(sys.modules[__name__], "MODULE", MODULES.get(reader, model))
     try:
-        said = str(READERS[reader](path, call))
+        message = str(READERS[reader](path, call))
     except (Refusal, OSError) as error:
-        said = str(error)
-    assert re.search(
-        rf"{path}\S* on {platform.node()} could not be read within 0.05 s: check the disk or network", said
-    )
+        message = str(error)
+    where = "" if reader == "copy" else rf"{path}\S* on {platform.node()} "
+    assert re.search(rf"{where}could not be read within 0.05 s: check the (disk or )?network", message)
 
 
 # ------------------------------------------------------------------------------------------------------------ pieces and lines
@@ -223,8 +214,9 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
 class Action:
     """An action plugin whose host is this process."""
 
-    def __init__(self, place, **arguments):
-        self._task = types.SimpleNamespace(args={"state": "fetched", **arguments}, async_val=0, check_mode=False)
+    def __init__(self, place, models, *files, **arguments):
+        arguments = {"files": list(files), "folder": str(models), **arguments}
+        self._task = types.SimpleNamespace(args=arguments, async_val=0, check_mode=False)
         self._connection = types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir=None, join_path=os.path.join))
         self.place, self.calls, self.broken, self.pipes = place, [], None, []
 
@@ -243,14 +235,16 @@ class Action:
         pass
 
     def _execute_module(self, module_args, task_vars, module_name=None, wrap_async=False):
-        if module_name:
+        if module_name == "ansible.builtin.async_status":
             return {"finished": True, **self.result}
-        given = {"records": [], "fetched_by": "head", "token_pipe": None, "digest": False, **module_args}
-        self.calls.append(given["state"])
-        self.pipes.append(given["token_pipe"])
+        arguments = {"records": [], "fetched_by": "head", "token_pipe": None, **module_args}
+        check_mode = self._task.check_mode
+        self.calls.append("upload" if module_name else "check" if check_mode else "download")
+        self.pipes.append(arguments["token_pipe"])
         try:
-            with mock.patch.object(on_host, "take_token", return_value="hf_secret"):
-                result = json.loads(json.dumps(module.run(given, self._task.check_mode)))
+            with mock.patch.object(download, "take_token", return_value="hf_secret"):
+                run = {"bytes": model_upload.run(arguments)} if module_name else model.run(arguments, check_mode)
+                result = json.loads(json.dumps(run))
         except ValueError as error:
             result = {"failed": True, "msg": str(error)}
         if wrap_async:
@@ -262,161 +256,157 @@ class Action:
         return default
 
     def run(self):
-        return push.run(self, {"inventory_hostname": "head"})
+        return delivery.run(self, {"inventory_hostname": "head"})
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    monkeypatch.setattr(sender, "PIECE", 1_000_000)
+    monkeypatch.setattr(delivery, "PAUSES", ())
+    monkeypatch.setattr(sender.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    clock = types.SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
+    monkeypatch.setattr(background, "time", clock)
 
 
 @pytest.fixture
-def copied(tmp_path, models, monkeypatch):
-    """A model of the controller, and how it is planned."""
-    monkeypatch.setattr(push, "PIECE", 1_000_000)
-    monkeypatch.setattr(push, "PAUSES", ())
-    monkeypatch.setattr(push.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
-    monkeypatch.setattr(background.time, "sleep", lambda seconds: None)
-    source = tmp_path / "with space.gguf"
-    source.write_bytes(DATA)
-    return source, {
-        "name": "m.gguf",
-        "path": str(models / "source" / "m.gguf"),
-        "url": source.as_uri(),
-        "bytes": SIZE,
-        "sha256": None,
-        "role": "model",
-    }
+def source(tmp_path):
+    """A file of the controller."""
+    path = tmp_path / "with space.gguf"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def copied(source, models):
+    """How that is planned."""
+    return planned(FROM, models, url=source.as_uri(), sha256=None)
 
 
 def test_a_file_of_the_controller_is_sent_in_pieces(copied, tmp_path, models):
-    action = Action(tmp_path, files=[copied[1]], folder=str(models))
+    action = Action(tmp_path, models, copied)
     result = action.run()
     assert result["changed"]
-    assert result["digests"] == {copied[1]["path"]: SHA}
-    assert action.calls == ["compared", "held", *["transfer", "received"] * 3, "fetched"]
-    assert Path(copied[1]["path"]).read_bytes() == DATA
-    again = Action(tmp_path, files=[copied[1]], folder=str(models))
+    assert result["digests"] == {copied["path"]: SHA}
+    assert action.calls == ["check", "check", *["transfer", "upload"] * 3, "download"]
+    assert Path(copied["path"]).read_bytes() == DATA
+    again = Action(tmp_path, models, copied)
     assert not again.run()["changed"]
-    assert again.calls == ["compared"]
+    assert again.calls == ["check"]
+    Path(copied["path"]).with_name(".source.json").unlink()
+    unrecorded = Action(tmp_path, models, copied)
+    assert unrecorded.run()["digests"] == {copied["path"]: SHA}
+    assert "transfer" not in unrecorded.calls, "its content is compared alone"
 
 
-def test_sending_goes_on_where_it_stopped(copied, tmp_path, models):
-    action = Action(tmp_path, files=[copied[1]], folder=str(models))
+def test_sending_continues_where_it_stopped(copied, tmp_path, models):
+    action = Action(tmp_path, models, copied)
     action.broken = 2
-    with pytest.raises(AnsibleActionFail, match=r"piece of m\.gguf could not be sent .*No space left.*goes on there"):
+    with pytest.raises(AnsibleActionFail, match=r"piece of m\.gguf could not be sent .*No space left.*continues there"):
         action.run()
-    assert Path(copied[1]["path"] + ".part").stat().st_size == 2 << 20
-    action = Action(tmp_path, files=[copied[1]], folder=str(models))
-    assert action.run()["digests"] == {copied[1]["path"]: SHA}
+    assert Path(copied["path"] + ".part").stat().st_size == 2 << 20
+    action = Action(tmp_path, models, copied)
+    assert action.run()["digests"] == {copied["path"]: SHA}
     assert action.calls.count("transfer") == 1
 
 
-def test_what_was_sent_of_another_file_is_not_kept(copied, tmp_path, models):
-    part = Path(copied[1]["path"] + ".part")
-    part.parent.mkdir(parents=True)
-    part.write_bytes(bytes(1_000_000))
-    action = Action(tmp_path, files=[copied[1]], folder=str(models))
-    assert action.run()["digests"] == {copied[1]["path"]: SHA}
-    assert action.calls.count("transfer") == 3
+@pytest.mark.parametrize("name", ["m.gguf.part", "m.gguf"])
+def test_content_of_another_file_is_not_kept(copied, tmp_path, models, name):
+    """A part of it, or a whole one of the same size."""
+    path = models / "source" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(SIZE))
+    result = Action(tmp_path, models, copied).run()
+    assert "planned is" in result["msg"]
+    assert not path.exists()
+    assert Action(tmp_path, models, copied).run()["digests"] == {copied["path"]: SHA}
 
 
-def test_a_file_of_the_controller_that_has_changed_is_named(copied, tmp_path, models):
-    copied[0].write_bytes(DATA + b"x")
+def test_a_file_of_the_controller_that_has_changed_is_named(copied, source, tmp_path, models):
+    source.write_bytes(DATA + b"x")
     with pytest.raises(
         AnsibleActionFail, match=rf"with space\.gguf has {SIZE + 1} bytes, and had {SIZE} when it was planned"
     ):
-        Action(tmp_path, files=[copied[1]], folder=str(models)).run()
-    copied[0].unlink()
+        Action(tmp_path, models, copied).run()
+    source.unlink()
     with pytest.raises(AnsibleActionFail, match=r"On the controller: .*with space\.gguf: No such file"):
-        Action(tmp_path, files=[copied[1]], folder=str(models)).run()
-
-
-def test_a_file_of_the_controller_that_is_not_what_its_checksum_says_is_removed(copied, tmp_path, models):
-    file = {**copied[1], "sha256": SHA}
-    copied[0].write_bytes(DATA[:-1] + b"x")
-    result = Action(tmp_path, files=[file], folder=str(models)).run()
-    assert result["failed"]
-    assert f"has the sha256 {hashlib.sha256(copied[0].read_bytes()).hexdigest()}, planned is {SHA}" in result["msg"]
-    assert not [path for path in models.rglob("*") if "m.gguf" in path.name]
-    copied[0].write_bytes(DATA)
-    assert Action(tmp_path, files=[file], folder=str(models)).run()["changed"]
-    assert Path(file["path"]).read_bytes() == DATA
+        Action(tmp_path, models, copied).run()
 
 
 def test_a_piece_that_is_damaged_on_its_way_is_not_added(copied, tmp_path, models, monkeypatch):
-    real = shutil.copyfile
-    monkeypatch.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(b"other"))
-    with pytest.raises(AnsibleActionFail, match=r"is not what the controller sent"):
-        Action(tmp_path, files=[copied[1]], folder=str(models)).run()
-    assert Path(copied[1]["path"] + ".part").stat().st_size == 0
-    monkeypatch.setattr(shutil, "copyfile", real)
-    assert Action(tmp_path, files=[copied[1]], folder=str(models)).run()["changed"]
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(b"other"))
+        with pytest.raises(AnsibleActionFail, match=r"is not what the controller sent"):
+            Action(tmp_path, models, copied).run()
+    assert Path(copied["path"] + ".part").stat().st_size == 0
+    assert Action(tmp_path, models, copied).run()["changed"]
 
 
-def test_the_controller_fetches_for_a_head_without_a_way_out(copied, server, tmp_path, models):
+def test_the_controller_downloads_for_a_head_without_a_way_out(server, tmp_path, models):
     server.cut = 700_000
     file = planned(server, models)
-    action = Action(tmp_path, files=[file], folder=str(models), fetched_by="controller")
+    action = Action(tmp_path, models, file, fetched_by="controller")
     action.broken = 1
-    with pytest.raises(AnsibleActionFail, match="goes on there"):
+    with pytest.raises(AnsibleActionFail, match="continues there"):
         action.run()
     kept = Path(file["path"] + ".part").stat().st_size
     assert 1_000_000 <= kept < SIZE
-    asked = len(server.asked)
-    action = Action(tmp_path, files=[file], folder=str(models), fetched_by="controller")
+    requests = len(server.asked)
+    action = Action(tmp_path, models, file, fetched_by="controller")
     assert action.run()["digests"] == {file["path"]: SHA}
-    assert server.asked[asked][1]["Range"] == f"bytes={kept}-{SIZE - 1}"
+    assert server.asked[requests][1]["Range"] == f"bytes={kept}-{SIZE - 1}"
     assert Path(file["path"]).read_bytes() == DATA
 
 
+@pytest.mark.parametrize("sha256", [SHA, None])
 @pytest.mark.parametrize("fetched_by, given", [("head", True), ("controller", False)])
-def test_a_head_that_fetches_nothing_gets_no_token(copied, server, tmp_path, models, fetched_by, given):
+def test_a_head_that_downloads_nothing_gets_no_token(server, tmp_path, models, fetched_by, given, sha256):
     (tmp_path / "token").write_text("hf_secret")
     (tmp_path / "token").chmod(0o600)
-    file, more = planned(server, models), {"folder": str(models), "fetched_by": fetched_by}
-    records = [{"path": str(models / "source" / ".source.json"), "asked": {}}]
-    action = Action(tmp_path, files=[file], records=records, token_file=str(tmp_path / "token"), **more)
-    assert action.run()["changed"]
+    more = {
+        "fetched_by": fetched_by,
+        "records": [download_record_of(models / "source")],
+        "token_file": str(tmp_path / "token"),
+    }
+    action = Action(tmp_path, models, planned(server, models, sha256=sha256), **more)
+    assert list(action.run()["digests"].values()) == [SHA]
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
     assert bool(action.pipes[-1]) == given
 
 
 def test_a_token_file_that_cannot_be_used_is_named(copied, tmp_path, models):
-    action = Action(tmp_path, files=[copied[1]], folder=str(models), token_file=str(tmp_path / "token"))
     with pytest.raises(
         AnsibleActionFail, match=r"llama_model_token_file is .*token, which cannot be read on the contr"
     ):
-        action.run()
+        Action(tmp_path, models, copied, token_file=str(tmp_path / "token")).run()
 
 
 def test_a_host_that_reports_nonsense_is_named(copied, tmp_path, models):
-    action = Action(tmp_path, files=[copied[1]], folder=str(models))
-    action._execute_module = lambda **_given: {"changed": True, "fetch": [{"path": 1}], "bytes": 0}
-    with pytest.raises(
-        AnsibleActionFail, match=r"head reports a value that is not possible \(fetch\[0\]\.bytes is missing\)"
-    ):
+    action = Action(tmp_path, models, copied)
+    action._execute_module = lambda **_arguments: {"changed": True, "fetch": [{"path": 1}], "bytes": 0}
+    with pytest.raises(AnsibleActionFail, match=r"head reports a value that is not possible \(python is missing"):
         action.run()
 
 
 @pytest.mark.parametrize(
-    "progress, said",
+    "report, rate, sentence",
     [
-        (("m.gguf", "fetch", 12.3e9, 60.1e9, 112e6), "m.gguf: 12.3 GB of 60.1 GB, 112 MB/s, 7 min left"),
-        (("m.gguf", "check", 1e9, 2e9, 500e6), "checks m.gguf: 1.0 GB of 2.0 GB, 500 MB/s, 2 s left"),
-        (("m.gguf", "fetch", 1e6, 400e9, 12e6), "m.gguf: 1.0 MB of 400.0 GB, 12 MB/s, 9 h 15 min left"),
-        (("m\x1b.gguf", "fetch", 0, 2e9, 0), "m\\x1b.gguf: 0.0 MB of 2.0 GB, waiting for data"),
+        (("m.gguf", "fetch", 1, 12.3e9, 60.1e9), 112e6, "m.gguf: 12.3 GB of 60.1 GB, 112 MB/s, 7 min left"),
+        (("m.gguf", "check", 3, 1e9, 2e9), 500e6, "checks m.gguf and 2 more: 1.0 GB of 2.0 GB, 500 MB/s, 2 s left"),
+        (("m\x1b.gguf", "fetch", 1, 0, 2e9), 0, "m\\x1b.gguf: 0.0 MB of 2.0 GB, waiting for data"),
     ],
 )
-def test_how_far_a_download_is(progress, said):
-    assert push.sentence(*progress) == said
+def test_progress_in_words(report, rate, sentence):
+    assert delivery.sentence(download.ProgressReport(*report), rate) == sentence
 
 
 def test_a_line_every_ten_seconds(monkeypatch):
     shown, clock = [], [0.0]
-    monkeypatch.setattr(push.display, "display", shown.append)
-    monkeypatch.setattr(push.time, "monotonic", lambda: clock[0])
-    line = push.Line("head")
-    for clock[0] in (1, 5, 9.6, 12, 19.4, 21):
-        line.show("m.gguf", "fetch", 1e9, 2e9, 1e8)
-    assert shown == ["  [head] m.gguf: 1.0 GB of 2.0 GB, 100 MB/s, 10 s left"] * 2
-
-
-def test_progress_that_is_not_whole_is_not_shown():
-    assert on_host.parse_progress('{"file": "m", "st') is None
-    assert on_host.parse_progress("") is None
+    monkeypatch.setattr(delivery.display, "display", shown.append)
+    monkeypatch.setattr(delivery.time, "monotonic", lambda: clock[0])
+    line = delivery.Line("head")
+    for clock[0] in (0, 5, 10, 12, 19.4, 21):
+        line.show(download.ProgressReport("m.gguf", "fetch", 1, int(1e9 + clock[0] * 1e8), 41 * 10**8))
+    assert shown == [
+        "  [head] m.gguf: 2.0 GB of 4.1 GB, 100 MB/s, 21 s left",
+        "  [head] m.gguf: 2.9 GB of 4.1 GB, 100 MB/s, 11 s left",
+    ]

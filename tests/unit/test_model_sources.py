@@ -12,15 +12,16 @@ from pathlib import Path
 
 import gguf_files
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import model_info as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local as models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
-from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
+from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, resolver
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, lookup, resolver
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, SourceFile
 from conftest import identity, typed
 from support.models import as_json
 from support.rollbacks import completed
@@ -28,11 +29,12 @@ from support.rollbacks import completed
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hub as play
 
-MODULE = model_module
+MODULE = model_info
 REPO = "unsloth/some-model-GGUF"
 PREFIX = "/opt/llamacpp"
 TOKEN = "hf_abcdefgh"
-GIB = 1 << 30
+SUMMARY = {**known_answer.summary(4, 128, "f32"), "files": []}
+CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_encoder", gguf_files.BOOL, True))
 
 
 @pytest.fixture
@@ -73,17 +75,27 @@ def on_huggingface(**keys):
 
 
 def looked_up(request, token=None, base="", seconds=20):
-    return resolver._look_up(resolver.Asked(request.sources()[0], token, base), seconds)
+    return lookup.look_up(Query(request.sources()[0], token, base), seconds)
 
 
 def names(found):
-    return [file["name"] for file in found.files]
+    return [file.name for file in found.files]
 
 
 def refusal(call, *arguments, **keywords):
     with pytest.raises(Refusal) as refused:
         call(*arguments, **keywords)
     return str(refused.value)
+
+
+def reply(server, path, code, body=b"", **headers):
+    """Lets the server answer so."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    server.faults[path] = lambda handler: server.reply(handler, code, body, named)
+
+
+def answer_listing(server, code, body=b"{}"):
+    reply(server, f"/api/models/{REPO}/revision/main", code, body)
 
 
 # Variables
@@ -219,9 +231,9 @@ def test_a_model_on_hugging_face_is_all_its_files_at_a_commit(server, repo, keys
     assert names(found) == files
     assert (found.source, found.revision) == (f"huggingface:{REPO}@{commit}", commit)
     for file in found.files:
-        assert file["url"] == f"{server.url}/{REPO}/resolve/{commit}/{file['name']}"
-        content = (repo / file["name"]).read_bytes()
-        assert (file["bytes"], file["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        content = (repo / file.name).read_bytes()
+        url = f"{server.url}/{REPO}/resolve/{commit}/{file.name}"
+        assert file == SourceFile(file.name, len(content), url, hashlib.sha256(content).hexdigest())
     assert found.summary == gguf.summarize(gguf.read_path(str(repo / files[0])))
 
 
@@ -232,38 +244,27 @@ def test_a_repository_with_one_model_needs_no_quantisation(server):
 
 def test_a_projector_is_looked_for_among_projectors(repo):
     request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"huggingface": {"repo": REPO}})
-    found = resolver._look_up(resolver.Asked(request.mmproj, None, ""), 20)
+    found = lookup.look_up(Query(request.mmproj), 20)
     assert names(found) == ["mmproj-F16.gguf"]
     assert found.summary is None
 
 
 def test_only_headers_are_read(server, repo):
     (repo / "big-IQ4_XS.gguf").write_bytes(gguf_files.model() + bytes(8 << 20))
-    before = len(server.asked)
     looked_up(on_huggingface(quantisation="IQ4_XS"))
-    ranges = [headers["Range"] for _path, headers, _code in server.asked[before:] if "Range" in headers]
+    ranges = [headers["Range"] for _path, headers, _code in server.asked if "Range" in headers]
     assert ranges == [f"bytes=0-{gguf.FIRST_CHUNK - 1}"]
 
 
-def test_quantisations_are_offered_with_their_sizes_the_smallest_first(repo):
-    (repo / "some-model-IQ1_S.gguf").write_bytes(gguf_files.model() + bytes(4096))
-    (repo / "some-model-Q6_K-00001-of-00002.gguf").write_bytes(gguf_files.model())
-    offered = looked_up(on_huggingface(quantisation="Q4_K_M")).offered
-    sizes = [entry["bytes"] for entry in offered]
-    assert {entry["quantisation"] for entry in offered} == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "IQ1_S"}
-    assert sizes == sorted(sizes)
-    assert all(offered)
-
-
-def test_only_quantisations_of_that_model_which_can_be_chosen_are_offered(repo):
-    """Two files of one quantisation need ``files``, and another model is no remedy."""
+def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smallest_first(repo):
+    """Two files of one quantisation need ``files``, another model is no remedy, and one without all parts cannot be loaded."""
     for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):
-        (repo / name).write_bytes(gguf_files.model())
+        (repo / name).write_bytes(gguf_files.model() + bytes(4096))
+    (repo / "some-model-Q6_K-00001-of-00002.gguf").write_bytes(gguf_files.model())
     offered = looked_up(on_huggingface(files=["some-model-Q4_K_M.gguf"])).offered
-    named = {entry["quantisation"] for entry in offered}
-    assert named == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "f16"}
-    for name in named:
-        assert looked_up(on_huggingface(quantisation=name)).files
+    assert {one.name for one in offered} == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "f16"}
+    assert [one.bytes for one in offered] == sorted(one.bytes for one in offered)
+    assert all(looked_up(on_huggingface(quantisation=one.name)).files for one in offered)
 
 
 @pytest.mark.parametrize(
@@ -283,61 +284,61 @@ def test_what_a_repository_does_not_have_is_answered_with_what_it_has(repo, keys
         assert all(label in message for label in ("Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0"))
 
 
-def test_forty_quantisations_and_none_named(server):
-    for index in range(40):
-        (server.folder / REPO / f"m-Q{index % 8 + 1}_K_{'ABCDE'[index // 8]}.gguf").write_bytes(gguf_files.model())
-    message = refusal(looked_up, on_huggingface())
-    assert "has 40 models: set quantisation to one of" in message
-    assert message.count("_K_") == 40
-
-
-def test_models_of_one_quantisation_are_told_apart_by_files(repo):
+def test_models_that_cannot_be_chosen_or_are_not_whole_are_refused(repo):
     (repo / "other-model-Q4_K_M.gguf").write_bytes(gguf_files.model())
     message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
-    assert "has 2 models of Q4_K_M: set files to one of" in message
-    assert "other-model-Q4_K_M.gguf" in message
-
-
-def test_a_model_without_all_of_its_parts_is_refused(repo):
+    assert re.search(r"has 2 models of Q4_K_M: set files to one of .*other-model-Q4_K_M\.gguf", message)
+    (repo / "Q8_0" / "some-model-Q8_0-00002-of-00002.gguf").write_bytes(gguf_files.model())
+    message = refusal(looked_up, on_huggingface(quantisation="Q8_0"))
+    assert f"llama_model_huggingface is {REPO}, Q8_0/some-model-Q8_0-00001-of-00002.gguf, which has the part" in message
     (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
     message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
     assert "lacks 1 of the parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
 
 
-def test_parts_of_two_models_under_names_of_one_are_refused(repo):
-    second = repo / "Q8_0" / "some-model-Q8_0-00002-of-00002.gguf"
-    second.write_bytes(gguf_files.model())
-    message = refusal(looked_up, on_huggingface(quantisation="Q8_0"))
-    assert f"llama_model_huggingface is {REPO}, Q8_0/some-model-Q8_0-00001-of-00002.gguf, which has the part" in message
-
-
 def test_a_repository_without_a_model_names_what_it_has(server):
     (server.folder / REPO / "model.safetensors").write_bytes(b"x")
-    assert "has no GGUF file: use a repository that has one; it has model.safetensors" in refusal(
-        looked_up, on_huggingface()
-    )
+    message = refusal(looked_up, on_huggingface())
+    assert "has no GGUF file: use a repository that has one; it has model.safetensors" in message
 
 
 def test_a_repository_that_does_not_exist(server):
     request = request_of(llama_model_huggingface={"repo": "nobody/nothing"})
-    message = refusal(looked_up, request)
-    assert (
-        f"nobody/nothing, which does not exist at {server.url}, or is private (HTTP 401): correct the name" in message
+    missing = f"nobody/nothing, which does not exist at {server.url}, or is "
+    assert re.search(rf"{missing}private \(HTTP 401\): .*or set llama_model_token_file", refusal(looked_up, request))
+    assert f"{missing}not shown to the account of the token in llama_model_token_file (HTTP 404)" in refusal(
+        looked_up, request, TOKEN
     )
-    assert "or set llama_model_token_file" in message
-    message = refusal(looked_up, request, TOKEN)
-    assert "is not shown to the account of the token in llama_model_token_file (HTTP 404)" in message
 
 
-def test_a_repository_that_is_not_given_to_everybody(server, repo):
+def test_a_gated_repository(server, repo):
     server.tokens[REPO] = TOKEN
     request = on_huggingface(quantisation="Q4_K_M")
-    message = refusal(looked_up, request)
-    assert f"is gated (HTTP 401): accept its conditions on {server.url}/{REPO}" in message
+    assert f"is gated (HTTP 401): accept its conditions on {server.url}/{REPO}" in refusal(looked_up, request)
     message = refusal(looked_up, request, "hf_of_somebody_else")
     assert "is gated, and the account of the token in llama_model_token_file has no access (HTTP 403)" in message
     assert "hf_of_somebody_else" not in message
     assert names(looked_up(request, TOKEN)) == ["some-model-Q4_K_M.gguf"]
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "url"])
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_file_to_which_a_token_is_not_entitled(server, repo, kind, code):
+    """The repository itself may be described to everybody, as gated ones are."""
+    path = f"/{REPO}/resolve/{play.commit_of(REPO)}/some-model-Q4_K_M.gguf"
+    reply(server, path, code)
+    source = {"huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}, "url": [f"{server.url}{path}"]}[kind]
+    request = request_of(**{f"llama_model_{kind}": source})
+    message = refusal(looked_up, request, TOKEN)
+    assert f"which needs permission (HTTP {code}): the token of llama_model_token_file is not entitled to it" in message
+    assert TOKEN not in message
+    assert "give a token with llama_model_token_file" in refusal(looked_up, request)
+
+
+def tokens(server):
+    """What permits each request."""
+    named = [{name.lower(): value for name, value in headers.items()} for _path, headers, _code in server.asked]
+    return [headers.get("authorization") for headers in named]
 
 
 def test_a_token_stays_with_the_server_that_it_is_for(server, repo, tmp_path):
@@ -348,16 +349,8 @@ def test_a_token_stays_with_the_server_that_it_is_for(server, repo, tmp_path):
         assert names(looked_up(on_huggingface(quantisation="Q4_K_M"), TOKEN)) == ["some-model-Q4_K_M.gguf"]
     finally:
         other.stop()
-    assert all(headers["Authorization"] == f"Bearer {TOKEN}" for headers in _headers_of(server))
-    assert other.asked
-    assert not any("authorization" in headers for headers in _headers_of(other))
-
-
-def _headers_of(server):
-    return [
-        {name.title() if name.lower() == "authorization" else name: value for name, value in headers.items()}
-        for _p, headers, _c in server.asked
-    ]
+    assert set(tokens(server)) == {f"Bearer {TOKEN}"}
+    assert set(tokens(other)) == {None}
 
 
 def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
@@ -374,36 +367,37 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
     given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": {"url": [f"{other.url}/p.gguf"]}}
-    for model in (
+    for source in (
         {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
         {"llama_model_url": urls},
     ):
-        assert "refused" not in run(call, {**given, **model})[0]
-    assert all(f"Bearer {TOKEN}" in headers.values() for path, headers, _code in server.asked if "gguf" in path.lower())
-    assert other.asked
-    assert not any("Authorization" in headers for _path, headers, _code in other.asked)
+        assert "refused" not in run(call, {**given, **source})[0]
     other.stop()
+    assert set(tokens(server)) == {f"Bearer {TOKEN}"}
+    assert set(tokens(other)) == {None}
 
 
 def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     looked_up(on_huggingface(quantisation="Q4_K_M"))
-    assert not any("Authorization" in headers for headers in _headers_of(server))
+    assert set(tokens(server)) == {None}
 
 
 @pytest.mark.parametrize(
-    "code, said", [(429, "its server has had too many requests (HTTP 429)"), (503, "(HTTP 503): try again later")]
+    "code, token, said",
+    [
+        (
+            429,
+            None,
+            "its server has had too many requests (HTTP 429): wait some minutes, or set llama_model_token_file",
+        ),
+        (503, None, "(HTTP 503): try again later"),
+        (403, None, "needs a token (HTTP 403)"),
+        (403, TOKEN, "cannot be read with the token in llama_model_token_file (HTTP 403)"),
+    ],
 )
-def test_a_server_that_refuses(server, repo, code, said):
-    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, code, b"{}", {})
-    assert said in refusal(looked_up, on_huggingface())
-
-
-@pytest.mark.parametrize(
-    "token, said", [(None, "needs a token (HTTP 403)"), (TOKEN, "cannot be read with the token in")]
-)
-def test_a_server_that_wants_another_token(server, repo, token, said):
-    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 403, b"{}", {})
+def test_a_server_that_refuses(server, repo, code, token, said):
+    answer_listing(server, code)
     assert said in refusal(looked_up, on_huggingface(), token)
 
 
@@ -416,54 +410,54 @@ def test_a_server_that_wants_another_token(server, repo, token, said):
         b"{}",
         json.dumps({"id": REPO, "sha": "x", "siblings": []}).encode(),
         json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "m.gguf", "size": "x"}]}).encode(),
-        json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "m.gguf", "size": -1}]}).encode(),
         json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "x", "size": 1}] * 20001}).encode(),
     ],
 )
 def test_a_server_that_is_no_hub(server, repo, answer):
-    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, answer, {})
+    answer_listing(server, 200, answer)
     message = refusal(looked_up, on_huggingface())
     assert f"which {server.url} describes with " in message or f"which {server.url} does not describe as" in message
 
 
 @pytest.mark.parametrize("name", ["a\nb.gguf", "-m.gguf", "x/.gguf"])
 def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
-    said = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
-    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(
-        handler, 200, json.dumps(said).encode(), {}
-    )
+    listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
+    answer_listing(server, 200, json.dumps(listing).encode())
     message = refusal(looked_up, on_huggingface())
     assert "no name for a file of a model" in message or "a value that is not possible (files.name is" in message
     assert "\n" not in message
 
 
-def test_a_password_in_the_address_of_a_mirror(monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@mirror.example")
-    message = refusal(looked_up, on_huggingface())
-    assert message.startswith("HF_ENDPOINT has a password or a token")
-    assert "secret" not in message
-
-
-@pytest.mark.parametrize("with_token", [False, True])
-@pytest.mark.parametrize("address", ["http://mirror.example:99999", "http://me:secret@h:port", "http://[::1", "mirror"])
-def test_a_mirror_whose_address_is_none(tmp_path, monkeypatch, address, with_token):
+@pytest.mark.parametrize(
+    "address, said",
+    [
+        ("https://me:secret@mirror.example", "HF_ENDPOINT has a password or a token"),
+        ("http://mirror.example:99999", "HF_ENDPOINT of the controller is '"),
+        ("http://me:secret@h:port", "HF_ENDPOINT of the controller is '"),
+        ("http://[::1", "HF_ENDPOINT of the controller is '"),
+        ("mirror", "HF_ENDPOINT of the controller is 'mirror', which is no address of a server: use one like https://"),
+    ],
+)
+def test_a_mirror_whose_address_cannot_be_used(tmp_path, monkeypatch, address, said):
     monkeypatch.setenv("HF_ENDPOINT", address)
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    message = refusal(looked_up, on_huggingface(**({"llama_model_token_file": str(token)} if with_token else {})))
-    assert message.startswith("HF_ENDPOINT of the controller is '")
-    assert "no address of a server: use one like https://huggingface.co" in message
+    message = refusal(looked_up, on_huggingface())
+    assert message.startswith(said)
     assert "secret" not in message
 
 
 def test_offline(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
         message = refusal(looked_up, on_huggingface())
-    assert "cannot be looked up: http://127.0.0.1" in message
-    assert "check the server, the network and https_proxy; check HF_ENDPOINT" in message
+        assert f"cannot be looked up: {address}" in message
+        assert "check the server, the network and https_proxy; check HF_ENDPOINT" in message
+        message = refusal(looked_up, request_of(llama_model_ollama=f"{address}/library/m:1"))
+    assert re.search(
+        r"whose manifest http://\S+ cannot be read \(.*refused\): check the server, the network and https_proxy",
+        message,
+    )
 
 
 def test_a_server_that_is_slow(server, repo):
@@ -483,9 +477,6 @@ def test_a_file_of_another_size_than_the_repository_says(server, repo):
     size = path.stat().st_size
     message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
     assert f"whose size is {size} in the repository and {size + 1} of the file itself" in message
-
-
-# The token's file
 
 
 def test_a_token_is_read_from_a_file_of_its_owner(tmp_path):
@@ -513,48 +504,41 @@ def test_a_file_without_a_token_is_refused(tmp_path, content, mode, said):
     message = refusal(hub.read_token, str(path))
     assert message.startswith(f"llama_model_token_file is {path}, {said}")
     assert not content or content not in message
-
-
-def test_a_folder_is_no_token_file(tmp_path):
     assert "is not a file" in refusal(hub.read_token, str(tmp_path))
 
 
-# Web servers
+# Web servers and the controller
 
 
 def test_a_model_on_a_web_server(server):
     (server.folder / "plain").mkdir()
     paths = gguf_files.write_parts(server.folder / "plain", 2)
     urls = [f"{server.url}/{path.name}" for path in paths]
-    alone = looked_up(request_of(llama_model_url=urls[:1]))
+    first = looked_up(request_of(llama_model_url=urls[:1]))
     both = looked_up(request_of(llama_model_url=urls, llama_model_checksum=["sha256:" + digit * 64 for digit in "ab"]))
-    assert [file["url"] for file in alone.files] == [file["url"] for file in both.files] == urls
-    assert [file["bytes"] for file in both.files] == [path.stat().st_size for path in paths]
-    assert [file["sha256"] for file in both.files] == ["a" * 64, "b" * 64]
-    assert alone.summary == both.summary
+    assert [file.url for file in first.files] == [file.url for file in both.files] == urls
+    assert [file.bytes for file in both.files] == [path.stat().st_size for path in paths]
+    assert [file.sha256 for file in both.files] == ["a" * 64, "b" * 64]
+    assert first.summary == both.summary
     assert both.source == f"url:{urls[0]}"
     message = refusal(looked_up, request_of(llama_model_url=urls[:1], llama_model_checksum=["sha256:" + "a" * 64]))
     assert "a model of 2 parts, and has 1 checksums: give one for each part" in message
 
 
-def test_a_web_server_that_wants_a_token_names_the_variable(server):
-    server.faults["/m.gguf"] = lambda handler: server.reply(handler, 401, b"", {})
-    message = refusal(looked_up, request_of(llama_model_url=[f"{server.url}/m.gguf"]))
-    assert message.startswith(f"llama_model_url is {server.url}/m.gguf, which needs permission (HTTP 401)")
-    assert message.endswith("and set llama_model_token_file to a file with a token of that account")
-
-
-@pytest.mark.parametrize("kind", ["huggingface", "url"])
-@pytest.mark.parametrize("code", [401, 403])
-def test_a_file_to_which_a_token_is_not_entitled(server, repo, kind, code):
-    """The repository itself may be described to everybody, as gated ones are."""
-    path = f"/{REPO}/resolve/{play.commit_of(REPO)}/some-model-Q4_K_M.gguf"
-    server.faults[path] = lambda handler: server.reply(handler, code, b"", {})
-    asked = {"huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}, "url": [f"{server.url}{path}"]}[kind]
-    message = refusal(looked_up, request_of(**{f"llama_model_{kind}": asked}), TOKEN)
-    assert f"which needs permission (HTTP {code}): the token of llama_model_token_file is not entitled to it" in message
-    assert TOKEN not in message
-    assert "set llama_model_token_file" in refusal(looked_up, request_of(**{f"llama_model_{kind}": asked}))
+def test_a_model_of_the_controller(tmp_path):
+    paths = gguf_files.write_parts(tmp_path, 2)
+    found = looked_up(request_of(llama_model_copy=paths[0].name), base=str(tmp_path))
+    assert [file.url for file in found.files] == [path.as_uri() for path in paths]
+    assert found.summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
+    assert [file.sha256 for file in looked_up(request_of(**given)).files] == sums
+    given["llama_model_checksum"].pop()
+    assert "of the controller, a model of 2 parts, and has 1 checksums" in refusal(looked_up, request_of(**given))
+    (tmp_path / "text.gguf").write_text("text")
+    for name, said in (("none.gguf", "which cannot be read"), ("text.gguf", "which is not a GGUF file")):
+        message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / name)))
+        assert f"{name} of the controller, {said}" in message
 
 
 # Ollama
@@ -569,22 +553,16 @@ def library(server):
     return folder
 
 
-def of_ollama(server, name="gemma3:4b", **further):
-    return request_of(llama_model_ollama=f"{server.url}/library/{name}", **further)
+def of_ollama(server, name="gemma3:4b", **more):
+    return request_of(llama_model_ollama=f"{server.url}/library/{name}", **more)
 
 
 def test_a_model_of_ollama_is_a_blob_of_its_manifest(server, library):
     found = looked_up(of_ollama(server))
     content = (library / "4b.gguf").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    assert found.files == [
-        {
-            "name": "gemma3-4b.gguf",
-            "url": f"{server.url}/v2/library/gemma3/blobs/sha256:{digest}",
-            "bytes": len(content),
-            "sha256": digest,
-        }
-    ]
+    url = f"{server.url}/v2/library/gemma3/blobs/sha256:{digest}"
+    assert found.files == [SourceFile("gemma3-4b.gguf", len(content), url, digest)]
     assert found.revision.startswith("sha256:")
     assert found.source == f"ollama:{server.url}/library/gemma3:4b"
     assert found.summary["architecture"] == "llama"
@@ -593,95 +571,46 @@ def test_a_model_of_ollama_is_a_blob_of_its_manifest(server, library):
 def test_a_projector_of_ollama(server, library):
     (library / "4b.mmproj").write_bytes(gguf_files.model())
     name = f"{server.url}/library/gemma3:4b"
-    request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"ollama": name})
-    assert names(resolver._look_up(resolver.Asked(request.mmproj, None, ""), 20)) == ["gemma3-4b-mmproj.gguf"]
+    query = Query(request_of(llama_model_path="/m.gguf", llama_model_mmproj={"ollama": name}).mmproj)
+    assert names(lookup.look_up(query, 20)) == ["gemma3-4b-mmproj.gguf"]
     (library / "4b.mmproj").unlink()
-    assert "has no files with a projector" in refusal(resolver._look_up, resolver.Asked(request.mmproj, None, ""), 20)
+    assert "has no files with a projector" in refusal(lookup.look_up, query, 20)
 
 
 def test_a_name_that_ollama_does_not_have(server, library):
     message = refusal(looked_up, of_ollama(server, "gemma3:5b"))
-    assert f"does not have (HTTP 404): 127.0.0.1:{server.port} has the names that it has" in message
+    assert f"does not have (HTTP 404): 127.0.0.1:{server.port} lists the names that it has" in message
+
+
+MISSIZED = {"mediaType": "application/vnd.ollama.image.model", "size": 7}
+MISSIZED["digest"] = "sha256:" + hashlib.sha256(gguf_files.model()).hexdigest()
 
 
 @pytest.mark.parametrize(
-    "code, answer, said",
+    "code, answer, headers, said",
     [
-        (500, b"", "does not give (HTTP 500): try again later"),
-        (200, b"<html>", "sends no manifest"),
-        (200, b"{}", "sends a manifest with a value that is not possible"),
-        (200, b'{"layers": []}', "has no files with a model, not one"),
-        (200, b"[" * 3000, "sends no manifest"),
-        (200, b'{"layers": [' + b" " * (1 << 20), "is longer than 1024 KiB, so it is something else"),
+        (500, b"", {}, "does not give (HTTP 500): try again later"),
+        (200, b"<html>", {}, "sends no manifest"),
+        (200, b"{}", {}, "sends a manifest with a value that is not possible"),
+        (200, b'{"layers": []}', {}, "has no files with a model, not one"),
+        (200, b"[" * 3000, {}, "sends no manifest"),
+        (200, b'{"layers": [' + b" " * (1 << 20), {}, "is longer than 1024 KiB, so it is something else"),
+        (200, zlib.compress(b"{}"), {"Content_Encoding": "gzip"}, "sends no manifest"),
+        (200, json.dumps({"layers": [MISSIZED]}).encode(), {}, "whose size is 7 in its manifest and"),
     ],
 )
-def test_a_registry_that_answers_something_else(server, library, code, answer, said):
-    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, answer, {})
+def test_a_registry_that_answers_something_else(server, library, code, answer, headers, said):
+    reply(server, "/v2/library/gemma3/manifests/4b", code, answer, **headers)
     assert said in refusal(looked_up, of_ollama(server))
 
 
-@pytest.mark.parametrize("what", ["manifests/4b", "blobs/sha256:{digest}"])
+@pytest.mark.parametrize("what", ["manifests/4b", MISSIZED["digest"].join(("blobs/", ""))])
 @pytest.mark.parametrize("code", [401, 403])
 def test_a_registry_that_wants_permission(server, library, what, code):
     """No token goes there, so none is asked for."""
-    what = what.format(digest=hashlib.sha256((library / "4b.gguf").read_bytes()).hexdigest())
-    server.faults[f"/v2/library/gemma3/{what}"] = lambda handler: server.reply(handler, code, b"", {})
-    message = refusal(looked_up, of_ollama(server))
-    assert (
-        f"4b, which needs permission (HTTP {code}), and registries of Ollama get no token: use its files from"
-        in message
-    )
-
-
-@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08\0", b"not packed", zlib.compress(b"{}")], ids=str)
-def test_a_registry_that_says_its_manifest_is_packed(server, library, data):
-    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(
-        handler, 200, data, {"Content-Encoding": "gzip"}
-    )
-    assert "sends no manifest" in refusal(looked_up, of_ollama(server))
-
-
-def test_a_blob_of_another_size_than_its_manifest_says(server, library):
-    layer = {"mediaType": "application/vnd.ollama.image.model", "size": 7}
-    layer["digest"] = "sha256:" + hashlib.sha256((library / "4b.gguf").read_bytes()).hexdigest()
-    answer = json.dumps({"layers": [layer]}).encode()
-    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, 200, answer, {})
-    assert "whose size is 7 in its manifest and" in refusal(looked_up, of_ollama(server))
-
-
-def test_a_registry_that_cannot_be_reached():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        name = f"http://127.0.0.1:{free.getsockname()[1]}/library/m:1"
-        message = refusal(looked_up, request_of(llama_model_ollama=name))
-    assert re.search(
-        r"whose manifest http://\S+ cannot be read \(.*refused\): check the server, the network and https_proxy",
-        message,
-    )
-
-
-# The controller
-
-
-def test_a_model_of_the_controller(tmp_path):
-    paths = gguf_files.write_parts(tmp_path, 2)
-    found = looked_up(request_of(llama_model_copy=paths[0].name), base=str(tmp_path))
-    assert [file["url"] for file in found.files] == [path.as_uri() for path in paths]
-    assert found.summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
-    message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / "none.gguf")))
-    assert "none.gguf of the controller, which cannot be read" in message
-    (tmp_path / "text.gguf").write_text("text")
-    message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / "text.gguf")))
-    assert "of the controller, which is not a GGUF file" in message
-
-
-def test_a_model_of_the_controller_with_its_checksums(tmp_path):
-    paths = gguf_files.write_parts(tmp_path, 2)
-    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-    given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
-    assert [file["sha256"] for file in looked_up(request_of(**given)).files] == sums
-    message = refusal(looked_up, request_of(**{**given, "llama_model_checksum": [f"sha256:{sums[0]}"]}))
-    assert "of the controller, a model of 2 parts, and has 1 checksums: give one for each part" in message
+    reply(server, f"/v2/library/gemma3/{what}", code)
+    needs = f"4b, which needs permission (HTTP {code}), and registries of Ollama get no token: use its files from"
+    assert needs in refusal(looked_up, of_ollama(server))
 
 
 # Without a server: what the host has
@@ -702,83 +631,101 @@ class Action:
         return self.call(**module_args)
 
 
-def run(call, given, **arguments):
-    action = Action(call, **arguments)
+def run(call, given, prefix=None, account=None):
+    """The result of the module ``model_info``, and the action."""
+    action = Action(call, prefix=prefix, account=account)
     task_vars = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
-    return resolver.run(action, task_vars), action
+    return action_plugin.find(action, task_vars), action
 
 
-def fetched(tmp_path, request, found):
-    """The files of a source on the head, with their record, as they are once they are whole."""
+@pytest.fixture
+def open_files(monkeypatch):
+    """Files that every account can read."""
+    monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: None)
+
+
+def operators(call):
+    """A host that has /m.gguf of the operator, and runs the module for all else."""
+
+    def answer(**arguments):
+        return call(**arguments) if "paths" in arguments else {"summary": SUMMARY, "closed": None}
+
+    return answer
+
+
+def store(tmp_path, request, found):
+    """Files and record of a source on the head, as they are once they are whole."""
     source = request.sources()[0]
     folder = Path(model_source.folder(str(tmp_path / "prefix"), source))
     folder.mkdir(parents=True)
     for file in found.files:
-        (folder / download_record.base_name(file["name"])).write_bytes(
-            (tmp_path / "hub" / REPO / file["name"]).read_bytes()
-        )
-    said = {"source": found.source, "revision": found.revision}
-    (folder / download_record.RECORD).write_text(json.dumps(model_source.record(source, said, found.files)))
+        content = (tmp_path / "hub" / REPO / file.name).read_bytes()
+        (folder / download_record.base_name(file.name)).write_bytes(content)
+    entry = {"source": found.source, "revision": found.revision}
+    record = model_source.record(source, entry, [file._asdict() for file in found.files])
+    (folder / download_record.RECORD).write_text(json.dumps(record))
     return folder
 
 
-def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_path, call, monkeypatch):
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
-    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
-    prefix = str(tmp_path / "prefix")
-    first, _action = run(call, given, prefix=prefix)
-    request = on_huggingface(quantisation="UD-Q2_K_XL")
-    folder = fetched(tmp_path, request, looked_up(request))
+@pytest.mark.parametrize("kind", ["huggingface", "ollama"])
+def test_a_model_is_found_downloaded_and_then_found_without_a_server(
+    server, repo, library, tmp_path, call, open_files, monkeypatch, kind
+):
+    prefix, name = str(tmp_path / "prefix"), f"{server.url}/library/gemma3:4b"
+    source = {"huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}, "ollama": name}[kind]
+    given = {f"llama_model_{kind}": source}
+    first, _action = run(call, given, prefix)
+    plan = model_source.resolve(request_of(**given), model_source.report_of(first), prefix)
+    arguments = {"files": [file._asdict() for file in plan.files], "records": list(plan.records)}
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{__name__}.MODULE", model)
+        assert call(folder=f"{prefix}/models", **arguments)["changed"]
     server.stop()
-    asked = len(server.asked)
-    second, _action = run(call, given, prefix=prefix)
-    assert len(server.asked) == asked
+    requests = len(server.asked)
+    second, _action = run(call, given, prefix)
+    assert len(server.asked) == requests
     assert {**second, "offered": first["offered"]} == first
-    (folder / "some-model-UD-Q2_K_XL-00003-of-00003.gguf").write_bytes(b"short")
-    assert list(download_record.read_record(str(folder)).missing) == [second["files"][2]["name"]]
-    third, _action = run(call, given, prefix=prefix)
-    assert re.search("check the .*network", third["refused"])
+    last = Path(plan.files[-1].path)
+    last.write_bytes(b"short")
+    assert download_record.read_record(str(last.parent)).missing == (plan.files[-1].name,)
+    assert re.search("check the .*network", run(call, given, prefix)[0]["refused"])
 
 
-def test_a_file_that_is_lost_is_that_of_the_recorded_commit(server, repo, tmp_path, call):
+def test_a_lost_file_is_that_of_the_recorded_commit(server, repo, tmp_path, call):
     """A branch may have moved since."""
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
     request = on_huggingface(quantisation="Q4_K_M")
-    folder = fetched(tmp_path, request, looked_up(request))
+    folder, prefix = store(tmp_path, request, looked_up(request)), str(tmp_path / "prefix")
     path = folder / download_record.RECORD
     path.write_text(path.read_text().replace(play.commit_of(REPO), "d" * 40))
     (folder / "some-model-Q4_K_M.gguf").unlink()
-    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
-    assert f"has no revision '{'d' * 40}'" in found["refused"]
+    assert f"has no revision '{'d' * 40}'" in run(call, given, prefix)[0]["refused"]
     path.write_text(path.read_text().replace("d" * 40, play.commit_of(REPO)))
-    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    found, _action = run(call, given, prefix)
     assert (found["revision"], found["files"][0]["bytes"]) == (play.commit_of(REPO), len(gguf_files.model()))
-    assert any(f"/revision/{play.commit_of(REPO)}" in str(asked) for asked in server.asked)
+    assert any(f"/revision/{play.commit_of(REPO)}" in str(request) for request in server.asked)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda record: {**record, "asked": {"huggingface": {"repo": "other/one"}}},
-        lambda record: {**record, "schema": 2},
-        lambda record: {**record, "resolved": []},
-        lambda record: {**record, "resolved": [{**record["resolved"][0], "name": "a\nb.gguf"}]},
-        lambda record: {**record, "revision": "../../other/repo/resolve/main"},
-        lambda record: {**record, "revision": None},
-        lambda record: {key: value for key, value in record.items() if key != "revision"},
-        lambda record: {**record, "source": 5},
-        lambda record: [],
+        {"asked": {"huggingface": {"repo": "other/one"}}},
+        {"schema": 2},
+        {"resolved": []},
+        {"resolved": [{"name": "a\nb.gguf", "bytes": 1, "sha256": None}]},
+        {"revision": "../../other/repo/resolve/main"},
+        {"revision": None},
+        {"source": 5},
     ],
 )
 def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
     request = on_huggingface(quantisation="Q4_K_M")
-    folder = fetched(tmp_path, request, looked_up(request))
-    path = folder / download_record.RECORD
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    before = len(server.asked)
+    path = store(tmp_path, request, looked_up(request)) / download_record.RECORD
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    requests = len(server.asked)
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
-    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
-    assert len(server.asked) > before
+    found, _action = run(call, given, str(tmp_path / "prefix"))
+    assert len(server.asked) > requests
     assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
 
 
@@ -788,131 +735,81 @@ def test_names_that_lead_elsewhere_are_no_names(name):
     assert "is no name for a file of a model" in str(download_record.problem_of_record(record))
 
 
-LIES = ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf")
-
-
-@pytest.mark.parametrize("url", LIES)
 @pytest.mark.parametrize("kind", ["huggingface", "url", "ollama", "copy"])
-def test_a_record_has_no_say_in_where_files_come_from(server, repo, tmp_path, kind, url):
+def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     """Else a head would get files of the controller, and a server of its choice the token."""
-    given = {
-        "huggingface": {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
-        "url": {"llama_model_url": ["https://models.example/some-model-Q4_K_M.gguf?download=true"]},
-        "ollama": {"llama_model_ollama": "https://models.example/library/gemma3:4b"},
-        "copy": {"llama_model_copy": str(tmp_path / "gone" / "some-model-Q4_K_M.gguf")},
+    name, commit, url = (
+        "some-model-Q4_K_M.gguf",
+        "c" * 40,
+        "https://models.example/some-model-Q4_K_M.gguf?download=true",
+    )
+    source, expected = {
+        "huggingface": ({"repo": REPO, "quantisation": "Q4_K_M"}, f"{server.url}/{REPO}/resolve/{commit}/{name}"),
+        "url": ([url], url),
+        "ollama": (
+            "https://models.example/library/gemma3:4b",
+            f"https://models.example/v2/library/gemma3/blobs/sha256:{'a' * 64}",
+        ),
+        "copy": (str(tmp_path / "gone" / name), (tmp_path / "gone" / name).as_uri()),
     }[kind]
+    given = {f"llama_model_{kind}": source}
     source = request_of(**given).source
-    name, commit = "some-model-Q4_K_M.gguf", "c" * 40
-    file = {"name": name, "url": url, "bytes": 9, "sha256": "a" * 64}
+    file = {"name": name, "bytes": 9, "sha256": "a" * 64}
     record = model_source.record(source, {"source": "it", "revision": commit}, [file])
-    record["resolved"] = [{**file, "path": "/etc/passwd"}]
-    said = {
-        "folders": {model_source.folder(PREFIX, source): {"record": record, "whole": True, "summary": {"layers": 1}}}
-    }
-    found, _action = run(lambda **arguments: said, given, prefix=PREFIX)
-    assert [entry["url"] for entry in found["files"]] == [
-        {
-            "huggingface": f"{server.url}/{REPO}/resolve/{commit}/{name}",
-            "url": "https://models.example/some-model-Q4_K_M.gguf?download=true",
-            "ollama": f"https://models.example/v2/library/gemma3/blobs/sha256:{'a' * 64}",
-            "copy": (tmp_path / "gone" / name).as_uri(),
-        }[kind]
-    ]
-    assert "path" not in found["files"][0]
-    assert "url" not in model_source.record(source, {"source": "it", "revision": commit}, [file])["resolved"][0]
+    folder = {"record": record, "whole": True, "summary": {"layers": 1}}
+    answer = {"folders": {model_source.folder(PREFIX, source): folder}}
+    for lie in ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf"):
+        record["resolved"] = [{**file, "url": lie, "path": "/etc/passwd"}]
+        (found,) = run(lambda **_arguments: answer, given, PREFIX)[0]["files"]
+        assert (found["url"], found["path"]) == (expected, None)
 
 
-def test_a_host_that_says_what_cannot_be_is_not_believed(server, repo, tmp_path):
+def test_a_host_that_reports_what_cannot_be_is_not_believed(server, repo):
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
     folder = model_source.folder(PREFIX, on_huggingface(quantisation="Q4_K_M").source)
-    for said in (
-        {"folders": 5},
-        {"folders": {folder: 5}},
-        {"folders": {folder: {"record": {"x": 1}, "summary": {}}}},
-        {},
-    ):
-        found, _action = run(
-            lambda said=said, **arguments: said,
-            {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
-            prefix=PREFIX,
-        )
+    for folders in (5, {folder: 5}, {folder: {"record": {"x": 1}, "summary": {}}}, {}):
+        found, _action = run(lambda folders=folders, **_arguments: {"folders": folders}, given, PREFIX)
         assert found["revision"] == play.commit_of(REPO)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         {},
         {"summary": 5},
-        {"summary": {}},
         {"summary": {"files": 5}},
-        {"summary": {**known_answer.summary(4, 128, "f32"), "files": [{"name": 5}]}},
-        {"summary": {**known_answer.summary(4, 128, "f32"), "files": [{"name": "m.gguf"}]}},
+        {"summary": {**SUMMARY, "files": [{"name": 5}]}},
         {"summary": {"files": [], "architecture": "\x1b[2J"}},
     ],
     ids=str,
 )
-def test_what_a_host_says_of_a_file_of_the_operator_is_not_believed(said):
-    found, _action = run(lambda **arguments: said, {"llama_model_path": "/srv/m.gguf"}, prefix=PREFIX)
+def test_a_host_is_not_believed_what_cannot_be_of_a_file_of_the_operator(answer):
+    found, _action = run(lambda **_arguments: answer, {"llama_model_path": "/srv/m.gguf"}, PREFIX)
     assert found["refused"].startswith(
         "llama_model_path is /srv/m.gguf, for which h reports a value that is not possible ("
     )
     assert found["refused"].isprintable()
 
 
-@pytest.mark.parametrize("said", [{"error": "\x1b[2J\n"}, {"closed": "/a\x1b[2J", "bytes": 5}], ids=["error", "closed"])
-def test_what_a_host_says_of_a_projector_does_not_control_the_screen(said):
+@pytest.mark.parametrize(
+    "entry", [{"error": "\x1b[2J\n"}, {"closed": "/a\x1b[2J", "bytes": 5}], ids=["error", "closed"]
+)
+def test_a_report_of_a_projector_does_not_control_the_screen(entry):
     given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/srv/p.gguf"}}
-    summary = {**known_answer.summary(4, 128, "f32"), "files": [{"name": "m.gguf", "bytes": 5}]}
-    found, _action = run(
-        lambda **arguments: {"paths": {"/srv/p.gguf": said}, "summary": summary, "closed": None}, given, prefix=PREFIX
-    )
-    assert "/srv/p.gguf" in found["refused"]
-    assert "\\x1b[2J" in found["refused"]
-    assert found["refused"].isprintable()
+    answer = {"paths": {"/srv/p.gguf": entry}, "summary": SUMMARY, "closed": None}
+    refused = run(lambda **_arguments: answer, given, PREFIX)[0]["refused"]
+    assert re.search(r"/srv/p\.gguf.*\\x1b\[2J", refused)
+    assert refused.isprintable()
 
 
-def test_a_host_that_is_not_contacted_is_not_asked(server, repo):
-    def never(**arguments):
-        raise AssertionError
-
-    found, action = run(never, {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}})
+def test_a_host_that_is_not_contacted_is_not_asked(server, repo, call):
+    found, action = run(call, {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}})
     assert found["files"][0]["role"] == "model"
     assert action.ran == []
 
 
-def test_a_model_that_ollama_has_on_the_host_is_used_there(server, library, tmp_path, call, monkeypatch):
-    content = (library / "4b.gguf").read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    home = tmp_path / "ollama"
-    manifest = home / "manifests" / f"127.0.0.1:{server.port}" / "library" / "gemma3" / "4b"
-    manifest.parent.mkdir(parents=True)
-    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(content)}
-    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
-    monkeypatch.setenv("OLLAMA_MODELS", str(home))
-    given = {"llama_model_ollama": f"{server.url}/library/gemma3:4b"}
-    without, _action = run(call, given, prefix=str(tmp_path / "prefix"))
-    assert without["files"][0]["url"]
-    blob = home / "blobs" / f"sha256-{digest}"
-    blob.parent.mkdir()
-    blob.write_bytes(content)
-    before = len(server.asked)
-    found, _action = run(call, given, prefix=str(tmp_path / "prefix"), account="nobody")
-    assert len(server.asked) == before
-    assert found["files"] == [
-        {
-            "name": "gemma3-4b.gguf",
-            "path": str(blob),
-            "bytes": len(content),
-            "url": None,
-            "sha256": digest,
-            "role": "model",
-        }
-    ]
-    assert found["summary"]["architecture"] == "llama"
-
-
-@pytest.mark.parametrize("role", ["mmproj", "draft"])
-def test_a_projector_or_draft_model_that_ollama_has_on_the_host_is_read_there(tmp_path, call, monkeypatch, role):
+@pytest.mark.parametrize("role", ["model", "mmproj", "draft"])
+def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monkeypatch, role):
     """Where its blob is missing, or has not all bytes yet, the registry is asked."""
     content = gguf_files.model(CLIP) if role == "mmproj" else gguf_files.model()
     layer = {"mediaType": ollama.MEDIA_TYPES[role], "digest": f"sha256:{'a' * 64}", "size": len(content)}
@@ -923,60 +820,53 @@ def test_a_projector_or_draft_model_that_ollama_has_on_the_host_is_read_there(tm
     blob.parent.mkdir()
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     closed = []
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: closed[0] if closed else None)
-    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
+    monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: closed[0] if closed else None)
+    name = "http://127.0.0.1:1/library/m:1"
+    given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": name}}
+    if role == "model":
+        given = {"llama_model_ollama": name}
 
-    def found():
-        given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": "http://127.0.0.1:1/library/m:1"}}
+    def find():
+        return run(operators(call), given, str(tmp_path / "prefix"), "nobody")[0]
 
-        def both(**arguments):
-            return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
-
-        return run(both, given, prefix=str(tmp_path / "prefix"), account="nobody")[0]
-
-    asks = r"whose manifest http://127\.0\.0\.1:1/\S+ cannot be read"
-    assert re.search(asks, found()["refused"])
-    blob.write_bytes(content[:-1])
-    assert re.search(asks, found()["refused"])
+    for stored in (None, content[:-1]):
+        if stored:
+            blob.write_bytes(stored)
+        assert re.search(r"whose manifest http://127\.0\.0\.1:1/\S+ cannot be read", find()["refused"])
     blob.write_bytes(content)
-    assert found()["files"] == [
-        {
-            "name": f"m-1-{role}.gguf",
-            "path": str(blob),
-            "bytes": len(content),
-            "url": None,
-            "sha256": "a" * 64,
-            "role": role,
-        }
-    ]
-    assert found()["further"][role]["architecture"] == ("clip" if role == "mmproj" else "llama")
+    found = find()
+    file_name = f"m-1{'' if role == 'model' else f'-{role}'}.gguf"
+    file = SourceFile(file_name, len(content), None, "a" * 64, str(blob))
+    assert found["files"] == [{**file._asdict(), "role": role}]
+    header = found["summary"] if role == "model" else found["further"][role]
+    assert header["architecture"] == ("clip" if role == "mmproj" else "llama")
     closed.append(str(tmp_path / "blobs"))
-    assert (
-        f"llama_model_{role}.ollama is http://127.0.0.1:1/library/m:1, but its service cannot read {closed[0]}"
-        in found()["refused"]
-    )
+    if role == "model":
+        assert find()["closed"] == closed[0]
+    else:
+        said = f"llama_model_{role}.ollama is {name}, but its service cannot read {closed[0]}"
+        assert said in find()["refused"]
 
 
-def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
+def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
     path, projector = tmp_path / "m.gguf", tmp_path / "p.gguf"
     for file in (path, projector):
         file.write_bytes(gguf_files.model())
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
     given = {"llama_model_path": str(path), "llama_model_mmproj": {"path": str(projector)}}
 
-    def both(**arguments):
+    def host(**arguments):
         if "path" in arguments:
             return {"summary": gguf.summarize(gguf.read_path(str(path))), "closed": None}
         return call(**arguments)
 
-    found, action = run(both, given, prefix=PREFIX)
+    found, action = run(host, given, PREFIX)
     assert action.ran == [resolver.MODULE, resolver.READER]
     assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
         ("model", str(path), path.stat().st_size),
         ("mmproj", str(projector), projector.stat().st_size),
     ]
     projector.unlink()
-    refused = run(both, given, prefix=PREFIX)[0]["refused"]
+    refused = run(host, given, PREFIX)[0]["refused"]
     assert refused.startswith(f"llama_model_mmproj.path is {projector}, which cannot be read on the head: No such")
 
 
@@ -987,59 +877,45 @@ def test_a_projector_in_a_private_folder_is_closed_to_another_account(tmp_path, 
     projector = tmp_path / "home" / "p.gguf"
     projector.write_bytes(gguf_files.model(CLIP))
     given = {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(projector)}}
-    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
-    asked = []
+    accounts = []
 
-    def both(**arguments):
-        asked.append(arguments.get("account"))
-        return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
+    def host(**arguments):
+        accounts.append(arguments.get("account"))
+        return operators(call)(**arguments)
 
-    found = run(both, given, prefix=PREFIX, **({"account": account} if account else {}))[0]
-    assert set(asked) == {account}
+    found = run(host, given, PREFIX, account)[0]
+    assert set(accounts) == {account}
     assert ("its service cannot read" in found.get("refused", "")) == closed
 
 
-CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_encoder", gguf_files.BOOL, True))
-
-
 def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
-    tmp_path, call, monkeypatch, server, library
+    tmp_path, call, server, library, open_files
 ):
     """On the head, on the controller and on a server. A projector in place of a draft model, and the other way round, is not planned with."""
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
-    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
     for name, content in (("p.gguf", gguf_files.model(CLIP)), ("d.gguf", gguf_files.model())):
         (tmp_path / name).write_bytes(content)
     (library / "4b.mmproj").write_bytes(gguf_files.model(CLIP))
 
-    def both(**arguments):
-        return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
+    def find(**given):
+        given = {"llama_model_path": "/m.gguf", **given}
+        return run(operators(call), given, str(tmp_path / "prefix"))[0]["further"]
 
-    def found(**given):
-        return run(both, {"llama_model_path": "/m.gguf", **given}, prefix=str(tmp_path / "prefix"))[0]["further"]
-
-    own, other = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf")
-    name = f"{server.url}/library/gemma3:4b"
-    for projector, draft in (("path", "path"), ("copy", "copy"), ("ollama", "ollama")):
-        read = found(
-            llama_model_mmproj={projector: name if projector == "ollama" else own},
-            llama_model_draft={draft: name if draft == "ollama" else other},
-        )
-        assert {role: one["architecture"] for role, one in read.items()} == {"mmproj": "clip", "draft": "llama"}
-        assert model_source.check({"further": read}) is None
-    assert found(llama_model_mmproj={"path": other}, llama_model_draft={"path": own}) == {}
-    assert found(llama_model_mmproj={"copy": other}) == {}
-    assert found() == {}
+    projector, draft, name = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf"), f"{server.url}/library/gemma3:4b"
+    for kind in ("path", "copy", "ollama"):
+        places = (name, name) if kind == "ollama" else (projector, draft)
+        found = find(llama_model_mmproj={kind: places[0]}, llama_model_draft={kind: places[1]})
+        assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
+        assert model_source.check({"further": found}) is None
+    assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}
+    assert find(llama_model_mmproj={"copy": draft}) == {}
+    assert find() == {}
 
 
 @pytest.mark.parametrize("role, layers", [("draft", 61), ("model", None)])
-def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_path, monkeypatch, role, layers):
-    """Wherever it is: on the controller, and fetched on the head."""
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
-    keys = [
-        ("llama.block_count", gguf_files.U32, 61) if key == "llama.block_count" else (key, *rest)
-        for key, *rest in gguf_files.LLAMA
-    ]
+def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_path, open_files, role, layers):
+    """Wherever it is: on the controller, and downloaded on the head."""
+    keys = [(key, *rest) for key, *rest in gguf_files.LLAMA if key != "llama.block_count"]
+    keys.append(("llama.block_count", gguf_files.U32, 61))
     content = gguf_files.model(keys, [("token_embd.weight", (64, 32), 0), ("blk.60.attn_q.weight", (64, 64), 1)])
     (tmp_path / "mtp.gguf").write_bytes(content)
     record = {
@@ -1048,88 +924,39 @@ def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_pat
         "resolved": [{"name": "mtp.gguf", "bytes": len(content), "sha256": None}],
     }
     (tmp_path / download_record.RECORD).write_text(json.dumps(record))
-    fetched = models.fetched(str(tmp_path), "nobody")
-    assert (fetched["summary"] or {}).get("layers") == layers
-    given = {"copy": str(tmp_path / "mtp.gguf")}
-    request = request_of(
-        **{"llama_model_path": "/m.gguf", "llama_model_draft": given} if layers else {"llama_model_copy": given["copy"]}
-    )
-    source = request.draft if layers else request.source
-
-    def read():
-        return resolver._headers(source, lambda: gguf.read_path(given["copy"]), "it")[1]["layers"]
-
+    stored = local_models.report([str(tmp_path)], [], [], "nobody")["folders"][str(tmp_path)]
+    assert (stored["summary"] or {}).get("layers") == layers
+    copy = {"copy": str(tmp_path / "mtp.gguf")}
     if layers:
-        assert read() == layers
+        request = request_of(llama_model_path="/m.gguf", llama_model_draft=copy)
+        assert lookup.look_up(Query(request.draft), 20).summary["layers"] == layers
     else:
-        with pytest.raises(Refusal, match="it claims 61 layers and holds 2 tensors"):
-            read()
+        request = request_of(llama_model_copy=copy["copy"])
+        assert "it claims 61 layers and holds 2 tensors" in refusal(looked_up, request)
 
 
-def test_headers_of_fetched_files_are_read_on_the_head(tmp_path, monkeypatch):
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
-    content = gguf_files.model(CLIP)
-    (tmp_path / "p.gguf").write_bytes(content)
-    record = {
-        "schema": 1,
-        "asked": {"url": ["https://h/p.gguf"], "checksum": [], "role": "mmproj"},
-        "source": "url:https://h/p.gguf",
-        "revision": None,
-        "resolved": [{"name": "p.gguf", "bytes": len(content), "sha256": None}],
-    }
-    (tmp_path / download_record.RECORD).write_text(json.dumps(record))
-    request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"url": ["https://h/p.gguf"]})
-    there = {"folders": {model_source.folder(PREFIX, request.mmproj): models.fetched(str(tmp_path), "nobody")}}
-    known = resolver._known(request.mmproj, there, PREFIX, "")
-    assert known.summary["architecture"] == "clip"
-
-
-def test_a_projector_that_its_service_cannot_read(tmp_path, call, monkeypatch):
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/home/me")
-    (tmp_path / "p.gguf").write_bytes(gguf_files.model())
-    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
-    found, _action = run(
-        lambda **arguments: call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None},
-        {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(tmp_path / "p.gguf")}},
-        prefix=PREFIX,
-        account="llamacpp",
-    )
-    assert "but its service cannot read /home/me" in found["refused"]
-
-
-def test_what_planning_refuses_is_left_to_planning(call):
+def test_planning_refuses_what_it_cannot_read_itself(call):
     assert run(call, {})[0] == {"changed": False}
 
 
-def test_a_module_that_fails_says_why_in_the_plan():
+def test_a_module_that_fails_gives_the_reason_to_the_plan():
     failed = {"failed": True, "msg": "llama_model_path is /m.gguf, which does not exist."}
     found, _action = run(lambda **_arguments: failed, {"llama_model_path": "/m.gguf"})
     assert found["refused"] == failed["msg"].rstrip(".")
 
 
-def test_what_is_fetched_and_cannot_be_read_by_its_service_is_said(server, repo, tmp_path, call, monkeypatch):
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/closed")
-    request = on_huggingface(quantisation="Q4_K_M")
-    fetched(tmp_path, request, looked_up(request))
-    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
-    found, _action = run(call, given, prefix=str(tmp_path / "prefix"), account="llamacpp")
-    assert found["closed"] == "/closed"
-
-
-def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypatch):
-    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
-    prefix = str(tmp_path / "prefix")
+def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_files, monkeypatch):
+    prefix, path = str(tmp_path / "prefix"), tmp_path / "m.gguf"
     (tmp_path / "hub" / REPO).mkdir(parents=True)
     (tmp_path / "hub" / REPO / "m.gguf").write_bytes(gguf_files.model())
-    path = tmp_path / "m.gguf"
     path.write_bytes(gguf_files.model())
     given = {"llama_model_copy": str(path)}
-    first, _action = run(call, given, prefix=prefix)
-    request = request_of(**given)
-    fetched(tmp_path, request, looked_up(request))
+    first, _action = run(call, given, prefix)
+    store(tmp_path, request_of(**given), looked_up(request_of(**given)))
     path.unlink()
-    second, _action = run(call, given, prefix=prefix)
-    assert second == first
+    assert run(call, given, prefix)[0] == first
+    monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: "/closed")
+    assert run(call, given, prefix, "llamacpp")[0]["closed"] == "/closed"
 
 
 # The playbook

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, links
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
+from model_server import download_record_of
 
 MODULE = host_info
 
@@ -399,10 +400,13 @@ def with_model(host, prefix, size=7, sha256="a" * 64, recorded="a" * 64, source=
     path.write_text("a model"[:size])
     entry = {"bytes": 7, "sha256": recorded, "modified": int(path.stat().st_mtime)}
     if recorded:
-        record.write_text(json.dumps({"source": "there", "checked": {str(path): entry}}))
+        content = {
+            key: value for key, value in download_record_of(path.parent, source="there").items() if key != "path"
+        }
+        record.write_text(json.dumps({**content, "checked": {str(path): entry}}))
     url = "https://models.example.org/m.gguf"
     file = {"name": "m.gguf", "path": str(path), "url": url, "bytes": 7, "sha256": sha256, "role": "model"}
-    host["model"] = {"files": [file], "records": [{"path": str(record), "source": source}]}
+    host["model"] = {"files": [file], "records": [download_record_of(path.parent, source=source)]}
     return str(path)
 
 

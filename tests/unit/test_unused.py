@@ -17,10 +17,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, downloaded
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, types
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
-from model_server import SHA, SIZE
+from model_server import SHA, SIZE, download_record_of, parsed
 from support.rollbacks import completed, record_of, serve
 from test_status import ROOT, answers_of, written
 
@@ -213,15 +213,19 @@ def test_files_of_a_download_that_stopped_between_two_of_them_are_listed(here, s
         }
         for name, sha in (("a-00001-of-00002.gguf", SHA), ("a-00002-of-00002.gguf", "0" * 64))
     ]
-    given = (here.prefix / "models", [{"path": str(folder / download_record.RECORD)}], None)
+
+    def run():
+        wanted, records = parsed(files, [download_record_of(folder)])
+        download.download(wanted, here.prefix / "models", records, None)
+
     with pytest.raises(Refusal, match="has the sha256"):
-        download.fetch(downloaded.of_plan(files, given[1]), *given)
+        run()
     found = here.found()["models/owner-two-0123abcd"]
     assert found.kind == "parts"
     files[1]["sha256"] = SHA
-    download.fetch(downloaded.of_plan(files, given[1]), *given)
+    run()
     assert here.found()["models/owner-two-0123abcd"].kind == "models"
-    assert not list(folder.glob(f"*{downloaded.PART}"))
+    assert not list(folder.glob(f"*{model_files.PART}"))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what processes have open is read from /proc")

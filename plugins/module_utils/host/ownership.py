@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, prune, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import downloaded
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
 GENERATED = "known-answer-"
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
@@ -105,7 +105,7 @@ def _own(prefix: Path) -> list[tuple[str, ...]]:
     if models.is_dir() and not models.is_symlink():  # another cluster may use what lies behind a link
         inside = os.listdir(models)
         own += [(names.MODELS, entry) for entry in inside if entry.startswith(GENERATED)]
-        if all(entry == downloaded.LOCK or entry.startswith((GENERATED, *TEMPORARY)) for entry in inside):
+        if all(entry == model_files.LOCK or entry.startswith((GENERATED, *TEMPORARY)) for entry in inside):
             own.append((names.MODELS,))
     return [*own, *((entry,) for entry in names.INSTALLED if entry in entries)]
 

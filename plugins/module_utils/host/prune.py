@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, downloaded
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files
 
 MODELS, PARTS, CACHES, RELEASES = KINDS = ("models", "parts", "caches", "releases")
 FORM = [{"kind": KINDS, "path": Text(longest=4096), "bytes": Number(), "age_s": Number(), "why": Text(longest=2000)}]
@@ -221,7 +221,7 @@ def _item(kind: str, path: Path, why: str) -> Item:
 def _is_fetching(prefix: str) -> bool:
     """Whether a process fetches a model now."""
     try:
-        with locks.hold(Path(prefix, names.MODELS, downloaded.LOCK), flags=os.O_RDONLY):
+        with locks.hold(Path(prefix, names.MODELS, model_files.LOCK), flags=os.O_RDONLY):
             return False
     except (locks.BusyError, PermissionError):  # without permission this account cannot know
         return True
@@ -235,7 +235,7 @@ def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
     for path in _entries(prefix, names.MODELS):
         if _is_folder(path) and SOURCE.fullmatch(path.name):
             files = [Path(place, name) for place, _folders, inside in os.walk(path) for name in inside]
-            if any(file.name == download_record.RECORD or file.name.endswith(downloaded.PART) for file in files):
+            if any(file.name == download_record.RECORD or file.name.endswith(model_files.PART) for file in files):
                 yield path, files
 
 
@@ -264,7 +264,7 @@ def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
             yield _item(PARTS, path, "a download that did not end, of a model that no plan names")
             continue
         for file in files:
-            if file.name.endswith(downloaded.PART) and _is_file(file):
+            if file.name.endswith(model_files.PART) and _is_file(file):
                 yield _item(PARTS, file, "a download that did not end, of a model that no plan names")
 
 
@@ -320,7 +320,7 @@ def _no_download(prefix: str) -> Iterator[None]:
 
     :raises Refusal: one fetches now.
     """
-    path = Path(prefix, names.MODELS, downloaded.LOCK)
+    path = Path(prefix, names.MODELS, model_files.LOCK)
     with ExitStack() as stack:
         try:
             stack.enter_context(locks.hold(path, flags=os.O_RDWR))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of a model get from a web server, or in pieces from the controller, onto this host.
+"""Brings the files of a model onto this host, one after the other: downloads them, or adds the pieces that the controller sends.
 
 A file grows beside its place, as NAME.part, and takes its place when its size and its sha256 are right. The record beside the files is written last.
 What is recorded and was not changed since is not read again.
@@ -9,208 +9,84 @@ What is recorded and was not changed since is not read again.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import select
-import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sha256, sync
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, downloaded, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile, PendingFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.partial_file import (
+    PIECE,
+    PartialFile,
+    check_places,
+    create,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan
 
-AT_ONCE = 4
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
-"""Seconds before each attempt in a row that brings no byte; after the last one it is given up."""
-PIECE = 1 << 20
-FETCH, CHECK = "fetch", "check"
+"""Seconds before each attempt in a row that brings less than ENOUGH; after the last one the file is given up."""
+ENOUGH = web.SLOWEST * web.SECONDS_OF_SILENCE
+"""Bytes of a connection that is worth another one."""
+DOWNLOAD, CHECK = "fetch", "check"
 """What is done with a file: bytes come, or those that are here are read."""
-SAID: dict[str, Any] = {
-    "file": Text(),
-    "step": (FETCH, CHECK),
-    **dict.fromkeys(("files", "done", "total", "rate"), Number()),
-}
-"""How far all files are."""
-SAID_SECONDS = 1.0
-RATE_SECONDS = 15.0
-"""Over which the rate is taken."""
+PROGRESS_SECONDS = 1.0
 SHORTER = 416
 """Status of HTTP where a file ends before what is asked for."""
+TOKEN_FILE = "llama_model_token_file"
 TOKEN_SECONDS = 60
 WAIT_SECONDS = 1800
-"""How long another process may have the lock and get nowhere."""
+"""How long another process may have the lock without progress."""
 
 
-# ------------------------------------------------------------------------------------------------------- before it is fetched
-
-
-def check_places(files: Iterable[downloaded.File], folder: Path) -> None:
-    """:raises Refusal: a file, or its part, is not below the folder: by its path, or by a symbolic link."""
-    root = os.path.realpath(folder)
-    for file in files:
-        for path in (file.path, downloaded.part_of(file.path), file.record):
-            real = os.path.realpath(path)
-            if os.path.commonpath([real, root]) != root or real == root:
-                raise Refusal(
-                    f"{path} leads to {real}, out of {folder}: remove the symbolic link, or let {folder} itself be the link to the disk that has room; "
-                    "nothing was written"
-                )
-
-
-def check_room(needs: Iterable[downloaded.Need], folder: Path) -> None:
+def check_room(waiting: Iterable[PendingFile], folder: Path) -> None:
     """:raises Refusal: what is left of all files does not fit beside what is there."""
     rooms: dict[int, tuple[Path, int]] = {}
-    for need in needs:
-        place = existing(need.file.path.parent)
+    for file, present, _in_place in waiting:
+        place = existing(file.path.parent)
         device = os.stat(place).st_dev
-        rooms[device] = (place, rooms.get(device, (place, 0))[1] + need.file.bytes - need.have)
-    for place, wanted in rooms.values():
+        rooms[device] = (place, rooms.get(device, (place, 0))[1] + file.bytes - present)
+    for place, needed in rooms.values():
         room = os.statvfs(place)
         free = room.f_bavail * room.f_frsize
-        if wanted > free:
+        if needed > free:
             raise Refusal(
-                f"The model's files need {amount(wanted)} more on {errors.file_system(str(place))}, which has {amount(free)} left: free "
-                f"{amount(wanted - free)} there, or let {folder} be on another disk, and run the playbook again. Nothing was written"
+                f"The model's files need {amount(needed)} more on {errors.file_system(str(place))}, which has {amount(free)} left: free "
+                f"{amount(needed - free)} there, or let {folder} be on another disk, and run the playbook again. Nothing was written"
             )
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[int]:
-    """The lock of the folder, as a descriptor; another process that fetches is waited for as long as it gets on.
+def exclusive(folder: Path) -> Iterator[int]:
+    """The lock of the folder, as a descriptor; another process that downloads is waited for as long as it makes progress.
 
-    :raises Refusal: it gets nowhere.
+    :raises Refusal: it makes none.
     """
-    path = folder / downloaded.LOCK
+    path = folder / model_files.LOCK
     lock = locks.open_file(path)
     try:
-        seen, since = b"", time.monotonic()
-        while not locks.take(lock, SAID_SECONDS):
-            said = os.pread(lock, download_record.RECORD_BYTES, 0)
-            if said != seen:
-                seen, since = said, time.monotonic()
+        last, since = b"", time.monotonic()
+        while not locks.take(lock, PROGRESS_SECONDS):
+            text = os.pread(lock, reading.REPLY_BYTES, 0)
+            if text != last:
+                last, since = text, time.monotonic()
             elif time.monotonic() - since > WAIT_SECONDS:
                 raise Refusal(
-                    f"{locks.shown_holders(path)} on this host fetches models (it holds {path}), and got nowhere for {WAIT_SECONDS // 60} minutes: end it, "
-                    "and run the playbook again"
+                    f"{locks.shown_holders(path)} on this host downloads models (it holds {path}), without progress for {WAIT_SECONDS // 60} minutes: "
+                    "end it, and run the playbook again"
                 )
         yield lock
     finally:
         os.close(lock)
-
-
-class Progress:
-    """How far all files are. It is kept in the file of the lock, where whoever shows it reads it."""
-
-    def __init__(self, lock: int, needs: Iterable[downloaded.Need]) -> None:
-        self._lock, self._mutex = lock, threading.Lock()
-        self._files = {need.file.path: (need.have, need.file.bytes, FETCH) for need in needs}
-        self._seen: list[tuple[float, int]] = []
-        self.say()
-
-    def at(self, file: downloaded.File, count: int, step: str = FETCH) -> None:
-        with self._mutex:
-            self._files[file.path] = (count, file.bytes, step)
-
-    def say(self) -> None:
-        """Writes it down; where that fails, nothing but a line on a screen is lost."""
-        with self._mutex:
-            done = sum(entry[0] for entry in self._files.values())
-            total = sum(entry[1] for entry in self._files.values())
-            open_files = [(path.name, step) for path, (have, size, step) in self._files.items() if have < size]
-        now = time.monotonic()
-        self._seen = [*(pair for pair in self._seen if now - pair[0] <= RATE_SECONDS), (now, done)]
-        begun, before = self._seen[0]
-        spent = now - begun
-        rate = (done - before) / spent if spent > 0 else 0
-        name, step = next(
-            ((name, step) for name, step in open_files if step != FETCH), (open_files or [("", FETCH)])[0]
-        )
-        text = json.dumps(
-            {
-                "file": name,
-                "step": step,
-                "files": len(open_files),
-                "done": done,
-                "total": total,
-                "rate": max(0, round(rate)),
-            }
-        )
-        with suppress(OSError):
-            os.ftruncate(self._lock, os.pwrite(self._lock, text.encode(), 0))
-
-
-def parse_progress(text: str) -> dict[str, Any] | None:
-    """What ``Progress.say`` wrote; None where that is nothing, not whole, or has another form: its host may write anything there."""
-    with suppress(ValueError):
-        said = reading.parse(text)
-        return None if validation.mismatch("it", said, SAID) else {key: said[key] for key in SAID}
-    return None
-
-
-# ----------------------------------------------------------------------------------------------------------------- one file
-
-
-class Stopped(Exception):
-    """Another file cannot be fetched; what came of this one is kept."""
-
-
-class _Part:
-    """NAME.part of a file, whose hash grows with it."""
-
-    def __init__(self, file: downloaded.File, fresh: bool) -> None:
-        path = downloaded.part_of(file.path)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise Refusal(f"{path} is a symbolic link: remove it, and run the playbook again") from None
-            raise
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise Refusal(f"{path} is not a regular file: remove it, and run the playbook again")
-        self.file, self.path, self.digest, self.count = file, path, hashlib.sha256(), 0
-        self.stream: BinaryIO = os.fdopen(descriptor, "r+b", buffering=0)
-        os.fchmod(descriptor, 0o644)
-        if fresh or file.sha256 is None or os.fstat(descriptor).st_size > file.bytes:
-            self.stream.truncate(0)
-
-    def resume(self, say: Callable[[int], None]) -> None:
-        """Reads what is there already."""
-        while piece := self.stream.read(PIECE):
-            self.digest.update(piece)
-            self.count += len(piece)
-            say(self.count)
-
-    def write(self, data: bytes) -> None:
-        """:raises OSError: names the part."""
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[self.stream.write(left) :]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self.digest.update(data)
-        self.count += len(data)
-
-    def place(self) -> None:
-        """Lets a whole part take its place. Until there is a record, a part of that says that the folder is of a download."""
-        os.fsync(self.stream.fileno())
-        if not self.file.record.exists():
-            mark = downloaded.part_of(self.file.record)
-            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
-        os.replace(self.path, self.file.path)
-        sync(self.path.parent)
 
 
 def take_token(pipe: str) -> str:
@@ -219,15 +95,14 @@ def take_token(pipe: str) -> str:
     :raises Refusal: it does not come.
     """
     os.mkfifo(pipe, 0o600)
-    stream = os.open(
-        pipe, os.O_RDWR | os.O_CLOEXEC
-    )  # with both ends neither opening nor reading depends on who else has it
+    # With both ends neither opening nor reading depends on who else has it.
+    stream = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
     try:
         token = b""
         while not token.endswith(b"\n"):
             if not select.select([stream], [], [], TOKEN_SECONDS)[0]:
                 raise Refusal(
-                    "The token of llama_model_token_file did not come: run the playbook again, or set llama_model_fetched_by: controller"
+                    f"The token of {TOKEN_FILE} did not come: run the playbook again, or set llama_model_fetched_by: controller"
                 )
             token += os.read(stream, PIECE)
         return token.decode().strip()
@@ -236,7 +111,58 @@ def take_token(pipe: str) -> str:
         os.unlink(pipe)
 
 
-class RefusedError(Refusal):
+# ------------------------------------------------------------------------------------------------------------------- progress
+
+
+class ProgressReport(NamedTuple):
+    """How far all files are."""
+
+    file: str
+    """Name of the one that is worked at."""
+    step: Annotated[str, (DOWNLOAD, CHECK)]
+    files: int
+    """How many are not whole yet."""
+    done: int
+    """Bytes."""
+    total: int
+    """Bytes."""
+
+
+class Progress:
+    """Writes how far all files are into the file of the lock, where whoever shows it reads it."""
+
+    def __init__(self, lock: int, waiting: Sequence[PendingFile]) -> None:
+        self._lock, self._written = lock, -PROGRESS_SECONDS
+        self._files = {file.path: (present, file.bytes) for file, present, _in_place in waiting}
+        if waiting:
+            self.update(waiting[0].file, waiting[0].present_bytes)
+
+    def update(self, file: ModelFile, count: int, step: str = DOWNLOAD) -> None:
+        """Notes how many bytes of a file are there or read; written once a second."""
+        self._files[file.path] = (count, file.bytes)
+        if time.monotonic() - self._written < PROGRESS_SECONDS:
+            return
+        self._written = time.monotonic()
+        files = sum(done < total for done, total in self._files.values())
+        done, total = (sum(numbers) for numbers in zip(*self._files.values()))
+        report = ProgressReport(file.path.name, step, files, done, total)
+        # Where this fails, nothing but a line on a screen is lost.
+        with suppress(OSError):
+            os.ftruncate(self._lock, os.pwrite(self._lock, json.dumps(typed_json.dump(report)).encode(), 0))
+
+
+def parse_progress(text: str) -> ProgressReport | None:
+    """What ``Progress`` wrote; None where that is nothing, not whole, or has another form: its host may write anything there."""
+    with suppress(ValueError):
+        data = reading.parse(text)
+        return None if typed_json.problem("it", data, ProgressReport) else typed_json.parse(ProgressReport, data)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------------- one file
+
+
+class SourceError(Refusal):
     """A server does not give the rest of a file. ``replaced`` is whether it has another one by now."""
 
     def __init__(self, message: str, replaced: bool) -> None:
@@ -244,241 +170,198 @@ class RefusedError(Refusal):
         self.replaced = replaced
 
 
-def receive(
-    file: downloaded.File,
-    token: str | None,
-    offset: int,
-    take: Callable[[bytes], None],
-    pause: Callable[[float], object],
-) -> None:
-    """Hands the rest of a file on, piece by piece. A connection that breaks is made again, as often as it takes while bytes arrive,
-    and no slower than remote.SLOWEST.
+def receive(file: ModelFile, token: str | None, offset: int, take: Callable[[bytes], None]) -> None:
+    """Hands the rest of a file on, piece by piece. A connection that breaks is made again, as often as it takes while bytes arrive.
 
-    :raises RefusedError: the server does not give it.
+    :raises SourceError: the server does not give it.
     """
-    download, in_vain = web.Download(file.url, file.bytes, token), 0
+    failures = 0
     while offset < file.bytes:
-        before, waited = offset, download.waited
+        before = offset
         try:
-            for piece in download.rest(before):
+            for piece in web.download(file.url, offset, file.bytes, token):
                 take(piece)
                 offset += len(piece)
         except web.RemoteError as error:
-            in_vain = 0 if offset - before > web.SLOWEST * (download.waited - waited) else in_vain + 1
-            if not error.passes or in_vain >= len(PAUSES):
-                replaced = error.status == SHORTER or download.size not in (None, file.bytes)
-                raise RefusedError(f"{_source(file)} {why(error, token)}.", replaced) from error
-            pause(PAUSES[in_vain])
+            failures = 0 if offset - before >= ENOUGH else failures + 1
+            if not error.passes or failures >= len(PAUSES):
+                replaced = isinstance(error, web.ReplacedError) or error.status == SHORTER
+                reason = web.explain(error, TOKEN_FILE, token)
+                raise SourceError(f"{web.shown(file.url)} {reason}.", replaced) from error
+            time.sleep(PAUSES[failures])
 
 
-class _Fetcher:
-    def __init__(self, token: str | None, tokens_for: str | None, progress: Progress) -> None:
-        """:param tokens_for: URL of the server that gets the token."""
-        self.token, self.tokens_for, self.progress = token, tokens_for, progress
-        self.stop = threading.Event()
+def _complete(waiting: PendingFile, token: str | None, progress: Progress) -> str:
+    """Brings a file to its place; its sha256.
 
-    def fetch(self, need: downloaded.Need) -> str:
-        """Brings a file to its place; returns its sha256.
-
-        :raises Refusal: it cannot be had, or is not what was planned.
-        :raises Stopped: others could not be had.
-        """
-        file = need.file
-        if need.unchecked:
-            if self._read(file.path, file) == file.sha256:
-                self.progress.at(file, file.bytes)
-                return file.sha256
-            self.progress.at(file, 0)
-        for fresh in (False, True):
-            part = _Part(file, fresh)
-            with part.stream:
-                part.resume(lambda count: self._on(file, count, CHECK))
-                begun = part.count
-                self._receive(file, part)
-                digest = part.digest.hexdigest()
-                if file.sha256 in (None, digest):
-                    part.place()
-                    return digest
-                os.unlink(part.path)
-            if not begun or file.sent:
-                break
-        raise Refusal(
-            f"{_source(file)} has the sha256 {digest}, planned is {file.sha256}: what was fetched is removed. Run the playbook again; where that "
-            "goes on, the file was replaced at its source, or its checksum is wrong"
-        )
-
-    def _on(self, file: downloaded.File, count: int, step: str = FETCH) -> None:
-        if self.stop.is_set():
-            raise Stopped
-        self.progress.at(file, count, step)
-
-    def _read(self, path: Path, file: downloaded.File) -> str:
-        digest, count = hashlib.sha256(), 0
-        with reading.open_file(path, follow=True) as stream:
-            while piece := stream.read(PIECE):
-                digest.update(piece)
-                count += len(piece)
-                self._on(file, min(count, file.bytes - 1), CHECK)
-        return digest.hexdigest()
-
-    def _receive(self, file: downloaded.File, part: _Part) -> None:
-        """The rest of a file."""
+    :raises Refusal: its source does not give it, or gives something else than was planned.
+    """
+    file = waiting.file
+    if waiting.in_place:
+        digest = _digest_of(file, progress)
+        if digest == file.sha256:
+            return digest
         if file.sent:
-            if part.count < file.bytes:
-                raise Refusal(
-                    f"{part.path} has {part.count} of {file.bytes} bytes, and the controller sends the rest: run the playbook again"
-                )
-            return
-
-        def take(piece: bytes) -> None:
-            part.write(piece)
-            self._on(file, part.count)
-
-        token = self._token(file.url)
-        try:
-            receive(file, token, part.count, take, self.stop.wait)
-        except RefusedError as error:
-            raise Refusal(f"{error} {_kept(part, error.replaced)}") from error
-
-    def _token(self, url: str) -> str | None:
-        return self.token if self.tokens_for and web.same_server(url, self.tokens_for) else None
-
-
-def _source(file: downloaded.File) -> str:
-    return web.shown(file.url)
-
-
-def _kept(part: _Part, replaced: bool) -> str:
-    unknown = part.file.sha256 is None
-    if replaced or unknown or not part.count:
-        with suppress(OSError):
+            os.unlink(file.path)
+            raise _mismatch(file, digest)
+        progress.update(file, 0)
+    for fresh in (False, True):
+        with PartialFile(file.part) as part:
+            if fresh or file.sha256 is None or part.size > file.bytes:
+                part.truncate(0)
+            part.resume(lambda count: progress.update(file, count, CHECK))
+            resumed = part.count
+            _receive(file, token, part, progress)
+            if file.sha256 in (None, part.sha256):
+                _place(file, part)
+                return part.sha256
             os.unlink(part.path)
-        why = ": its checksum is not known, so the next run begins anew" if unknown and not replaced else ""
-        return f"What was fetched of it is removed{why}" if part.count else "Nothing of it was fetched"
-    return f"{amount(part.count)} of {amount(part.file.bytes)} are kept: the next run goes on there"
+        if not resumed or file.sent:
+            break
+    raise _mismatch(file, part.sha256)
 
 
-def why(error: web.RemoteError, token: str | None) -> str:
-    """What a server's answer means, as the end of a sentence that begins with the URL."""
-    if error.status in (401, 403):
-        remedy = (
-            "the token of llama_model_token_file is not entitled to it: accept the model's licence on its page with the account of that token"
-            if token
-            else "accept the model's licence on its page, and set llama_model_token_file to a file with a token of that account"
+def _mismatch(file: ModelFile, digest: str) -> Refusal:
+    return Refusal(
+        f"{web.shown(file.url)} has the sha256 {digest}, planned is {file.sha256}: what was downloaded is removed. Run the playbook again; if that "
+        "fails in the same way, the file was replaced at its source, or its checksum is wrong"
+    )
+
+
+def _digest_of(file: ModelFile, progress: Progress) -> str:
+    digest, count = hashlib.sha256(), 0
+    with reading.open_file(file.path, follow=True) as stream:
+        while piece := stream.read(PIECE):
+            digest.update(piece)
+            count += len(piece)
+            progress.update(file, min(count, file.bytes), CHECK)
+    return digest.hexdigest()
+
+
+def _receive(file: ModelFile, token: str | None, part: PartialFile, progress: Progress) -> None:
+    if file.sent and part.count < file.bytes:
+        raise Refusal(
+            f"{part.path} has {part.count} of {file.bytes} bytes, and the controller sends the rest: run the playbook again"
         )
-        return f"needs permission (HTTP {error.status}): {remedy}"
-    return str(error).replace("set the option token", "set llama_model_token_file")
+
+    def take(piece: bytes) -> None:
+        part.write(piece)
+        progress.update(file, part.count)
+
+    try:
+        receive(file, token, part.count, take)
+    except SourceError as error:
+        raise Refusal(f"{error} {_outcome(file, part, error.replaced)}") from error
 
 
-# ------------------------------------------------------------------------------------------------------------- all the files
+def _outcome(file: ModelFile, part: PartialFile, replaced: bool) -> str:
+    """What becomes of a part whose rest does not come."""
+    if part.count and file.sha256 and not replaced:
+        return f"{amount(part.count)} of {amount(file.bytes)} are kept: the next run continues there"
+    with suppress(OSError):
+        os.unlink(part.path)
+    if not part.count:
+        return "Nothing of it was downloaded"
+    reason = "" if replaced else ": its checksum is not known, so the next run starts again"
+    return f"What was downloaded of it is removed{reason}"
 
 
-def fetch(
-    files: Sequence[downloaded.File], folder: Path, records: Sequence[Mapping[str, Any]], token: str | None
+def _place(file: ModelFile, part: PartialFile) -> None:
+    """Until there is a record, a part of that says that the folder is of a download."""
+    if not file.record.exists():
+        create(model_files.part_of(file.record))
+    part.move_to(file.path)
+
+
+# -------------------------------------------------------------------------------------------------------------- all the files
+
+
+def download(
+    files: Sequence[ModelFile], folder: Path, records: Sequence[DownloadRecordPlan], token: str | None
 ) -> dict[str, str]:
-    """Brings all files to their places, several at once, and writes the records; returns path → sha256 of all.
+    """Brings all files to their places, and writes the records; path → sha256 of all.
 
-    :param records: their ``path``, and what is to stand there beside what was found of the files.
     :raises Refusal: one of them cannot be had, or there is no room; what has come is kept.
     """
     check_places(files, folder)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with alone(folder) as lock:
-        needs = downloaded.compare(files)
-        check_room(needs, folder)
-        for need in needs:
-            need.file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fetcher = _Fetcher(token, downloaded.token_server(files, records), Progress(lock, needs))
-        digests = _fetch_all(needs, fetcher)
-        known = {record: downloaded.read_record(record) for record in {file.record for file in files}}
-        entries = {file.path: digests.get(file.path) or known[file.record][str(file.path)]["sha256"] for file in files}
-        _record(files, {str(record["path"]): downloaded.content(record) for record in records}, entries)
-    return {str(path): digest for path, digest in entries.items()}
+    with exclusive(folder) as lock:
+        waiting = model_files.pending(files)
+        check_room(waiting, folder)
+        for file, _present, _in_place in waiting:
+            file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        server, progress = model_files.token_server(files, records), Progress(lock, waiting)
+        pending = {one.file.path for one in waiting}
+        digests = {
+            file.path: model_files.checked_files(file.record)[str(file.path)]["sha256"]
+            for file in files
+            if file.path not in pending
+        }
+        for one in waiting:
+            same = server and web.same_server(one.file.url, server)
+            digests[one.file.path] = _complete(one, token if same else None, progress)
+        contents = {record.path: model_files.content(record) for record in records}
+        for record in dict.fromkeys(file.record for file in files):
+            own = [file for file in files if file.record == record]
+            _write_record(record, contents.get(str(record), {}), own, digests)
+    return {str(path): digest for path, digest in digests.items()}
 
 
-def _fetch_all(needs: Sequence[downloaded.Need], fetcher: _Fetcher) -> dict[Path, str]:
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
-        jobs = {threads.submit(fetcher.fetch, need): need.file for need in needs}
-        try:
-            left = set(jobs)
-            while left:
-                done, left = wait(left, timeout=SAID_SECONDS, return_when=FIRST_EXCEPTION)
-                fetcher.progress.say()
-                for job in done:
-                    job.result()
-        except BaseException:
-            fetcher.stop.set()
-            for job in jobs:
-                job.cancel()
-            raise
-        return {file.path: job.result() for job, file in jobs.items()}
-
-
-def _record(
-    files: Iterable[downloaded.File], contents: Mapping[str, Mapping[str, Any]], digests: Mapping[Path, str]
+def _write_record(
+    path: Path, content: Mapping[str, Any], files: Iterable[ModelFile], digests: Mapping[Path, str]
 ) -> None:
-    """Writes each record whose text is another one."""
-    checked: dict[Path, dict[str, Any]] = {}
-    for file in files:
-        entry = {"bytes": file.bytes, "sha256": digests[file.path], "modified": int(os.stat(file.path).st_mtime)}
-        checked.setdefault(file.record, {})[str(file.path)] = entry
-    for path, entries in checked.items():
-        text = json.dumps({**contents.get(str(path), {}), downloaded.CHECKED: entries}, indent=1, sort_keys=True) + "\n"
-        if _text_of(path, len(text.encode())) != text:
-            replace_file(path, text, 0o644)
-        downloaded.part_of(path).unlink(missing_ok=True)
-
-
-def _text_of(path: Path, size: int) -> str | None:
-    """Of a file of this size; None where there is none."""
+    """Writes a record whose text is another one."""
+    checked = {
+        str(file.path): {
+            "bytes": file.bytes,
+            "sha256": digests[file.path],
+            "modified": int(os.stat(file.path).st_mtime),
+        }
+        for file in files
+    }
+    text = json.dumps({**content, model_files.CHECKED: checked}, indent=1, sort_keys=True) + "\n"
+    current = None
     with suppress(OSError):
-        return reading.read(path, size + 1).decode("utf-8", "replace")
-    return None
+        current = reading.read(path, len(text.encode()) + 1)
+    if current != text.encode():
+        replace_file(path, text, 0o644)
+    model_files.part_of(path).unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------------------------------------------- what the controller sends
+# ----------------------------------------------------------------------------------------------------- what the controller sends
 
 
-class Held(NamedTuple):
-    """What is here of a file that the controller sends."""
+class Piece(NamedTuple):
+    """What the controller sent."""
 
-    bytes: int
-    sha256: str | None
-    """Where it was asked for."""
-
-
-def held(file: downloaded.File, folder: Path, with_digest: bool) -> Held:
-    """What the part of a file holds; nothing of one that is too long."""
-    check_places([file], folder)
-    count = downloaded.size_of(downloaded.part_of(file.path)) or 0
-    if not count or count > file.bytes:
-        return Held(0, None)
-    return Held(count, sha256(downloaded.part_of(file.path)) if with_digest else None)
+    path: Path
+    """Where it lies on this host."""
+    offset: int
+    """Its place in the file."""
+    sha256: str
 
 
-def append(file: downloaded.File, folder: Path, piece: Path, offset: int, sha256: str) -> int:
+def append(file: ModelFile, folder: Path, piece: Piece) -> int:
     """Adds a piece to the part of a file, which has ``offset`` bytes then; returns how many it has after that.
 
-    :raises Refusal: the piece is damaged, or the part has not as many bytes.
+    :raises Refusal: the piece is damaged, or the part has fewer bytes.
     """
     check_places([file], folder)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with alone(folder):
+    with exclusive(folder):
         file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        part = _Part(file._replace(sha256=sha256), fresh=offset == 0)
-        with part.stream, reading.open_file(piece) as sent:
-            if part.stream.seek(0, os.SEEK_END) < offset:
+        with PartialFile(file.part) as part, reading.open_file(piece.path) as stream:
+            if part.size < piece.offset:
                 raise Refusal(
-                    f"{part.path} has less than {offset} bytes: another run fetches it; run the playbook again"
+                    f"{part.path} has less than {piece.offset} bytes: another run downloads it; run the playbook again"
                 )
-            part.stream.truncate(offset)
-            part.stream.seek(offset)
+            part.truncate(piece.offset)
             try:
-                while data := sent.read(PIECE):
+                while data := stream.read(PIECE):
                     part.write(data)
-                if part.digest.hexdigest() != sha256:
-                    raise Refusal(f"{piece} is not what the controller sent: run the playbook again")
+                if part.sha256 != piece.sha256:
+                    raise Refusal(f"{piece.path} is not what the controller sent: run the playbook again")
             except BaseException:
-                part.stream.truncate(offset)
+                part.truncate(piece.offset)
                 raise
-        return offset + part.count
+            return piece.offset + part.count

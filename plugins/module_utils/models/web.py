@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the header of a model that is still on a web server: HTTP range requests, never the whole file.
+"""Requests to web servers: headers of models by HTTP ranges, downloads that go on where they stopped, and small answers.
 
-Nothing that the server says is trusted: each reply is held against what was asked for, before its body is read.
+Nothing that a server says is trusted: each reply is held against what was asked for, before its body is read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SECONDS_OF_HEADERS = 60
 """For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
 WHY = {
-    401: "needs permission (HTTP 401): accept the model's licence on its page, and set the option token",
-    403: "needs permission (HTTP 403): accept the model's licence on its page, and set the option token",
+    401: "needs permission (HTTP 401): use an address that needs none",
+    403: "needs permission (HTTP 403): use an address that needs none",
     404: "does not exist (HTTP 404): correct the URL",
     416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
-    429: "is requested too often (HTTP 429): wait a while, or set the option token",
+    429: "is requested too often (HTTP 429): wait a while",
 }
 PASSING = (408, 429)
 """Refusals of a server that are over after a while, beside its own errors."""
@@ -59,6 +59,22 @@ class RemoteError(gguf.GGUFError):
         self.status, self.passes, self.reason = status, passes, reason
 
 
+def explain(error: RemoteError, option: str, token: str | None) -> str:
+    """The message of an error where a token may help.
+
+    :param option: with which a token is given.
+    :param token: that was sent.
+    """
+    if error.status in (401, 403):
+        remedy = (
+            f"give a token with {option}, and accept the model's licence on its page with the account of that token"
+        )
+        if token:
+            remedy = f"the token of {option} is not entitled to it: accept the model's licence on its page with the account of that token"
+        return f"needs permission (HTTP {error.status}): {remedy}"
+    return f"{error}, or give a token with {option}" if error.status == 429 and not token else str(error)
+
+
 def shown(url: str) -> str:
     """A URL for messages: without what may be a secret."""
     try:
@@ -66,6 +82,11 @@ def shown(url: str) -> str:
         return validation.printable(urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")))
     except ValueError:
         return validation.printable(url.partition("?")[0])
+
+
+def same_server(url: str, other: str) -> bool:
+    """Whether a token for one URL may go to another."""
+    return _origin(url) == _origin(other)
 
 
 def _origin(url: str) -> tuple[Any, ...]:
@@ -135,19 +156,19 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
     :param silence: seconds that it may be silent, then and while its body is read, in place of SECONDS_OF_SILENCE.
     :raises RemoteError: it gives none, refuses, or takes too long.
     """
-    at = url
+    target = url
     for _redirect in range(MAX_REDIRECTS + 1):
         with _as_sentence():
-            if urlsplit(at).scheme not in ("http", "https"):
+            if urlsplit(target).scheme not in ("http", "https"):
                 raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
-            permission = _permission(at, token) if at == url or _origin(at) == _origin(url) else {}
+            permission = _permission(target, token) if target == url or same_server(target, url) else {}
             try:
-                return _ask(at, {**headers, **permission}, silence or SECONDS_OF_SILENCE)
+                return _ask(target, {**headers, **permission}, silence or SECONDS_OF_SILENCE)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
                         raise _refused(error.code, error.headers.get("X-Error-Code") or "") from error
-                    at = _redirect_target(at, error.headers.get("Location"))
+                    target = _redirect_target(target, error.headers.get("Location"))
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
 
@@ -223,94 +244,89 @@ class RemoteFile:
         self.first = b""
 
     def _range(self, offset: int, count: int) -> bytes:
-        with _as_sentence(), self._open(offset, count) as reply:
-            expected = self._expected(reply, offset, count)
+        with _as_sentence(), _ask_for_range(self.url, offset, count, self.token) as reply:
+            size, expected = _range_of(reply, offset, count)
+            if self.size not in (None, size):
+                raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
+            self.size = size
             data: bytes = reply.read(expected)
         if len(data) != expected:
             raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data
 
-    def _open(self, offset: int, count: int) -> Any:
-        headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
-        return answer(self.url, headers, self.token)
 
-    def _expected(self, reply: Any, offset: int, count: int) -> int:
-        """Bytes that a reply has, whose body has not been read yet."""
-        if reply.headers.get_content_type() == "text/html":
-            raise RemoteError(
-                "is a web page, not a file: use the URL of the download; on Hugging Face it has /resolve/ where the page has /blob/"
+def _ask_for_range(url: str, offset: int, count: int, token: str | None) -> Any:
+    headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
+    return answer(url, headers, token)
+
+
+def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
+    """Size of the file, and bytes of the body that a reply to a range request has.
+
+    :raises RemoteError: it is not a reply to that request.
+    """
+    if reply.headers.get_content_type() == "text/html":
+        raise RemoteError(
+            "is a web page, not a file: use the URL of the download; on Hugging Face it has /resolve/ where the page has /blob/"
+        )
+    if reply.status != 206:
+        raise RemoteError(
+            f"has a server that sends whole files only (HTTP {reply.status} to a range request): use a server with ranges, "
+            "or download the file and use its path"
+        )
+    text = reply.headers.get("Content-Range", "")
+    match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", text)
+    if not match or reply.headers.get("Content-Encoding", "identity") != "identity":
+        raise RemoteError(
+            f"has a server that does not report which part it sends (Content-Range {gguf.short(text)}): use another server"
+        )
+    first, last, size = map(int, match.groups())
+    if first != offset or last != min(offset + count, size) - 1:
+        raise RemoteError(
+            f"has a server that sends another part than requested (bytes {offset} to {offset + count - 1}, "
+            f"Content-Range {gguf.short(text)}): use another server"
+        )
+    return size, last - first + 1
+
+
+class ReplacedError(RemoteError):
+    """The file on the server is another one than it was."""
+
+
+def download(url: str, offset: int, size: int, token: str | None) -> Iterator[bytes]:
+    """The file from ``offset`` to its end, as it comes. Each byte that has arrived is given before an error is raised.
+
+    :param size: that it has to have.
+    :raises ReplacedError: it has another size.
+    :raises RemoteError: also where it comes too slowly.
+    """
+    left = size - offset
+    with _as_sentence(), _ask_for_range(url, offset, left, token) as reply:
+        reported, _expected = _range_of(reply, offset, left)
+        if reported != size:
+            raise ReplacedError(
+                f"has {reported} bytes, and had {size} when it was planned: it was replaced; run the playbook again"
             )
-        if reply.status != 206:
-            raise RemoteError(
-                f"has a server that sends whole files only (HTTP {reply.status} to a range request): use a server with ranges, "
-                "or download the file and use its path"
-            )
-        said = reply.headers.get("Content-Range", "")
-        match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", said)
-        if not match or reply.headers.get("Content-Encoding", "identity") != "identity":
-            raise RemoteError(
-                f"has a server that does not report which part it sends (Content-Range {gguf.short(said)}): use another server"
-            )
-        first, last, size = map(int, match.groups())
-        if self.size is not None and size != self.size:
-            raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
-        if first != offset or last != min(offset + count, size) - 1:
-            raise RemoteError(
-                f"has a server that sends another part than requested (bytes {offset} to {offset + count - 1}, "
-                f"Content-Range {gguf.short(said)}): use another server"
-            )
-        self.size = size
-        return last - first + 1
+        seconds, count = 0.0, 0
+        while left:
+            # The time that the reader takes with a piece does not count: it may send it on.
+            begun = time.monotonic()
+            piece: bytes = reply.read1(min(left, PIECE))
+            seconds, count = seconds + time.monotonic() - begun, count + len(piece)
+            if not piece:
+                raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+            left -= len(piece)
+            yield piece
+            if seconds >= SECONDS_OF_SLOWNESS:
+                if left and count < SLOWEST * seconds:
+                    raise RemoteError(
+                        f"has a server that sends less than {SLOWEST >> 10} KiB per second: try again, or use another server",
+                        passes=True,
+                    )
+                seconds, count = 0.0, 0
 
 
-class Download(RemoteFile):
-    """A file on a web server whose size is known, to be read from anywhere to its end."""
-
-    def __init__(self, url: str, size: int, token: str | None = None) -> None:
-        self.url, self.token, self.planned = url, token, size
-        self.size, self.first = None, b""
-        self.waited = 0.0
-        """Seconds spent waiting for the server, without the reader's own time."""
-
-    def rest(self, offset: int) -> Iterator[bytes]:
-        """What follows, as it comes. Each byte that has arrived is given before an error is raised.
-
-        :raises RemoteError: also where the file has another size, or comes too slowly.
-        """
-        left = self.planned - offset
-        enough, until, asked = left, self.waited, time.monotonic()
-        with _as_sentence(), self._open(offset, left) as reply:
-            self._expected(reply, offset, left)
-            self.waited += time.monotonic() - asked
-            if self.size != self.planned:
-                raise RemoteError(
-                    f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
-                )
-            while left:
-                if self.waited >= until:
-                    if left > enough:
-                        raise RemoteError(
-                            f"has a server that sends less than {SLOWEST >> 10} KiB per second: try again, or use another server",
-                            passes=True,
-                        )
-                    enough, until = left - SLOWEST * SECONDS_OF_SLOWNESS, self.waited + SECONDS_OF_SLOWNESS
-                asked = time.monotonic()
-                try:
-                    piece: bytes = reply.read1(min(left, PIECE))
-                finally:
-                    self.waited += time.monotonic() - asked
-                if not piece:
-                    raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
-                left -= len(piece)
-                yield piece
-
-
-def same_server(url: str, other: str) -> bool:
-    """Whether a token for one URL may go to another."""
-    return _origin(url) == _origin(other)
-
-
-def read(url: str, token: str | None = None) -> gguf.Model:
+def read_model(url: str, token: str | None = None) -> gguf.Model:
     """The headers of a model; of a split one ``url`` is that of the first part, and the others lie beside it.
 
     :param token: is sent to the server of ``url`` as a bearer token, not to where it redirects.
@@ -321,11 +337,11 @@ def read(url: str, token: str | None = None) -> gguf.Model:
             "is requested with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
         )
     with _as_sentence():
-        parts = urlsplit(url)
-    folder, _slash, first = parts.path.rpartition("/")
+        first = unquote(urlsplit(url).path.rpartition("/")[2])
+    return gguf.read(first, lambda name: RemoteFile(url if name == first else beside(url, name), token))
 
-    def open_part(name: str) -> RemoteFile:
-        beside = urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
-        return RemoteFile(url if name == unquote(first) else beside, token)
 
-    return gguf.read(unquote(first), open_part)
+def beside(url: str, name: str) -> str:
+    """The URL of a file in the same folder of a server."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{quote(name)}"))

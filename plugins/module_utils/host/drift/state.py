@@ -39,9 +39,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import downloaded
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KernelTuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan, KernelTuning
 
 ERRORS = (
     CommandError,
@@ -526,13 +526,14 @@ def _manifests(planned: dict) -> dict[str, dict | None]:
     return {build["id"]: store.installed(releases / build["id"], build["targets"]) for build in planned["builds"]}
 
 
-def _model(planned: dict) -> downloaded.Differences:
-    files = downloaded.of_plan(planned["files"], planned["records"])
+def _model(planned: dict) -> model_files.Differences:
+    plan = typed_json.parse(FetchedModelPlan, planned)
+    files = model_files.of_plan(plan.files, plan.records)
     named = ", ".join(str(file.path) for file in files[:1])
-    return reading.from_disk(named, lambda: downloaded.differences(files, planned["records"]))
+    return reading.from_disk(named, lambda: model_files.differences(files, plan.records))
 
 
-def _models(differs: downloaded.Differences) -> Iterator[Difference]:
+def _models(differs: model_files.Differences) -> Iterator[Difference]:
     yield from _all("model", differs.missing, "{} of the model is missing or has other content")
     yield from _all("model", differs.unchecked, "{} of the model has not been checked, or was changed since")
     yield from _all("model", differs.records, "{} does not say where the model comes from")

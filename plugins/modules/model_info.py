@@ -1,0 +1,148 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: model_info
+short_description: Finds the files of a model, and reads their headers
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
+    they are, by HTTP range requests where that is a server.
+  - It runs as an action plugin on the controller. What the host has already is looked up there, and then no server is asked.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.info
+options:
+  prefix:
+    description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that can be downloaded.
+    type: path
+  account:
+    description: Account that is to read the model when it is served. Without it, that is the one that connects.
+    type: str
+  timeout:
+    description: Seconds that finding and reading may take.
+    type: int
+    default: 120
+  folders:
+    description: Folders of the host whose records are read; the action plugin sets them.
+    type: list
+    elements: path
+    default: []
+  paths:
+    description: Files of the host whose headers are read; the action plugin sets them.
+    type: list
+    elements: path
+    default: []
+  ollama:
+    description: Models that are looked up in Ollama's folder of the host, as C(HOST/NAMESPACE/NAME:TAG); the action plugin sets them.
+    type: list
+    elements: str
+    default: []
+seealso:
+  - module: llamacpp.cluster.model
+  - module: llamacpp.cluster.gguf_info
+"""
+
+EXAMPLES = r"""
+- name: Find the model of llama_model_huggingface, and read its headers
+  llamacpp.cluster.model_info:
+    prefix: /opt/llamacpp
+  register: model
+"""
+
+RETURN = r"""
+summary:
+  description: What planning needs of the model, as M(llamacpp.cluster.gguf_info) returns it.
+  returned: when the model can be planned with
+  type: dict
+  sample: {"architecture": "llama", "layers": 32}
+refused:
+  description: Why the model cannot be planned with. M(llamacpp.cluster.plan) refuses it with this sentence.
+  returned: when there is a reason
+  type: str
+closed:
+  description: The folder or file that keeps O(account) from reading the model, if any.
+  returned: when the model can be planned with
+  type: str
+source:
+  description: Where the model comes from, for people.
+  returned: when the model can be planned with
+  type: str
+revision:
+  description: Commit of a repository, digest of a manifest of Ollama.
+  returned: when the model can be planned with
+  type: str
+files:
+  description: Files of the model, of its projector and of its draft model, parts in their order.
+  returned: when the model can be planned with
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: As its source calls it.
+      type: str
+    path:
+      description: On the host, where it is there without being downloaded.
+      type: str
+    url:
+      description: Where it is downloaded from.
+      type: str
+    bytes:
+      description: Size.
+      type: int
+    sha256:
+      description: As its source says.
+      type: str
+    role:
+      description: V(model), V(mmproj) or V(draft).
+      type: str
+sources:
+  description: C(source) and C(revision) for each role.
+  returned: when the model can be planned with
+  type: list
+  elements: dict
+further:
+  description: Role → what planning needs of the projector and of the draft model, where their headers could be read.
+  returned: when the model can be planned with
+  type: dict
+offered:
+  description: Quantisations that the repository of the model has, with their sizes in bytes, where it was asked.
+  returned: when the model can be planned with
+  type: list
+  elements: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path"},
+            "account": {"type": "str"},
+            "timeout": {"type": "int", "default": 120},
+            "folders": {"type": "list", "elements": "path", "default": []},
+            "paths": {"type": "list", "elements": "path", "default": []},
+            "ollama": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
+    with errors.reported(module):
+        report = reading.from_disk(
+            ", ".join([*folders, *paths, *ollama]),
+            lambda: local_models.report(folders, paths, ollama, module.params["account"]),
+            module.params["timeout"],
+        )
+    module.exit_json(changed=False, **report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Looks a model up where it can be downloaded or copied from: its files, and their headers by HTTP ranges."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, ollama, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    HuggingFace,
+    ModelSource,
+    Quantisation,
+)
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
+
+Summary = Mapping[str, Any]
+"""JSON of gguf.summarize or projector.summarize."""
+
+
+class SourceFile(NamedTuple):
+    """A file of a model."""
+
+    name: str
+    bytes: int
+    url: str | None = None
+    sha256: str | None = None
+    path: str | None = None
+    """On the host, where it is there without being downloaded."""
+
+
+class ResolvedSource(NamedTuple):
+    """What a source is resolved to."""
+
+    source: str
+    revision: str | None
+    files: Sequence[SourceFile]
+    summary: Summary | None = None
+    closed: str | None = None
+    """What keeps the service from reading it."""
+    offered: Sequence[Quantisation] = ()
+
+
+class Query(NamedTuple):
+    """A source, and what it is looked up with."""
+
+    source: ModelSource
+    token: str | None = None
+    folder: str = ""
+    """Where the operator's relative paths begin."""
+
+    @property
+    def local_path(self) -> Path:
+        """Of ``copy``."""
+        return Path(beside(self.folder, str(self.source.copy))).absolute()
+
+
+def beside(folder: str, path: str) -> str:
+    return os.path.join(folder, os.path.expanduser(path))
+
+
+def look_up(query: Query, seconds: float) -> ResolvedSource:
+    """:raises Refusal: the source does not have it, or takes longer."""
+    source = query.source
+    find = _huggingface if source.huggingface else _ollama if source.ollama else _copy if source.copy else _url
+    try:
+        return cast(ResolvedSource, reading.within(seconds, lambda: find(query)))
+    except reading.TooSlowError as error:
+        raise Refusal(
+            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.shown(source)}, and try again"
+        ) from None
+
+
+def _headers(
+    query: Query, read: Callable[[], gguf.Model], place: str, token: str | None = None
+) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
+    """Name and bytes of the files of a model, and its summary.
+
+    :param place: where it is read from, for a message.
+    """
+    source = query.source
+    try:
+        model = read()
+        if source.role == download_record.MMPROJ:
+            return model.files, projector.summarize(model) if projector.is_one(model) else None
+        return model.files, gguf.summarize(model, whole=source.role == download_record.MODEL)
+    except web.RemoteError as error:
+        reason = _why_not_given(error) if source.ollama else web.explain(error, download.TOKEN_FILE, token)
+    except gguf.GGUFError as error:
+        reason = str(error)
+    raise Refusal(f"{source.variable} is {place}, which {reason}")
+
+
+def _read_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
+    """:param urls: name of each split file → where it is; the first one is that of the model, whose server gets the token."""
+    first = next(iter(urls))
+
+    def open_file(name: str) -> web.RemoteFile:
+        if name not in urls:
+            raise FileNotFoundError(name)
+        return web.RemoteFile(urls[name], token if web.same_server(urls[name], urls[first]) else None)
+
+    return gguf.read(first, open_file)
+
+
+def _huggingface(query: Query) -> ResolvedSource:
+    source, repository = query.source, cast(HuggingFace, query.source.huggingface)
+    listing = hub.listing(source, query.token)
+    files = [
+        SourceFile(file.name, file.bytes or 0, hub.url_of(repository, listing.commit, file.name), file.sha256)
+        for file in hub.choose(listing, source)
+    ]
+    urls = {download_record.base_name(file.name): str(file.url) for file in files}
+    place = f"{repository.repo}, {files[0].name}"
+    headers, summary = _headers(query, lambda: _read_urls(urls, query.token), place, query.token)
+    for file, header in zip(files, headers):
+        if file.bytes != header["bytes"]:
+            raise Refusal(
+                f"{source.variable} is {place}, whose size is {file.bytes} in the repository and {header['bytes']} of the file itself: try again"
+            )
+    offered = hub.quantisations(listing, source, files[0].name)
+    shown = model_source.shown(source, listing.commit)
+    return ResolvedSource(shown, listing.commit, files, summary, offered=offered)
+
+
+def _url(query: Query) -> ResolvedSource:
+    source, token, first = query.source, query.token, query.source.url[0]
+    urls, place = urls_by_name(source), web.shown(first)
+
+    def read() -> gguf.Model:
+        return web.read_model(first, token) if len(urls) == 1 else _read_urls(urls, token)
+
+    headers, summary = _headers(query, read, place, token)
+    files = [
+        SourceFile(header["name"], header["bytes"], url_of(source, header["name"]), checksum)
+        for header, checksum in zip(headers, _checksums(source, len(headers), place))
+    ]
+    return ResolvedSource(model_source.shown(source), None, files, summary)
+
+
+def urls_by_name(source: ModelSource) -> dict[str, str]:
+    return {download_record.name_of_url(url): url for url in source.url}
+
+
+def url_of(source: ModelSource, name: str) -> str:
+    """The URL of a file: one of those that are given, or beside the first one."""
+    return urls_by_name(source).get(name) or web.beside(source.url[0], name)
+
+
+def _checksums(source: ModelSource, count: int, place: str) -> Sequence[str | None]:
+    """The sha256 of each file of a model, where the operator gives them."""
+    if source.checksum and len(source.checksum) != count:
+        raise Refusal(
+            f"{source.variable} is {place}, a model of {count} parts, and has {len(source.checksum)} checksums: give one for each part, in "
+            "their order"
+        )
+    return source.checksum or (None,) * count
+
+
+def _ollama(query: Query) -> ResolvedSource:
+    source, whole = query.source, str(query.source.ollama)
+    name = ollama.name_of(whole)
+    manifest, digest = _manifest(source, name)
+    blobs = ollama.blobs(manifest, source.role)
+    if len(blobs) != 1:
+        kind = "projector" if source.role == download_record.MMPROJ else "model"
+        raise Refusal(
+            f"{source.variable} is {whole}, which has {len(blobs) or 'no'} files with a {kind}, not one: use its files from Hugging Face"
+        )
+    (blob,) = blobs
+    file = SourceFile(name.file_name(source.role), blob.bytes, name.blob_url(blob.sha256), blob.sha256)
+    headers, summary = _headers(query, lambda: _read_urls({file.name: str(file.url)}, None), whole)
+    size = headers[0]["bytes"]
+    if size != blob.bytes:
+        raise Refusal(
+            f"{source.variable} is {whole}, whose size is {blob.bytes} in its manifest and {size} of the file itself: try again"
+        )
+    return ResolvedSource(model_source.shown(source), digest, [file], summary)
+
+
+def _why_not_given(error: web.RemoteError) -> str:
+    if error.status in (401, 403):
+        return f"needs permission (HTTP {error.status}), and registries of Ollama get no token: use its files from Hugging Face or a web server"
+    return str(error)
+
+
+def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any], str]:
+    """The manifest of a model in its registry, and its digest."""
+    subject = f"{source.variable} is {source.ollama}"
+    headers = {"Accept": ollama.ACCEPT, "Accept-Encoding": "identity"}
+    try:
+        text = web.content(name.manifest_url, headers, ollama.MANIFEST_BYTES)
+        manifest = reading.parse(text)
+    except web.RemoteError as error:
+        if error.status == 404:
+            official = name.host == model_inputs.OLLAMA_REGISTRY
+            page = f"https://ollama.com/{name.namespace}/{name.name}/tags" if official else name.host
+            raise Refusal(
+                f"{subject}, which {name.host} does not have (HTTP 404): {page} lists the names that it has"
+            ) from None
+        if error.status in (401, 403):
+            raise Refusal(f"{subject}, which {_why_not_given(error)}") from None
+        if error.status:
+            raise Refusal(
+                f"{subject}, which {name.host} does not give (HTTP {error.status}): try again later"
+            ) from None
+        raise Refusal(f"{subject}, whose manifest {web.shown(name.manifest_url)} {error}") from None
+    except ValueError as error:
+        raise Refusal(
+            f"{subject}, for which {name.host} sends no manifest ({validation.printable(error, 200)}): correct the name"
+        ) from None
+    problem = ollama.problem(manifest)
+    if problem:
+        raise Refusal(
+            f"{subject}, for which {name.host} sends a manifest with a value that is not possible ({problem}): use another registry"
+        )
+    return manifest, f"sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def _copy(query: Query) -> ResolvedSource:
+    source, path = query.source, query.local_path
+    place = f"{path} of the controller"
+    try:
+        headers, summary = _headers(query, lambda: gguf.read_path(str(path)), place)
+    except OSError as error:
+        raise Refusal(
+            f"{source.variable} is {place}, which cannot be read ({error.strerror}): correct the path, or put the file there"
+        ) from None
+    files = [
+        SourceFile(header["name"], header["bytes"], path.with_name(header["name"]).as_uri(), checksum)
+        for header, checksum in zip(headers, _checksums(source, len(headers), place))
+    ]
+    return ResolvedSource(model_source.shown(source), None, files, summary)
