@@ -75,7 +75,7 @@ def test_a_host_may_say_anything_of_itself(facts):
     arguments = {"empty": True, "facts": {"here": {"facts": FACTS}, "there": {"facts": facts}}}
     task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.plan")
     action = plan_action.ActionModule(task, mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
-    with pytest.raises(AnsibleActionFail, match="the facts of there are not as"):
+    with pytest.raises(AnsibleActionFail, match="What there reports of itself is not as"):
         action.run(task_vars={})
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
@@ -44,31 +43,21 @@ def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.DEFAULT_
     }
 
 
-def _check(name: str, facts: Any) -> None:
+def _host(owner: names.Names, name: str, facts: Any) -> dict[str, Any]:
     read = {key: facts[key] for key in READ if key in facts} if isinstance(facts, Mapping) else facts
-    problem = validation.problem("", read) or validation.mismatch("", read, READ)
-    if problem:
-        said = f"{problem.where} {problem.why}".lstrip(" .")
-        raise Refusal(
-            f"the facts of {name} are not as this version of the collection reads them ({said}): look at that host, and remove it from the "
-            "inventory to tear down the others"
-        )
-
-
-def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    _check(name, facts)
-    prefix = facts["prefix"]
-    homes = {owner.account: prefix, **({} if facts.get("neighbours") else {names.BUILD_ACCOUNT: names.BUILD_HOME})}
-    made = facts.get("made_accounts") or ()
-    own = [name for name, home in facts["accounts"].items() if homes.get(name) == home and name in made]
+    known = validation.reported(name, "itself", read, READ)
+    system, neighbours = known["scope"] == "system", known["neighbours"] or []
+    homes = {owner.account: known["prefix"], **({} if neighbours else {names.BUILD_ACCOUNT: names.BUILD_HOME})}
+    made = known["made_accounts"] or ()
+    accounts = [name for name, home in known["accounts"].items() if homes.get(name) == home and name in made]
     return {
         **facts,
         **NOTHING,
         "names": owner.as_dict(),
-        "neighbours": facts.get("neighbours") or [],
-        "account": owner.account if facts["scope"] == "system" else None,
-        "stale": facts["defined"],
-        "accounts": own if facts["scope"] == "system" else [],
-        "left": bool(facts["defined"] or facts.get("installed", True) or (own and facts["scope"] == "system")),
-        "build_account": names.BUILD_ACCOUNT if facts["scope"] == "system" and names.BUILD_ACCOUNT in own else None,
+        "neighbours": neighbours,
+        "account": owner.account if system else None,
+        "stale": known["defined"],
+        "accounts": accounts if system else [],
+        "left": bool(known["defined"] or known["installed"] is not False or (accounts and system)),
+        "build_account": names.BUILD_ACCOUNT if system and names.BUILD_ACCOUNT in accounts else None,
     }

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: reboot
+module: reboot_targets
 short_description: Chooses the hosts that playbooks/reboot.yml may reboot
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
@@ -28,7 +28,7 @@ seealso:
 
 EXAMPLES = r"""
 - name: Look for the hosts to reboot
-  llamacpp.cluster.reboot:
+  llamacpp.cluster.reboot_targets:
     hosts: "{{ llama_reboot_hosts | default(omit) }}"
   run_once: true
   register: __llama_reboot_chosen
