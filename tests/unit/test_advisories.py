@@ -5,67 +5,10 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, table
 from conftest import RELEASE, Cluster, known_answer_of
+from support.clusters import FORK, TOOLS, TREE, model, strix_halo, strix_halos
 
-GIB = 1 << 30
-TREE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64}
-FORK = {**TREE, "fork": "ik_llama.cpp", "build": 4840}
-TOOLS = {
-    "cmake": "3.31",
-    "ninja": "1.12",
-    "c++": "14.2",
-    "venv": "1.0",
-    "glslc": "2025",
-    "hipconfig": "7.2",
-    "nvcc": "12.9",
-}
 MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
 NVIDIA = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
-
-
-def strix_halo(memory=126976):
-    """What host_info finds on such a host, on paper: one device, for two backends."""
-    device = {"name": "AMD gfx1151", "memory_mib": memory, "unified": True}
-    return {
-        "memory_mib": 126976 + 2048,
-        "kernel": "6.18.10-200.fc43.x86_64",
-        "firmware": "20260110",
-        "toolchain": TOOLS,
-        "accelerators": [
-            {**device, "backend": "hip", "architecture": "gfx1151"},
-            {**device, "backend": "vulkan", "architecture": ""},
-        ],
-    }
-
-
-def model(gib, layers=61, **more):
-    """Summary of a model on paper, with its weights in equal layers."""
-    return {
-        **{"architecture": "llama", "name": "on paper", "layers": layers, "width": 7168, "heads": 128, "kv_heads": 1},
-        **{"key_dimension": 576, "value_dimension": 512, "context": 4096, "vocabulary": 129280},
-        "layer_bytes": [int(gib * GIB) // layers] * layers,
-        "input_bytes": 497 << 20,
-        "output_bytes": GIB,
-        **more,
-    }
-
-
-def strix_halos(count, gib, backend="hip", build=8600, **variables):
-    """Hosts as in the notes of a cluster of four; the head is one of the workers."""
-    cluster = Cluster()
-    for index in range(count):
-        groups = ["head", "worker"] if not index else ["worker"]
-        cluster.add(
-            f"strix{index}",
-            *groups,
-            address=f"192.0.2.{11 + index}",
-            facts=strix_halo(),
-            llama_backend=backend,
-            llama_release={**TREE, "build": build},
-            llama_model_path="/srv/model.gguf",
-            **variables,
-        )
-    cluster.model = {"summary": model(gib)}
-    return cluster
 
 
 def cluster_of(workers=2, facts=None, build=None, head_facts=None, **variables):

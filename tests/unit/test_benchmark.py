@@ -33,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import benchmark_info,
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from conftest import CATALOGUE, Cluster, known_answer_of
-from test_fork import RELEASE as FORK
+from support.clusters import IK_LLAMA as FORK
 from test_services import defined, machine_with
 
 MODULE = benchmark_job

@@ -18,8 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import release as modu
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, cache
 from conftest import typed
+from support.drift import drifts
 from test_cache import at_once
-from test_planning import drifts
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 BUILD = {

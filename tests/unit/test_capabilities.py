@@ -3,7 +3,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from test_options import GENERATIONS, help_of
+from support.helps import GENERATIONS, help_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import Cluster, complete, known_answer_of, typed
-from test_advisories import TREE, strix_halo, strix_halos
+from support.clusters import TREE, strix_halo, strix_halos
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 TOOLS = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}

@@ -4,11 +4,10 @@ integration tests."""
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from conftest import Cluster, known_answer_of
+from support.clusters import IK_LLAMA
 
-COMMIT = "8337e4cd3861406fc04e0854b1409cd1b027fbc9"
-RELEASE = {"source": "git", "fork": "ik_llama.cpp", "ref": COMMIT, "build": 4840}
-SUMMER = {**RELEASE, "ref": "a3e78038" + "0" * 32, "build": 3775}
-AUTUMN = {**RELEASE, "ref": "904e994b" + "0" * 32, "build": 3933}
+SUMMER = {**IK_LLAMA, "ref": "a3e78038" + "0" * 32, "build": 3775}
+AUTUMN = {**IK_LLAMA, "ref": "904e994b" + "0" * 32, "build": 3933}
 ACCEPTED = ["rpc-remote-code-execution"]
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
@@ -16,7 +15,7 @@ CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.1
 
 @pytest.fixture
 def fork(local):
-    local.hosts["here"]["variables"].update(llama_release=RELEASE, llama_accept_advisories=ACCEPTED)
+    local.hosts["here"]["variables"].update(llama_release=IK_LLAMA, llama_accept_advisories=ACCEPTED)
     return local
 
 
@@ -59,7 +58,7 @@ def test_the_local_cluster(fork):
     ],
 )
 def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told):
-    release = {"source": "git", "repository": repository, "ref": COMMIT, "build": 9000}
+    release = {"source": "git", "repository": repository, "ref": IK_LLAMA["ref"], "build": 9000}
     local.hosts["here"]["variables"].update(llama_release=release, llama_accept_advisories=ACCEPTED)
     assert local.plan()["release"].get("fork") == told
     for said, expected in (("llama.cpp", None), ("ik_llama.cpp", "ik_llama.cpp")):
@@ -70,7 +69,7 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
 def test_the_fork_is_part_of_the_id(local):
     ids = set()
     for fork in ("llama.cpp", "ik_llama.cpp"):
-        local.hosts["here"]["variables"]["llama_release"] = {**RELEASE, "fork": fork}
+        local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "fork": fork}
         ids.add(local.plan()["release"]["id"])
     assert len(ids) == 2
 
@@ -84,8 +83,8 @@ def test_an_archive_of_the_fork(local):
 @pytest.mark.parametrize(
     "release, wanted, expected",
     [
-        (RELEASE, "on", "--flash-attn on"),
-        (RELEASE, "off", "--flash-attn off"),
+        (IK_LLAMA, "on", "--flash-attn on"),
+        (IK_LLAMA, "off", "--flash-attn off"),
         (AUTUMN, "off", "--no-flash-attn"),
         (AUTUMN, "on", None),
         (SUMMER, "on", "--flash-attn --"),
@@ -120,7 +119,7 @@ def test_load_mode(fork, mode, expected):
             ],
         ),
         (
-            {"llama_release": {**RELEASE, "build": 3736}},
+            {"llama_release": {**IK_LLAMA, "build": 3736}},
             ["the build 3736 of ik_llama.cpp", "RPC protocol cannot be detected", "use 3737", "or a newer one"],
         ),
         (
@@ -131,7 +130,7 @@ def test_load_mode(fork, mode, expected):
             ],
         ),
         (
-            {"llama_accept_advisories": [], "llama_release": {**RELEASE, "build": 5000}},
+            {"llama_accept_advisories": [], "llama_release": {**IK_LLAMA, "build": 5000}},
             ["commit 5000 of ik_llama.cpp, which is newer than 4840", "add rpc-remote-code-execution"],
         ),
     ],
@@ -173,7 +172,7 @@ def test_devices_of_the_head_come_first_where_they_cannot_be_named():
     assert [entry["device"] for entry in planned["placement"]] == ["CUDA0", "CUDA1", "RPC[192.0.2.11:50052]"]
     assert "--tensor-split 5,6,6" in " ".join(planned["head"]["argv"])
     assert "--device" not in planned["head"]["argv"]
-    assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(RELEASE))
+    assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(IK_LLAMA))
 
 
 def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
@@ -183,7 +182,7 @@ def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
     assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("CUDA0", 16), ("CUDA1", 0)]
     assert planned["placement"][1]["reason"].endswith(", nothing")
     assert "--tensor-split 17,0" in " ".join(planned["head"]["argv"])
-    cluster = gpu_head(RELEASE)
+    cluster = gpu_head(IK_LLAMA)
     cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
     assert [entry["device"] for entry in cluster.plan()["placement"]] == ["CUDA0"]
 
@@ -216,7 +215,7 @@ def test_a_worker_that_takes_no_device_lends_no_processor_beside_devices():
 
 
 def test_options_of_a_cuda_build():
-    plan = gpu_head(RELEASE).plan()
+    plan = gpu_head(IK_LLAMA).plan()
     options = plan["hosts"]["worker1"]["builds"][0]["cmake_options"]
     assert (options["GGML_CUDA"], options["GGML_NCCL"]) == ("ON", "OFF")
     assert "GGML_CUDA_NCCL" not in options

@@ -16,8 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import typed
-from test_plan_memory import ARCHIVE, GIB, found, head_with_cards
-from test_plan_memory import cluster_of as cards_of
+from support.clusters import GIB, TREE, advisories_of, cards_of, head_with_cards
 
 MIB = 1 << 20
 ENCODER = {"kind": "vision", "projector": "gemma3", "width": 1152, "feed_forward": 4304, "heads": 16}
@@ -64,7 +63,7 @@ def after(argv, word):
 
 
 def build(number):
-    return {"llama_release": {**ARCHIVE, "build": number}}
+    return {"llama_release": {**TREE, "build": number}}
 
 
 @pytest.mark.parametrize("number", [6170, 8643, 9435, 11063])
@@ -171,7 +170,7 @@ def test_compute_buffers_of_both_are_no_reason_to_refuse():
     plan = cluster.plan()
     assert plan["fits"], plan["reasons"]
     assert rows(plan)["mmproj"]["device"] == "CUDA0"
-    assert found(cluster, "compute-over-capacity")
+    assert advisories_of(cluster, "compute-over-capacity")
 
 
 @pytest.mark.parametrize("number, contexts", [(6170, 4), (8643, 4), (9435, 1), (11063, 1)])
@@ -218,7 +217,7 @@ def test_a_size_of_the_draft_models_cache_that_is_none_is_refused(arguments, sai
         (
             "draft",
             draft(),
-            {"llama_release": {**ARCHIVE, "fork": "ik_llama.cpp", "build": 4840}},
+            {"llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 4840}},
             "ik_llama.cpp chooses",
         ),
         ("mmproj", None, {}, "its header was not read"),
@@ -244,7 +243,7 @@ def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why
     assert why in plan["further_uncounted"][0]["reason"]
     assert "--device-draft" not in plan["head"]["argv"]
     assert "--no-mmproj-offload" not in plan["head"]["argv"]
-    (advisory,) = found(cluster, "further-not-counted")
+    (advisory,) = advisories_of(cluster, "further-not-counted")
     assert f"The memory of llama_model_{role} is not counted" in advisory["message"]
     assert all(f"llama_model_{role}" in entry["without"] for entry in plan["placement"])
 
@@ -270,7 +269,7 @@ def test_a_place_of_the_operators_on_the_head_is_counted_there(arguments, enviro
     argv = plan["head"]["argv"]
     for word in ("--device-draft", "--gpu-layers-draft", "--no-mmproj-offload"):
         assert argv.count(word) <= 1
-    assert not found(cluster, "further-not-counted")
+    assert not advisories_of(cluster, "further-not-counted")
 
 
 PART = (("block_count", 61), ("embedding_length", 1024), ("context_length", 4096), ("nextn_predict_layers", 1))
@@ -313,7 +312,7 @@ def test_numbers_that_no_program_reads_are_not_read():
     """Python refuses to read so many digits."""
     digits = "9" * 5000
     cluster = with_both(head_with_cards(2, 20, llama_server_extra_args=["-ngld", digits]), draft=draft())
-    assert found(cluster, "further-not-counted")
+    assert advisories_of(cluster, "further-not-counted")
     for word in ("-cd", "-b"):
         cluster = head_with_cards(2, 20, llama_server_extra_args=[word, digits], **build(8643))
         (reason,) = with_both(cluster, draft=draft()).plan()["reasons"]
@@ -348,10 +347,10 @@ def test_the_fastest_of_devices_that_hold_the_same_comes_first():
 def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
     given = {"llama_server_extra_args": ["-ngld", "9", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
     cluster = with_both(cards_of(10, **given, **build(11063)), draft=draft())
-    (advisory,) = found(cluster, "further-not-counted")
+    (advisory,) = advisories_of(cluster, "further-not-counted")
     assert advisory["remedy"].startswith("Remove -ngld, so that the plan chooses, or keep enough memory free")
     cluster.hosts["head"]["variables"]["llama_server_extra_args"] = ["--metrics"]
-    assert not found(cluster, "further-not-counted")
+    assert not advisories_of(cluster, "further-not-counted")
     assert rows(cluster.plan())["draft"]
 
 

@@ -2,10 +2,8 @@
 
 import copy
 import json
-import os
 import re
 import time
-from contextlib import suppress
 from unittest import mock
 
 import pytest
@@ -20,52 +18,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import FACTS, SCHEMA
-from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
+from hypothesis import currently_in_test_context, event, given
 from hypothesis import strategies as st
+from support.fuzzing import JUNK, LEAVES, NAMES, NUMBERS, OFTEN, WORDS, changed, changes
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 SECONDS = 2
 GROUPS = {"llama_cluster": ["head", "one", "two"], "llama_head": ["head"], "llama_workers": ["one", "two"]}
 ADDRESSES = {"head": "192.0.2.10", "one": "192.0.2.11", "two": "192.0.2.12"}
 SPEC = inventory.specification()
-OFTEN = settings(
-    max_examples=EXAMPLES,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
-)
 
-KNOWN = """
-auto on off f16 q8_0 CPU CUDA0 ROCm0 Vulkan0 cpu cuda hip vulkan sycl metal b8600 b1 git pypi archive package main ik_llama.cpp system user
-Darwin 192.0.2.10 192.0.2.11/24 127.0.0.1 0.0.0.0 ::1 /srv/m.gguf / ~ .. --metrics --api-key -ub --lora true 1 -1 gfx1151 8.6 7.2 999.999 (
-x=CPU .*=CPU %s {} {0} http://a:b@c llama F32 fewest all fedora
-"""
-SAME = """
-debian fedora arm64 x86_64 cuda hip vulkan cpu 8.6 gfx1151 gfx900 12.9 7.2 0.7.0 1 systemd supervisor launchd user system
-"""
-OTHERS = ["", "debian 13", "a\nb", "\x1b[2J", "\ud800", "sha256:" + "a" * 64, "1" * 40, "²"]
-WORDS = st.sampled_from([*KNOWN.split(), *OTHERS])
-NUMBERS = st.sampled_from([-1, 0, 1, 2, 7, 64, 128, 8192, 65535, 65536, 1 << 31, 1 << 40, 1 << 53, 10**30])
-HUGE = st.integers(1000, 5000).map(lambda digits: 10**digits)
-LONG = st.integers(1000, 70000).map(lambda length: "9" * length)
-LEAVES = st.one_of(
-    HUGE,
-    LONG,
-    st.none(),
-    st.booleans(),
-    NUMBERS,
-    st.integers(),
-    st.floats(),
-    WORDS,
-    st.text(max_size=20),
-    st.binary(max_size=3),
-    st.dates(),
-)
-NAMES = st.one_of(st.text(max_size=8), st.integers(), st.none(), WORDS)
-JUNK = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=12
-)
 PLAIN = {
     "str": WORDS | st.text(max_size=20),
     "int": NUMBERS | st.integers(-10, 100000),
@@ -107,42 +68,6 @@ FEW = st.lists(
 ).map(dict)
 
 
-def places(value, path=()):
-    """Where in a value something can be put instead, and what is there."""
-    yield path, value
-    for name, inner in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    ):
-        yield from places(inner, (*path, name))
-
-
-def like(value):
-    """Values of the same kind, which a host might have."""
-    if isinstance(value, bool):
-        return st.booleans()
-    if isinstance(value, int):
-        return st.integers(0, 100) | st.integers(0, 1 << 41)
-    if isinstance(value, float):
-        return st.floats(0, 1000)
-    if isinstance(value, str):
-        return st.sampled_from(["/", "/usr", "/opt/x y"] if value.startswith("/") else SAME.split())
-    if isinstance(value, list):
-        return st.lists(st.sampled_from(value or [""]), max_size=4)
-    names = st.sampled_from([*value] if value else [""])
-    return names.map(lambda lost: {name: part for name, part in value.items() if name != lost} if value else None)
-
-
-def put(value, path, new):
-    changed = copy.deepcopy(value)
-    if not path:
-        return new
-    inner = changed
-    for name in path[:-1]:
-        inner = inner[name]
-    inner[path[-1]] = new
-    return changed
-
-
 GPU = {"name": "a card", "memory_mib": 24000, "unified": False}
 WHOLE = {
     **FACTS,
@@ -181,21 +106,6 @@ WHOLE = {
     "measured": {"one": {"round_trip_ms": 0.2, "mbit_per_second": 9000}},
     "kept": {"two": FACTS},
 }
-
-
-def changes(value):
-    """One to four places of a value with something else in each, most of it of the same kind."""
-    spots = sorted(places(value), key=repr)
-    spot = st.sampled_from(spots)
-    same = spot.flatmap(lambda found: st.tuples(st.just(found[0]), like(found[1])))
-    return st.lists(same | same | same | st.tuples(spot.map(lambda found: found[0]), JUNK), min_size=1, max_size=4)
-
-
-def changed(value, new):
-    for path, part in new:
-        with suppress(KeyError, IndexError, TypeError):
-            value = put(value, path, part)
-    return value
 
 
 SUMMARY = known_answer.summary(4, 128, "f32")

@@ -10,8 +10,8 @@ from ansible_collections.llamacpp.cluster.plugins.action import report as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from hypothesis import given
 from hypothesis import strategies as st
-from test_advisories import strix_halos
-from test_fuzz_planning import OFTEN, WORDS, changed, like, places
+from support.clusters import strix_halos
+from support.fuzzing import OFTEN, WORDS, changed, like, places
 from test_page import CHECKS
 
 SECONDS = 10

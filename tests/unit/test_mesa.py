@@ -2,7 +2,7 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import mesa
-from test_plan_memory import strix_halo
+from support.clusters import strix_halo_head
 
 NAME = "radv_enable_unified_heap_on_apu"
 
@@ -52,7 +52,7 @@ def test_the_file_of_the_host_is_read_last(tmp_path):
 
 
 def test_a_worker_lends_all_of_it_where_the_host_says_so():
-    cluster = strix_halo(86, "worker")
+    cluster = strix_halo_head(86, "worker")
     assert cluster.plan()["refused"]
     cluster.hosts["head"]["facts"]["unified_heap"] = True
     plan = cluster.plan()

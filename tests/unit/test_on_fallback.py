@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from conftest import typed
-from test_planning import drifts
+from support.drift import drifts
 from test_state import free_port
 
 pytestmark = pytest.mark.programs

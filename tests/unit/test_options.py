@@ -1,29 +1,16 @@
 """The table of options against the words that real generations take, and what it refuses and writes."""
 
-import functools
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import models
+from support.helps import GENERATIONS, WORDS, help_of
 
-WORDS = yaml.safe_load((Path(__file__).parent / "fixtures" / "options.yml").read_text())
-GENERATIONS = {
-    "0.3.16": (6170, options.MAINLINE),
-    "0.3.20": (8643, options.MAINLINE),
-    "0.3.25": (9435, options.MAINLINE),
-    "0.3.35": (10458, options.MAINLINE),
-    "0.3.36": (11063, options.MAINLINE),
-    "ik-3775": (3775, options.IK_LLAMA),
-    "ik-3933": (3933, options.IK_LLAMA),
-    "ik-4840": (4840, options.IK_LLAMA),
-}
 OF_THE_FORK = {"processor"}
 NEW = {"feed-forward-on-the-processor"}
 LACKING = {
@@ -37,19 +24,6 @@ LACKING = {
 }
 """Generation → options that the plan owns and that it does not have; any other lacks what the fork alone has."""
 PROGRAMS = (options.SERVER, options.WORKER)
-
-
-@functools.cache
-def help_of(program, generation):
-    known = {
-        word: valued
-        for group in WORDS[program]
-        if generation in group["generations"]
-        for valued, words in ((True, group.get("with_value", "")), (False, group.get("without", "")))
-        for word in words.split()
-    }
-    removed = {word: entry["reason"] for entry in WORDS["removed"] for word in entry["words"].split()}
-    return capabilities.Help(known, removed if (program, generation) == (options.SERVER, "0.3.36") else {})
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

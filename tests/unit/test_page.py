@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
     html_page,
 )
 from conftest import typed
-from test_advisories import strix_halos
+from support.clusters import strix_halos
 from test_report import EVIL, Tags, spoiled
 
 ROOT = Path(__file__).resolve().parents[2]

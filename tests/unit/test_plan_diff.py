@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 from conftest import typed
 from support.actions import run as run_action
-from test_planning import drifts
+from support.drift import drifts
 
 FOLDER = {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
 

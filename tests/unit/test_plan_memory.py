@@ -7,39 +7,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory_predicates
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
-from conftest import Cluster, typed
+from conftest import typed
+from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head
 
-GIB = 1 << 30
-CARD = {
-    "memory_mib": 65536,
-    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.9"},
-    "accelerators": [{"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}],
-}
-ARCHIVE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64}
-FORK = {"llama_release": {**ARCHIVE, "fork": "ik_llama.cpp", "build": 3770}}
-WIDE = {"width": 7168, "heads": 128, "kv_heads": 1, "key_dimension": 128, "value_dimension": 128}
-
-
-def cluster_of(gib, count=1, summary=None, **variables):
-    """A head and workers with a card each, for a model of so many GiB."""
-    shared = {"llama_accept_advisories": ["rpc-remote-code-execution"], **variables}
-    cluster = Cluster().add("head", "head", facts={}, llama_model_path="/srv/m.gguf", **shared)
-    for index in range(count):
-        cluster.add(f"gpu{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=CARD, **shared)
-    cluster.model = {
-        "summary": {
-            **{"architecture": "llama", "name": "on paper", "layers": 40, "context": 131072, "vocabulary": 129280},
-            **{**WIDE, **(summary or {})},
-            "layer_bytes": [int(gib * GIB) // 40] * 40,
-            "input_bytes": 0,
-            "output_bytes": GIB,
-        }
-    }
-    return cluster
-
-
-def found(cluster, identifier):
-    return [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == identifier]
+FORK = {"llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 3770}}
 
 
 def apply(cluster, remedy):
@@ -75,49 +46,49 @@ def test_a_remedy_is_the_mildest_one_and_it_works(gib, variables, remedy):
     given = {"llama_server_flash_attention": "off", "llama_server_context": 32768, **variables}
     latent = {"architecture": "deepseek2", "key_dimension": 576, "value_dimension": 512}
     latent["keys"] = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
-    cluster = cluster_of(gib, summary=latent if "llama_release" in variables else None, **given)
-    (advisory,) = found(cluster, "compute-over-capacity")
+    cluster = cards_of(gib, summary=latent if "llama_release" in variables else None, **given)
+    (advisory,) = advisories_of(cluster, "compute-over-capacity")
     assert advisory["remedy"] == remedy
     assert advisory["severity"] == "warning"
     assert advisory["host"] == "gpu1"
     apply(cluster, advisory["remedy"])
     plan = cluster.plan()
     assert not plan["refused"], plan["reasons"]
-    assert not found(cluster, "compute-over-capacity")
+    assert not advisories_of(cluster, "compute-over-capacity")
 
 
 def test_a_shorter_context_is_the_remedy_where_less_at_once_is_not_enough():
-    cluster = cluster_of(19.2, llama_server_flash_attention="on", llama_server_context=131072)
-    (advisory,) = found(cluster, "compute-over-capacity")
+    cluster = cards_of(19.2, llama_server_flash_attention="on", llama_server_context=131072)
+    (advisory,) = advisories_of(cluster, "compute-over-capacity")
     assert "set llama_server_context to " in advisory["remedy"]
     apply(cluster, advisory["remedy"])
     assert not cluster.plan()["refused"]
-    assert not found(cluster, "compute-over-capacity")
+    assert not advisories_of(cluster, "compute-over-capacity")
 
 
 def test_where_nothing_makes_it_small_enough_the_remedy_is_more_memory():
-    cluster = cluster_of(21.75, llama_server_flash_attention="on", llama_server_context=512)
-    (advisory,) = found(cluster, "compute-over-capacity")
+    cluster = cards_of(21.75, llama_server_flash_attention="on", llama_server_context=512)
+    (advisory,) = advisories_of(cluster, "compute-over-capacity")
     assert advisory["remedy"] == "Use a smaller model, or devices with more memory."
 
 
 def test_devices_that_share_it_are_named_in_one_message():
-    cluster = cluster_of(40, 2, llama_server_flash_attention="off", llama_server_context=32768)
-    (advisory,) = found(cluster, "compute-over-capacity")
+    cluster = cards_of(40, 2, llama_server_flash_attention="off", llama_server_context=32768)
+    (advisory,) = advisories_of(cluster, "compute-over-capacity")
     assert advisory["host"] is None
     assert len(re.findall(r"of gpu[12] \(≤ \d+ of 23348 MiB\)", advisory["message"])) == 2
 
 
 def test_a_model_that_does_not_fit_is_refused_without_this_advisory():
-    cluster = cluster_of(60, llama_server_flash_attention="off", llama_server_context=32768)
+    cluster = cards_of(60, llama_server_flash_attention="off", llama_server_context=32768)
     assert cluster.plan()["refused"]
-    assert not found(cluster, "compute-over-capacity")
+    assert not advisories_of(cluster, "compute-over-capacity")
 
 
 def test_the_default_context_is_that_of_the_variable():
     assert inventory.specification()["llama_server_context"]["default"] == memory_predicates.DEFAULT_CONTEXT
-    cluster = cluster_of(1, summary={"context": 4096})
-    assert not found(cluster, "context-cut")
+    cluster = cards_of(1, summary={"context": 4096})
+    assert not advisories_of(cluster, "context-cut")
     assert cluster.plan()["head"]["context"] == 4096
 
 
@@ -130,17 +101,9 @@ def test_the_default_context_is_that_of_the_variable():
     ],
 )
 def test_requests_at_the_same_time_divide_the_context(variables, each):
-    cluster = cluster_of(1, llama_server_context=4096, **variables)
+    cluster = cards_of(1, llama_server_context=4096, **variables)
     assert cluster.plan()["head"]["context_per_request"] == each
-    assert bool(found(cluster, "context-shared")) == (each != 4096)
-
-
-def head_with_cards(count=2, gib=20, **variables):
-    """A head that drives its cards itself."""
-    facts = {**CARD, "accelerators": CARD["accelerators"] * count}
-    cluster = cluster_of(gib, 0, **variables)
-    cluster.hosts["head"]["facts"].update(facts)
-    return cluster
+    assert bool(advisories_of(cluster, "context-shared")) == (each != 4096)
 
 
 def capacities(cluster):
@@ -180,36 +143,13 @@ def test_what_devices_of_the_head_cannot_hold_is_refused(variables, said):
 
 
 def test_a_head_without_devices_of_its_own_has_the_memory_of_its_workers():
-    said = cluster_of(10, llama_server_memory_mib={"CUDA0": 1000}).reason()
+    said = cards_of(10, llama_server_memory_mib={"CUDA0": 1000}).reason()
     assert "it drives none; set memory_mib in llama_worker_endpoints" in said
-
-
-STRIX_HALO = {
-    "memory_mib": 126976 + 2048,
-    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "glslc": "2025"},
-    "accelerators": [
-        {
-            "backend": "vulkan",
-            "name": "AMD Radeon 8060S",
-            "architecture": "",
-            "memory_mib": 126976,
-            "unified": True,
-        }
-    ],
-}
-
-
-def strix_halo(gib, *groups, **variables):
-    shared = {"llama_release": {**ARCHIVE, "build": 11063}, **variables}
-    cluster = cluster_of(gib, 0, **shared)
-    cluster.hosts["head"]["facts"].update(STRIX_HALO)
-    cluster.hosts["head"]["groups"] += groups
-    return cluster
 
 
 def test_one_strix_halo_holds_87_gib_by_vulkan():
     """Its own graphics, without RPC: Mesa is told to show all of the memory, not two thirds."""
-    plan = strix_halo(86).plan()
+    plan = strix_halo_head(86).plan()
     assert plan["head"]["environment"]["radv_enable_unified_heap_on_apu"] == "true"
     assert not plan["refused"], plan["reasons"]
     assert [entry["device"] for entry in plan["placement"]] == ["Vulkan0"]
@@ -218,9 +158,9 @@ def test_one_strix_halo_holds_87_gib_by_vulkan():
 
 
 def test_mesa_is_told_nothing_where_two_thirds_are_enough_or_the_operator_says_it():
-    assert strix_halo(70).plan()["head"]["environment"] == {}
+    assert strix_halo_head(70).plan()["head"]["environment"] == {}
     environment = {"radv_enable_unified_heap_on_apu": "false"}
-    said = strix_halo(86, llama_server_environment=environment).plan()
+    said = strix_halo_head(86, llama_server_environment=environment).plan()
     assert said["head"]["environment"]["radv_enable_unified_heap_on_apu"] == "false"
 
 
@@ -230,13 +170,13 @@ def test_mesa_is_told_nothing_where_two_thirds_are_enough_or_the_operator_says_i
 def test_mesa_reads_nothing_but_true(value, refused):
     """By RPC, with the option in the environment of the worker; parseValue of xmlconfig.c compares with «true» and «false»."""
     environment = {"radv_enable_unified_heap_on_apu": value}
-    cluster = strix_halo(86, "worker", llama_worker_endpoints=[{"environment": environment}])
+    cluster = strix_halo_head(86, "worker", llama_worker_endpoints=[{"environment": environment}])
     assert cluster.plan()["refused"] is refused
 
 
 def test_the_memory_of_shared_graphics_of_the_head_is_said_too():
-    assert capacities(strix_halo(60, llama_server_memory_mib={"Vulkan0": 70000})) == {"Vulkan0": 70000}
-    assert capacities(strix_halo(60, llama_server_reserve_mib=20000)) == {"Vulkan0": 106976}
+    assert capacities(strix_halo_head(60, llama_server_memory_mib={"Vulkan0": 70000})) == {"Vulkan0": 70000}
+    assert capacities(strix_halo_head(60, llama_server_reserve_mib=20000)) == {"Vulkan0": 106976}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +192,7 @@ def test_the_memory_of_shared_graphics_of_the_head_is_said_too():
     ],
 )
 def test_a_share_says_what_it_does_not_count(variables, expected):
-    plan = cluster_of(10, llama_release={**ARCHIVE, "build": 11063}, **variables).plan()
+    plan = cards_of(10, llama_release={**TREE, "build": 11063}, **variables).plan()
     assert not plan["refused"], plan["reasons"]
     for entry in plan["placement"]:
         assert entry["without"] == expected

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
+from support.drift import drifts
 from support.lifecycle import decide, missing_tools
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -1035,25 +1036,6 @@ def test_declared_hardware_that_cannot_be(hardware, scope, said):
         entry.merge_hardware("here", None, hardware, scope)
     for part in ("here", *said):
         assert part in str(raised.value)
-
-
-def drifts(plan, **states):
-    return {
-        name: {
-            "services": {
-                service["name"]: {"state": states.get(service["name"], "running"), "addresses": [], "clients": []}
-                for service in host["services"]
-            },
-            "defined": [],
-            "stale": [],
-            "missing_builds": [],
-            "running_releases": [],
-            "changed_files": [],
-            "redefined": [],
-            "differences": [],
-        }
-        for name, host in plan["hosts"].items()
-    }
 
 
 def test_nothing_is_done_while_all_is_as_planned(local):

@@ -9,9 +9,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import Cluster, known_answer_of, typed
+from support.clusters import strix_halos
+from support.drift import drifts
 from support.lifecycle import decide
-from test_advisories import strix_halos
-from test_planning import drifts
 
 DEVICE = DevicePlacement(
     "d", "host", None, None, 1, False, 0, 0, 0, 0, 0, 0, "the largest", ("weights_mib", "kv_mib"), ()

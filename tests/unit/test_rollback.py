@@ -11,10 +11,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from conftest import typed
 from support.actions import run
+from support.drift import drifts
 from support.playbook_runs import Operator
 from support.rollbacks import NAMES, completed, placed, record_of, serve, with_id
 from test_docs import ROOT
-from test_planning import drifts
 
 DECLARED = '{"source": "pypi", "version": "0.3.1"}'
 

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
-from test_planning import drifts
+from support.drift import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "status.schema.json").read_text()))

@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, make, refused
+from support.clusters import IK_LLAMA
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
 GIB = 1 << 30
@@ -102,7 +103,6 @@ def test_a_model_that_is_named_for_the_demo_takes_the_place_of_the_known_answer(
     assert [request.source.variable] == [*extra] if extra else request.source is None
 
 
-FORK = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
 PLAIN = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
 
 
@@ -592,7 +592,7 @@ def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork(release):
 def test_the_variable_of_the_release_that_serves_is_named():
     said = reason(plan("cuda_triple", llama_release_cuda="b8600", llama_server_extra_args=[]))
     assert "set llama_release_cuda to a release of ik_llama.cpp" in said
-    said = reason(plan("strix_halo_pair", llama_release=FORK, **with_a_type("NVFP4"), **PLAIN))
+    said = reason(plan("strix_halo_pair", llama_release=IK_LLAMA, **with_a_type("NVFP4"), **PLAIN))
     assert "types that only llama.cpp has (NVFP4)" in said
 
 

@@ -7,8 +7,8 @@ from ansible_collections.llamacpp.cluster.plugins.action import release_proof as
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from conftest import definition
 from support.actions import run
+from support.drift import drifts
 from support.lifecycle import decide
-from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64}
