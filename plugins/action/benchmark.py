@@ -92,15 +92,15 @@ class ActionModule(ActionBase):
             self._record = self._resumed(whole)
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
-        left = sum(not cell.is_done for cell in self._record.cells)
+        remaining = sum(not cell.is_done for cell in self._record.cells)
         display.display(
-            f"  [{self._head.name}] benchmark {self._record.id}: {len(self._record.cells)} cells, {left} of them to measure, "
+            f"  [{self._head.name}] benchmark {self._record.id}: {len(self._record.cells)} cells, {remaining} of them to measure, "
             f"{sum(bool(cell.skipped) for cell in self._record.cells)} not possible"
         )
         problem = "" if self._task.check_mode else self._measure(whole, arguments["path"])
         # A task that fails shows all that it returns on the screen, and the page needs the record.
-        shown = {"problem": problem} if problem else {}
-        return {"changed": bool(left), "record": typed_json.dump(self._record), **shown}
+        result = {"changed": bool(remaining), "record": typed_json.dump(self._record)}
+        return {**result, "problem": problem} if problem else result
 
     def _measure(self, whole: Matrix, path: str | None) -> str:
         """Measures what is left; why that was not possible, or nothing."""
@@ -140,28 +140,28 @@ class ActionModule(ActionBase):
         variants = [
             (
                 matrix.settings_of(values),
-                cluster_inputs.read(name, inventory.varied(hosts, cluster.head, values))._replace(
+                cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))._replace(
                     releases=cluster.releases
                 ),
             )
             for values in request.variants
         ]
-        found = {matrix.name_of(model): self._look_at(model, task_vars) for model in request.models}
-        found = found or {matrix.name_of(cluster.model): arguments["model"]}
+        reports = {matrix.name_of(model): self._read_model(model, task_vars) for model in request.models}
+        reports = reports or {matrix.name_of(cluster.model): arguments["model"]}
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
-        told: dict[str, matrix.Load] = {}
+        first: dict[str, matrix.Load] = {}
         for load, smaller in matrix.loads_of(request, variants, served):
-            plan = _plan(smaller, found[matrix.name_of(load.model)], catalogue)
+            plan = _plan(smaller, reports[matrix.name_of(load.model)], catalogue)
             why, argv = matrix.obstacle(plan, served, load), ()
             if not why:
                 argv = command_line.argv_of(plan, load, request.repetitions)
-                same = told.setdefault(f"{argv} {load.latencies_ms} {plan.head.environment}", load)
-                why = None if same is load else f"{program} is told the same as with {_shown(same.settings)}"
+                same = first.setdefault(f"{argv} {load.latencies_ms} {plan.head.environment}", load)
+                why = None if same is load else f"{program} gets the same command line as with {dict(same.settings)}"
             new = matrix.cells_of(load, plan, why)
             loads.append(PlannedLoad(load, plan, () if why else argv, frozenset(cell.key for cell in new)))
             cells += new
-        models = dict.fromkeys(found, "")
+        models = dict.fromkeys(reports, "")
         models.update(
             {matrix.name_of(one.load.model): one.plan.model.path for one in loads if isinstance(one.plan, Plan)}
         )
@@ -181,25 +181,23 @@ class ActionModule(ActionBase):
         )
         return Matrix(request, loads, record, cluster.model.token_file)
 
-    def _look_at(self, model: ModelRequest, task_vars: dict) -> dict:
-        """What is found of a model, as the module model returns it. A generated one is written on the head first.
+    def _read_model(self, model: ModelRequest, task_vars: dict) -> dict:
+        """What the module model reports of a model. A generated one is written on the head first.
 
         :raises Refusal: it is not there, or not readable.
         """
         host = self._head.host
-        account = {"account": host.account} if host.account else {}
-        if model.known_answer:
-            path = known_answer.path_of(host.prefix, *model.known_answer)
-            arguments = {"path": path, **model.known_answer._asdict()}
-            result = {} if self._task.check_mode else self._head.run_action("known_answer", arguments)
-            found: dict = {}
-        elif model.source and model.source.path:
-            result = found = self._head.call("gguf_info", may_fail=True, path=model.source.path, **account)
-        else:
-            return resolver.resolve(self, task_vars, model, resolver.Options(host.prefix, host.account))
+        if not model.known_answer:
+            try:
+                return resolver.resolve(self, task_vars, model, resolver.Options(host.prefix, host.account))
+            except Refusal as refusal:
+                raise Refusal(f"llama_benchmark_models: {refusal}") from None
+        path = known_answer.path_of(host.prefix, *model.known_answer)
+        arguments = {"path": path, **model.known_answer._asdict()}
+        result = {} if self._task.check_mode else self._head.run_action("known_answer", arguments)
         if result.get("failed"):
             raise Refusal(f"llama_benchmark_models: {copying.why(result)}")
-        return found
+        return {}
 
     def _resumed(self, whole: Matrix) -> types.Benchmark:
         """The record of an earlier run that measures the same and was cut off, with what was measured after that; else a new one."""
@@ -223,23 +221,23 @@ class ActionModule(ActionBase):
 
     # ------------------------------------------------------------------------------------------------------- measure
 
-    def _open(self, keys: Iterable[str]) -> list[types.Cell]:
+    def _unfinished(self, keys: Iterable[str]) -> list[types.Cell]:
         """Those of these cells that are not done."""
         return [cell for cell in self._record.cells if cell.key in keys and not cell.is_done]
 
-    def _put(self, cells: Iterable[types.Cell]) -> None:
+    def _update(self, cells: Iterable[types.Cell]) -> None:
         """Takes cells into the record, and shows those that are done now."""
         known = {cell.key: cell for cell in self._record.cells}
         for cell in cells:
             if cell.is_done and not known[cell.key].is_done:
-                said = benchmark_table.speed(cell) if cell.measured else f"not measured: {cell.skipped}"
-                display.display(f"  [{self._head.name}] {cell.key}: {said}")
+                speed = benchmark_table.speed(cell) if cell.measured else f"not measured: {cell.skipped}"
+                display.display(f"  [{self._head.name}] {cell.key}: {speed}")
             known[cell.key] = cell
         self._record = self._record.with_cells(known)
 
     def _run_job(self, whole: Matrix) -> None:
         """Measures in place of the server."""
-        loads = [one for one in whole.loads if one.argv and self._open(one.keys)]
+        loads = [one for one in whole.loads if one.argv and self._unfinished(one.keys)]
         if not loads:
             return
         self._head.check_lease()
@@ -249,7 +247,7 @@ class ActionModule(ActionBase):
             f"{host.state}/{names.BENCHMARKS}/{self._record.id}/{time.time():.0f}-{n:04}.log" for n in range(len(loads))
         ]
         for one, log in zip(loads, logs):
-            self._put(cell._replace(argv=tuple(one.argv), log=log) for cell in self._open(one.keys))
+            self._update(cell._replace(argv=tuple(one.argv), log=log) for cell in self._unfinished(one.keys))
         if host.service_manager not in job.SYSTEMD:
             display.warning(
                 f"{host.service_manager} on {self._head.name} does not start the server by itself: where this run is killed, that is stopped until "
@@ -292,10 +290,10 @@ class ActionModule(ActionBase):
         while True:
             self._head.check_run()
             running, written = self._head.progress(log)
-            self._put(results.fill([cell for cell in self._record.cells if cell.log == log], written, latencies))
+            self._update(results.fill([cell for cell in self._record.cells if cell.log == log], written, latencies))
             if written.status is not None:
                 why = results.failure_of(written, one.argv, latencies)
-                self._put(cell._replace(skipped=why) for cell in self._open(one.keys))
+                self._update(cell._replace(skipped=why) for cell in self._unfinished(one.keys))
                 return
             if not running:
                 raise AnsibleActionFail(
@@ -336,23 +334,25 @@ class Head:
         """What another action plugin returns."""
         return copying.run(self._action, self._task_vars, f"llamacpp.cluster.{name}", arguments)
 
-    def call(self, name: str, may_fail: bool = False, **arguments: Any) -> dict:
-        """What a module returns there. A head that cannot be reached is asked again.
+    def call(self, name: str, **arguments: Any) -> dict:
+        """What a module returns there. It is called again where the head cannot be reached.
 
         :raises AnsibleActionFail: with what the module says, or why the head cannot be reached.
         """
-        given = {"host": self._host, **arguments} if name.startswith("benchmark") else arguments
+        module_args = {"host": self._host, **arguments}
         missed = 0
         while True:
             try:
-                answer = self._action._execute_module(f"llamacpp.cluster.{name}", given, task_vars=self._task_vars)
+                answer = self._action._execute_module(
+                    f"llamacpp.cluster.{name}", module_args, task_vars=self._task_vars
+                )
             except AnsibleConnectionFailure as failure:
                 missed += 1
                 if missed == MOST_MISSED:
                     raise AnsibleActionFail(f"{self.name} cannot be reached any more: {failure}") from None
                 time.sleep(POLL_SECONDS)
                 continue
-            if answer.get("failed") and not may_fail:
+            if answer.get("failed"):
                 raise AnsibleActionFail(f"{name} on {self.name}: {copying.why(answer)}")
             return answer
 
@@ -368,10 +368,6 @@ def _plan(cluster: Cluster, model: dict, catalogue: Any) -> Plan | Refused:
         return planner.make(cluster, model, catalogue, "")
     except Refusal as refusal:
         return planner.refused(cluster.name, refusal)
-
-
-def _shown(settings: Any) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items()) or "the server's own settings"
 
 
 def _job_of(one: PlannedLoad, log: str) -> dict[str, Any]:

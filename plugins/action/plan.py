@@ -99,7 +99,7 @@ class ActionModule(ActionBase):
             cluster = cluster_inputs.read(name, hosts)
             # What a benchmark cannot measure is refused now, not when it begins.
             for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
-                cluster_inputs.read(name, inventory.varied(hosts, cluster.head, values))
+                cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
             cluster = sources.look_up(self, task_vars, cluster, catalogue)
             plan = planner.make(cluster, arguments["model"] or {}, catalogue, digest, arguments["staging"])
             if isinstance(plan, Refused) or plan.refused:

@@ -49,15 +49,9 @@ seealso:
 EXAMPLES = r"""
 - name: Measure the cluster
   llamacpp.cluster.benchmark:
-<<<<<<< HEAD
-    state: measured
-    plan: "{{ __llama_planned.plan }}"
-    facts: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, '__llama_facts'))) }}"
-=======
     plan: "{{ __llama_plan }}"
     facts: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"
   when: inventory_hostname == __llama_plan.head.host
->>>>>>> 95124d1 (wip)
 """
 
 RETURN = r"""

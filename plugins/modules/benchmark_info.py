@@ -69,10 +69,10 @@ def main():
     host, log, same = (module.params[name] for name in ("host", "log", "same"))
     with errors.reported(module, services.ServiceError, commands.CommandError):
         # First of all: what a job writes that has ended is complete.
-        found = {"running": job.Job(host).runs(), "lines": history.lines_of(log) if log else ""}
+        result = {"running": job.Job(host).runs(), "lines": history.lines_of(log) if log else ""}
         if same:
-            found["record"] = history.find(host["prefix"], same)
-    module.exit_json(changed=False, **found)
+            result["record"] = history.find(host["prefix"], same)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -73,18 +73,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_
 def apply(params, check):
     """Brings the job to its state; whether that changes something."""
     service = job.Job(params["host"])
-    started, left = params["state"] == "started", service.is_left()
-    if started and left:
+    started, exists = params["state"] == "started", service.exists()
+    if started and exists:
         raise Refusal(f"{service.name} is there already: run playbooks/benchmark.yml again, which ends it first")
     if check:
-        return started or left
+        return started or exists
     if params["record"]:
         history.write(params["host"]["prefix"], params["record"])
     if started:
         service.start(params["definition"], params["runner"], params["job"])
-    elif left:
+    elif exists:
         service.end()
-    return started or left
+    return started or exists
 
 
 def main():

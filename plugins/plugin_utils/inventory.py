@@ -36,7 +36,7 @@ class Names(NamedTuple):
 
     run: dict[str, str]
     """What an operator may give to a run with -e → its meaning."""
-    gone: dict[str, str]
+    removed: dict[str, str]
     """What the collection does not have any more → what to do instead."""
     elsewhere: dict[str, str]
     """What others call it, without the prefix and one of the parts → our variable."""
@@ -48,7 +48,7 @@ class Names(NamedTuple):
 @functools.cache
 def names() -> Names:
     lists = yaml_load(NAMES.read_text())
-    return Names(lists["run"], lists["gone"], lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"]))
+    return Names(lists["run"], lists["removed"], lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"]))
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
-def varied(
+def with_values(
     hosts: Mapping[str, Mapping[str, Any]], name: str, values: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
     """The hosts of a cluster, with other values of some variables of one of them.
@@ -139,11 +139,10 @@ def varied(
     return {**hosts, name: {**hosts[name], "variables": {**hosts[name]["variables"], **changed}}}
 
 
-def _refuse_gone(name: str, given: Iterable[str]) -> None:
-    gone = names().gone
-    found = next((variable for variable in gone if variable in given), None)
-    if found:
-        raise Refusal(f"{found} is set for {name}, and the collection has it no more: {gone[found]}.")
+def _refuse_removed(name: str, variables: Iterable[str]) -> None:
+    for variable, remedy in names().removed.items():
+        if variable in variables:
+            raise Refusal(f"{variable} is set for {name}, and was removed: {remedy}.")
 
 
 def variables_of(task_vars: dict) -> dict:
@@ -235,7 +234,7 @@ def hosts(
         parts = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
         if parts:
             own = hostvars[name]
-            _refuse_gone(name, {*own, *of_all})
+            _refuse_removed(name, {*own, *of_all})
             members[name] = {
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,

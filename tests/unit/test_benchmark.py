@@ -73,7 +73,7 @@ def loads_of(found):
     variants = [
         (
             matrix.settings_of(values),
-            cluster_inputs.read("llama_cluster", inventory.varied(found.hosts, "head", values)),
+            cluster_inputs.read("llama_cluster", inventory.with_values(found.hosts, "head", values)),
         )
         for values in request.variants
     ]
@@ -119,17 +119,20 @@ def test_wrong_variables_are_named_with_their_values():
 def test_values_to_vary_are_held_against_the_variables_specification():
     hosts = cluster_of().hosts
     assert (
-        inventory.varied(hosts, "head", {"llama_server_threads": "7"})["head"]["variables"]["llama_server_threads"] == 7
+        inventory.with_values(hosts, "head", {"llama_server_threads": "7"})["head"]["variables"]["llama_server_threads"]
+        == 7
     )
     with pytest.raises(Refusal, match=r"Variables of host head are not valid: .*llama_server_threads"):
-        inventory.varied(hosts, "head", {"llama_server_threads": "many"})
+        inventory.with_values(hosts, "head", {"llama_server_threads": "many"})
 
 
-def test_variables_that_are_gone_are_refused_with_what_replaces_them():
+def test_removed_variables_are_refused_with_what_replaces_them():
     given = {"groups": {"llama_cluster": ["h"], "llama_head": ["h"]}, "hostvars": {"h": {"llama_benchmark_splits": []}}}
-    with pytest.raises(Refusal, match=r"llama_benchmark_splits is set for h, and .*: set llama_server_tensor_split in"):
+    with pytest.raises(
+        Refusal, match=r"llama_benchmark_splits is set for h, and was removed: set llama_server_tensor_split in"
+    ):
         inventory.hosts(given)
-    assert not inventory.names().gone.keys() & inventory.specification().keys()
+    assert not inventory.names().removed.keys() & inventory.specification().keys()
 
 
 def test_the_name_of_a_url_is_that_of_its_file():
@@ -412,7 +415,7 @@ def test_a_failure_says_how_the_program_ended_and_what_it_said():
     said = "llama_context: constructing llama_context / loading / error: failed to create context"
     assert results.failure_of(log, ["/bin/llama-bench"], ()) == f"llama-bench ended with status 1: {said}"
     assert results.failure_of(results.read("0.3000 run ended with -15\n"), ["x"], ()) == (
-        "x was ended by signal 15: it said nothing"
+        "x was ended by signal 15: it wrote nothing"
     )
 
 
@@ -463,22 +466,18 @@ def test_records_are_kept_and_found(tmp_path):
         history.write(prefix, {"id": "../x"})
 
 
-def test_the_last_benchmarks_are_kept_and_those_of_the_plan_that_serves(tmp_path, monkeypatch):
+def test_the_last_benchmarks_are_kept_with_their_logs(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "MOST", 3)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    records = [
-        {**benchmarks.example(), "id": f"2025112{day}-150000-1a2b3c4d", "plan": plan}
-        for day, plan in enumerate("abaac")
-    ]
-    for record in records:
-        logs = tmp_path / "state" / "benchmarks" / record["id"]
+    identities = [f"2025112{day}-150000-1a2b3c4d" for day in range(5)]
+    for identity in identities:
+        logs = tmp_path / "state" / "benchmarks" / identity
         logs.mkdir(parents=True)
         (logs / "link").symlink_to(elsewhere)
-        history.write(str(tmp_path), record)
-    kept = [record["id"] for record in records[2:]]
-    assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == kept
-    assert sorted(path.name for path in (tmp_path / "state" / "benchmarks").iterdir()) == kept
+        history.write(str(tmp_path), {**benchmarks.example(), "id": identity})
+    assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == identities[2:]
+    assert sorted(path.name for path in (tmp_path / "state" / "benchmarks").iterdir()) == identities[2:]
     assert elsewhere.is_dir()
 
 
@@ -567,7 +566,7 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, run_module)
     assert run_module(benchmark_job, **absent, record={**benchmarks.example(), "ended": None})["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert run_module(benchmark_info, **info)["record"]["ended"] is None
-    assert not job.Job(head.host).is_left()
+    assert not job.Job(head.host).exists()
 
 
 @pytest.mark.parametrize("wanted", ["stop", "remove", "start"])
@@ -590,7 +589,7 @@ def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, run_mo
     head.lines("events")
     run_module(service, host=head.host, start=[SERVER])
     assert not [line for line in head.lines("events") if SERVER in line]
-    assert not job.Job(head.host).is_left()
+    assert not job.Job(head.host).exists()
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
@@ -606,7 +605,7 @@ def test_no_program_runs_that_other_accounts_may_write(head, run_module, tmp_pat
 def test_a_head_whose_manager_starts_what_it_finds_at_boot_is_refused(head, run_module):
     head.host["service_manager"] = "launchd"
     answer = run_module(benchmark_job, **started(head))
-    assert "by launchd, and a benchmark needs systemd or systemd_user or supervisor" in answer["msg"]
+    assert "by launchd, and a benchmark needs systemd or supervisor" in answer["msg"]
 
 
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
@@ -680,7 +679,9 @@ class Measuring:
         monkeypatch.setattr(
             action.ActionModule,
             "_execute_module",
-            lambda _self, name, given, **_rest: self.host.answer(name.rsplit(".", 1)[1], json.loads(json.dumps(given))),
+            lambda _self, module_name, module_args, **_rest: self.host.answer(
+                module_name.rsplit(".", 1)[1], json.loads(json.dumps(module_args))
+            ),
         )
 
     def run(self, path=None, check=False):
@@ -858,7 +859,7 @@ def test_a_setting_that_the_program_does_not_know_is_not_measured_twice(monkeypa
     measuring = Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, llama_benchmark_vary=vary))
     record = measuring.run()["record"]
     assert len(measuring.host.loads) == 2
-    why = "llama-bench is told the same as with llama_server_port=8080"
+    why = "llama-bench gets the same command line as with {'llama_server_port': '8080'}"
     assert {cell["skipped"] for cell in record["cells"] if cell["settings"]["llama_server_port"] == "8081"} == {why}
 
 
@@ -954,8 +955,13 @@ def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(monkeypatch, 
         assert all(file["path"] in cell["argv"] for cell in result["record"]["cells"])
 
 
-def test_a_model_that_cannot_be_read_is_named(monkeypatch):
-    measuring = Measuring(monkeypatch, cluster_of(**MEASURED, llama_benchmark_models=[{"path": "/srv/m.gguf"}]))
+def test_a_model_of_a_path_is_read_on_the_head(monkeypatch):
+    measuring = Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, llama_benchmark_models=[{"path": "/srv/m.gguf"}]))
+    summary = {**known_answer.summary(16, 128, "f32"), "files": [{"name": "m.gguf", "bytes": 1000}]}
+    measuring.host.lies = {"gguf_info": {"summary": summary, "closed": None}}
+    record = measuring.run()["record"]
+    assert record["models"] == {"m": "/srv/m.gguf"}
+    assert all(cell["measured"] for cell in record["cells"])
     measuring.host.lies = {"gguf_info": {"failed": True, "msg": "/srv/m.gguf is missing"}}
     with pytest.raises(AnsibleActionFail, match=r"llama_benchmark_models: /srv/m\.gguf is missing"):
         measuring.run()

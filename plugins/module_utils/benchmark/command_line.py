@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Command lines of the programs that measure: they are told what llama-server is told by the same plan."""
+"""Command lines of the programs that measure: they compute as llama-server would with the same plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES_SINCE = 8643
 """llama-bench takes --device: read in the tree of this build, and not in that of 6170."""
 FLASH_WORDS_SINCE = 9435
 """llama-bench takes on, off and auto for --flash-attn: read in the tree of this build; in that of 8643 it takes 0 and 1."""
-SAME = {
+SAME_VALUES = {
     "-rpc": "rpc",
     "-ngl": "gpu-layers",
     "-ctk": "cache-type-k",
@@ -26,7 +26,7 @@ SAME = {
     "-ub": "micro-batch",
 }
 """Option of llama-bench → that of llama-server, as the table calls it, with the same values."""
-NOT_SWEPT = (
+NOT_FOR_SWEEP = (
     *("host", "port", "context", "parallel", "warmup", "api-key-file", "tls-certificate", "tls-key", "fit"),
     "log-verbosity",
 )
@@ -38,23 +38,23 @@ def argv_of(plan: Plan, load: Load, repetitions: int) -> list[str]:
     argv = plan.head.argv
     program = str(PurePosixPath(argv[0]).with_name(options.MEASURING[plan.release.fork or options.MAINLINE]))
     if plan.release.fork:
-        return [program, *_swept(argv, load)]
-    given = _options(argv)
-    flash = given.get("flash-attention")
+        return [program, *_sweep_words(argv, load)]
+    server = _options(argv)
+    flash = server.get("flash-attention")
     if flash and plan.release.generation < FLASH_WORDS_SINCE:
         flash = {"on": "1", "off": "0"}.get(flash)
     turns = max(1, len(load.latencies_ms))
-    words = [program, "-m", given["model"], "-o", "jsonl", "-v", "-r", str(repetitions * turns)]
+    words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(repetitions * turns)]
     words += [options.SAYS_REPETITIONS] if turns > 1 else []
     takes_devices = plan.release.generation >= DEVICES_SINCE
     pairs = {
-        **{word: given.get(name) for word, name in SAME.items()},
-        "-dev": given.get("device", "").replace(",", "/") if takes_devices else None,
-        "-ts": given.get("tensor-split", "").replace(",", "/"),
+        **{word: server.get(name) for word, name in SAME_VALUES.items()},
+        "-dev": server.get("device", "").replace(",", "/") if takes_devices else None,
+        "-ts": server.get("tensor-split", "").replace(",", "/"),
         "-fa": flash,
-        "-ot": given.get("override-tensor", "").replace(",", ";"),
-        "--repack": "0" if given.get("repack") == "off" else None,
-        **_load_mode(given.get("load-mode"), argv),
+        "-ot": server.get("override-tensor", "").replace(",", ";"),
+        "--repack": "0" if server.get("repack") == "off" else None,
+        **_load_mode(server.get("load-mode"), argv),
         **{
             word: _numbers(getattr(load, name))
             for word, name in (("-p", "prompts"), ("-n", "generated"), ("-d", "depths"))
@@ -69,12 +69,12 @@ def _numbers(values: Sequence[int]) -> str:
 
 def _options(argv: Sequence[str]) -> dict[str, str]:
     """Option of llama-server, as the table calls it → its value in a command line, or what a switch stands for."""
-    found = {}
+    values = {}
     for word, following in zip(argv[1:], [*argv[2:], ""]):
         option = options.of_word(word) if word.startswith("-") else None
         if option:
-            found[option.name] = options.meaning(word) or following
-    return found
+            values[option.name] = options.meaning(word) or following
+    return values
 
 
 def _load_mode(mode: str | None, argv: Sequence[str]) -> dict[str, str]:
@@ -84,13 +84,13 @@ def _load_mode(mode: str | None, argv: Sequence[str]) -> dict[str, str]:
     return {"none": {"-mmp": "0"}, "dio": {"-dio": "1"}, "mmap": {"-mmp": "1"}}.get(mode or "", {})
 
 
-def _swept(argv: Sequence[str], load: Load) -> list[str]:
-    """What llama-sweep-bench is told: the same words as llama-server."""
+def _sweep_words(argv: Sequence[str], load: Load) -> list[str]:
+    """The words of llama-sweep-bench: those of llama-server that it has."""
     words: list[str] = []
     skip = False
     for word in argv[1:]:
         option = options.of_word(word) if word.startswith("-") else None
-        skip = option.name in NOT_SWEPT if option else skip
+        skip = option.name in NOT_FOR_SWEEP if option else skip
         words += [] if skip else [word]
         skip = skip and not (option and options.meaning(word))
     context = str(max(load.depths) + micro_batch_of(argv))

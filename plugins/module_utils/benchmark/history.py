@@ -28,7 +28,7 @@ MATTERS = re.compile(
 """Lines of a log that are passed on: results, sizes of buffers, and what went wrong."""
 LAST_LINES = 3
 MOST = 20
-"""Benchmarks that are kept with their logs, beside all those of the plan that serves."""
+"""Benchmarks that are kept with their logs."""
 
 
 def _path(prefix: str, identity: str) -> Path:
@@ -38,15 +38,13 @@ def _path(prefix: str, identity: str) -> Path:
 
 
 def write(prefix: str, record: Mapping[str, Any]) -> None:
-    """Writes a record. The first time, benchmarks of earlier plans that are too old are removed, with their logs."""
+    """Writes a record, and removes the oldest ones with their logs."""
     path = _path(prefix, str(record.get("id")))
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    begins = not path.exists()
     files.replace_file(path, json.dumps(record, indent=1) + "\n", 0o644)
-    for identity in ids(prefix)[MOST:] if begins else ():
-        if (_read(_path(prefix, identity)) or {}).get("plan") != record["plan"]:
-            prune.remove_below(prefix, "state", names.BENCHMARKS, identity)
-            prune.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")
+    for identity in ids(prefix)[MOST:]:
+        prune.remove_below(prefix, "state", names.BENCHMARKS, identity)
+        prune.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")
 
 
 def ids(prefix: str) -> list[str]:
@@ -60,8 +58,8 @@ def ids(prefix: str) -> list[str]:
 
 def find(prefix: str, same: str) -> dict[str, Any] | None:
     """The last record whose id ends so."""
-    found = next((identity for identity in ids(prefix) if identity.endswith(same)), None)
-    return _read(_path(prefix, found)) if found else None
+    last = next((identity for identity in ids(prefix) if identity.endswith(same)), None)
+    return _read(_path(prefix, last)) if last else None
 
 
 def _read(path: Path) -> dict[str, Any] | None:

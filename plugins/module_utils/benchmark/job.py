@@ -46,7 +46,7 @@ class Job:
         """
         if host["service_manager"] not in MANAGERS:
             raise services.ServiceError(
-                f"the head runs its services by {host['service_manager']}, and a benchmark needs {' or '.join(MANAGERS)}: use a head with one of them"
+                f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd or supervisor: use a head with one of them"
             )
         self._systemd = host["service_manager"] in SYSTEMD
         self._scope = "--user " if host["scope"] == "user" else ""
@@ -58,7 +58,7 @@ class Job:
         self.name = names.of(host["names"]["cluster"]).service("benchmark")
         self._folder = Path(host["prefix"], names.BENCHMARKS)
 
-    def is_left(self) -> bool:
+    def exists(self) -> bool:
         """Whether a benchmark has begun here, and nobody has ended it."""
         return self.measuring.path(self.name).exists()
 
@@ -114,7 +114,7 @@ def cancel(host: Mapping[str, Any], touched: Collection[str], check: bool) -> li
     if host["service_manager"] not in MANAGERS or not any(map(names.is_head, touched)):
         return []
     job = Job(host)
-    if job.server not in touched or not job.is_left():
+    if job.server not in touched or not job.exists():
         return []
     before = job.measuring.state([job.name])[job.name]
     if not check:

@@ -93,39 +93,39 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     """:param variables: of the head, with their defaults.
     :raises Refusal: names the variable and its value.
     """
-    given = {name: variables[f"{PREFIX}{name}"] for name in Request._fields}
-    given = {
-        name: tuple(value or ()) if isinstance(value, (list, type(None))) else value for name, value in given.items()
+    values = {name: variables[f"{PREFIX}{name}"] for name in Request._fields}
+    values = {
+        name: tuple(value or ()) if isinstance(value, (list, type(None))) else value for name, value in values.items()
     }
     for name, (least, most) in LIMITS.items():
-        _check_numbers(name, given[name], least, most)
-    if not (given["prompts"] or given["generated"]) or not given["depths"]:
+        _check_numbers(name, values[name], least, most)
+    if not (values["prompts"] or values["generated"]) or not values["depths"]:
         raise Refusal(
             f"{PREFIX}prompts and {PREFIX}generated, or {PREFIX}depths is empty, so there is nothing to measure: give a value"
         )
-    if len(given["latency_ms"]) > MOST_LATENCIES:
-        raise Refusal(f"{PREFIX}latency_ms has {len(given['latency_ms'])} values: give {MOST_LATENCIES} or fewer")
-    given["vary"] = given["vary"] or {}
-    _check_varied(given["vary"], variables)
-    models = tuple(_model(index, model, variables) for index, model in enumerate(given["models"]))
-    named = [name_of(model) for model in models]
-    twice = [name for name in named if named.count(name) > 1]
-    if twice:
-        raise Refusal(f"{PREFIX}models has {twice[0]} twice, and tables name models so: leave one of them out")
-    return Request(**{**given, "models": models})
+    if len(values["latency_ms"]) > MOST_LATENCIES:
+        raise Refusal(f"{PREFIX}latency_ms has {len(values['latency_ms'])} values: give {MOST_LATENCIES} or fewer")
+    values["vary"] = values["vary"] or {}
+    _check_varied(values["vary"], variables)
+    models = tuple(_model(index, model, variables) for index, model in enumerate(values["models"]))
+    names = [name_of(model) for model in models]
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise Refusal(f"{PREFIX}models has {duplicates[0]} twice, and tables name models so: leave one of them out")
+    return Request(**{**values, "models": models})
 
 
-def _check_numbers(name: str, given: Any, least: float, most: float) -> None:
-    values = given if isinstance(given, tuple) else (given,)
-    for value in values:
-        if not least <= value <= most:
-            raise Refusal(f"{PREFIX}{name} has {value}: use {least} to {most}")
-    if len({f"{value:g}" if isinstance(value, float) else value for value in values}) < len(values):
+def _check_numbers(name: str, value: Any, least: float, most: float) -> None:
+    numbers = value if isinstance(value, tuple) else (value,)
+    for number in numbers:
+        if not least <= number <= most:
+            raise Refusal(f"{PREFIX}{name} has {number}: use {least} to {most}")
+    if len({f"{number:g}" if isinstance(number, float) else number for number in numbers}) < len(numbers):
         raise Refusal(f"{PREFIX}{name} has a value twice: remove it there")
 
 
-def _check_varied(given: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-    for name, values in given.items():
+def _check_varied(vary: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+    for name, values in vary.items():
         if not name.startswith(VARIED) or name not in variables:
             raise Refusal(f"{PREFIX}vary has {validation.show(name)}: use a variable that begins with {VARIED}")
         if not isinstance(values, (list, tuple)) or not values:
@@ -143,10 +143,10 @@ def settings_of(variant: Mapping[str, Any]) -> dict[str, str]:
     return {name: _text_of(value) for name, value in variant.items()}
 
 
-def _model(index: int, given: Mapping[str, Any], variables: Mapping[str, Any]) -> ModelRequest:
+def _model(index: int, source: Mapping[str, Any], variables: Mapping[str, Any]) -> ModelRequest:
     """An entry of llama_benchmark_models; token and way of fetching are those of the model that is served."""
     kinds = (*model_inputs.KINDS, "known_answer", "checksum")
-    entry = {f"llama_model_{kind}": given.get(kind) for kind in (*kinds, "gguf_summary", "mmproj", "draft")}
+    entry = {f"llama_model_{kind}": source.get(kind) for kind in (*kinds, "gguf_summary", "mmproj", "draft")}
     try:
         return model_inputs.request_of({**variables, **entry})
     except Refusal as refusal:
@@ -158,11 +158,11 @@ def name_of(model: ModelRequest) -> str:
         return f"known-answer-{model.known_answer.layers}x{model.known_answer.width}-{model.known_answer.type}"
     source = cast(ModelSource, model.source)
     if source.huggingface:
-        found = source.huggingface
-        named = found.files[0] if found.files else f"{found.repo}-{found.quantisation or ''}".rstrip("-")
+        hub = source.huggingface
+        path = hub.files[0] if hub.files else f"{hub.repo}-{hub.quantisation or ''}".rstrip("-")
     else:
-        named = source.path or source.copy or source.ollama or urlsplit(source.url[0]).path
-    return PurePosixPath(named).name.removesuffix(".gguf")
+        path = source.path or source.copy or source.ollama or urlsplit(source.url[0]).path
+    return PurePosixPath(path).name.removesuffix(".gguf")
 
 
 # ---------------------------------------------------------------------------------------------------------------- loads
@@ -304,8 +304,8 @@ def _predicted(plan: Plan, test: str, depth: int, latency: float | None) -> floa
 
 def micro_batch_of(argv: Sequence[str]) -> int:
     """Tokens of a physical batch by a command line of llama-server."""
-    given = [value for word, value in zip(argv, argv[1:]) if word in ("--ubatch-size", "-ub") and value.isdecimal()]
-    return int(given[-1]) if given else 512
+    sizes = [value for word, value in zip(argv, argv[1:]) if word in ("--ubatch-size", "-ub") and value.isdecimal()]
+    return int(sizes[-1]) if sizes else 512
 
 
 def _why_not_swept(plan: Plan, test: str, depth: int) -> str | None:
@@ -321,22 +321,22 @@ def _why_not_swept(plan: Plan, test: str, depth: int) -> str | None:
 def identity(plan: Plan, cells: Sequence[Cell], repetitions: int, models: Mapping[str, str]) -> str:
     """Says of two benchmarks whether they measure the same: the same cells and models with the same plan and release."""
     planned = [(cell.key, [row.planned_mib for row in cell.memory_mib]) for cell in cells]
-    measured = [plan.id, plan.release.id, repetitions, planned, sorted(models.items())]
-    return hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:8]
+    content = [plan.id, plan.release.id, repetitions, planned, sorted(models.items())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
 def machines(cluster: Cluster, plan: Plan) -> dict[str, str]:
     """What each host is, for the record."""
     links = {link.host: link for link in plan.estimate.links}
-    found = {}
+    described = {}
     for name in hosts_in_order(plan):
         if name in cluster.places:
             facts, link = cluster.places[name].facts, links.get(name)
             parts = [f"{facts.system} {facts.architecture}", str(facts.cpu.get("model", "")), f"{facts.memory_mib} MiB"]
             parts += [accelerator.name for accelerator in same_device.devices(facts)]
             parts += [f"{link.kind} of {2 * link.one_way_ms:g} ms, {1000 * link.gbit_per_s:g} Mbit/s"] if link else []
-            found[name] = ", ".join(filter(None, parts))
-    return found
+            described[name] = ", ".join(filter(None, parts))
+    return described
 
 
 def release_of(plan: Plan) -> str:

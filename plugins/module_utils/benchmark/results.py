@@ -91,18 +91,18 @@ def results_of(text: str) -> list[Result]:
 
 def read(text: str) -> Log:
     """The log of benchmark/runner.py; its last line may be torn."""
-    lines = [found.groups() for found in map(LINE.fullmatch, text.split("\n")) if found]
-    said = [words for _time, kind, words in lines if kind == "err"]
+    lines = [match.groups() for match in map(LINE.fullmatch, text.split("\n")) if match]
+    errors = [words for _time, kind, words in lines if kind == "err"]
     notes = [words for _time, kind, words in lines if kind == "run"]
-    proxies = {found[1]: found[2] for found in map(PROXY.fullmatch, notes) if found}
-    statuses = [int(found[1]) for found in map(ENDED.fullmatch, notes) if found]
+    proxies = {match[1]: match[2] for match in map(PROXY.fullmatch, notes) if match}
+    statuses = [int(match[1]) for match in map(ENDED.fullmatch, notes) if match]
     return Log(
         results=tuple(result for _time, _kind, words in lines for result in results_of(words)),
         repetitions=notes.count("repetition"),
         load_s=next((float(seconds) for seconds, _kind, words in lines if LOADED.search(words)), None),
-        memory_mib=_memory(said, proxies),
+        memory_mib=_memory(errors, proxies),
         status=statuses[-1] if statuses else None,
-        last=tuple(printable(line)[:LOG_LINE] for line in said if line.strip())[-ERRORS:],
+        last=tuple(printable(line)[:LOG_LINE] for line in errors if line.strip())[-ERRORS:],
     )
 
 
@@ -119,7 +119,7 @@ def _memory(lines: Sequence[str], workers: Mapping[str, str]) -> dict[str, float
     whole = {device: round(weights.get(device, 0) + most.get(device, 0), 2) for device in (*weights, *most)}
     names = {device: re.search(r"127\.0\.0\.1:[0-9]+", device) for device in whole}
     return {
-        device.replace(found[0], workers.get(found[0], found[0])) if (found := names[device]) else device: mib
+        device.replace(match[0], workers.get(match[0], match[0])) if (match := names[device]) else device: mib
         for device, mib in whole.items()
     }
 
@@ -166,4 +166,4 @@ def failure_of(log: Log, argv: Sequence[str], latencies: Sequence[float]) -> str
         how = f"was ended by signal {-log.status}"
     if log.status == 0 and not _are_known(log, latencies):
         how = "did not say when each repetition began: give one value in llama_benchmark_latency_ms"
-    return f"{PurePosixPath(argv[0]).name} {how}: {' / '.join(log.last) or 'it said nothing'}"
+    return f"{PurePosixPath(argv[0]).name} {how}: {' / '.join(log.last) or 'it wrote nothing'}"

@@ -49,7 +49,7 @@ def view(record: Benchmark) -> dict[str, Any]:
         of_axis.setdefault(f"Over the {curves.AXES[figure.axis]}", []).append(curves.drawing(figure))
     measured = [cell for cell in record.cells if cell.measured]
     models = dict.fromkeys(cell.model for cell in measured)
-    shown = {
+    content = {
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.time)),
         "record": record,
         "done": len(measured),
@@ -57,11 +57,11 @@ def view(record: Benchmark) -> dict[str, Any]:
         "models": {model: [_row(cell) for cell in measured if cell.model == model] for model in models},
         "skipped": _skipped(record.cells),
     }
-    contents = {
+    sections = {
         **of_axis,
         "Measured and predicted": measured,
-        "Not measured": shown["skipped"],
+        "Not measured": content["skipped"],
         "Machines": record.hosts,
     }
-    parts = [name for name, content in contents.items() if content]
-    return {"parts": parts, "title": f"Benchmark of {record.cluster}", "measured": shown}
+    parts = [name for name, rows in sections.items() if rows]
+    return {"parts": parts, "title": f"Benchmark of {record.cluster}", "measured": content}

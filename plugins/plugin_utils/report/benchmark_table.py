@@ -32,7 +32,7 @@ def memory_of(cell: Cell) -> tuple[float | None, float | None]:
     return (sum(known) if known and len(known) == len(measured) else None), (sum(planned) or None)
 
 
-def varied(cells: Iterable[Cell]) -> list[str]:
+def settings_of(cells: Iterable[Cell]) -> list[str]:
     """Names of the settings that differ."""
     return list(dict.fromkeys(name for cell in cells for name in cell.settings))
 
@@ -52,18 +52,18 @@ def _row(cell: Cell, settings: Sequence[str], has_latency: bool) -> list[Any]:
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    shown = [
+    cells = [
         ["" if value is None else str(value).replace("|", "\\|").replace("<", "&lt;") for value in row] for row in rows
     ]
-    widths = [max(len(row[place]) for row in [list(names), *shown]) for place in range(len(names))]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in [names, *shown]]
+    widths = [max(len(row[place]) for row in [list(names), *cells]) for place in range(len(names))]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in [names, *cells]]
     rule = " | ".join("-" * width for width in widths)
     return "".join(f"| {line} |\n" for line in (lines[0], rule, *lines[1:]))
 
 
 def as_markdown(record: Benchmark) -> str:
     """The table of all cells, and why some were not measured."""
-    settings = varied(record.cells)
+    settings = settings_of(record.cells)
     has_latency = any(cell.latency_ms is not None for cell in record.cells)
     names = [*COLUMNS, *settings, *["added latency"] * has_latency, *FIGURES]
     reasons = dict.fromkeys(cell.skipped for cell in record.cells if cell.skipped)

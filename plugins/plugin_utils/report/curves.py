@@ -57,7 +57,7 @@ def _dimensions(cell: Cell) -> dict[str, Any]:
 
 def figures(record: Benchmark) -> list[Figure]:
     """All curves: of cells that differ in one of AXES alone, where there are two of them or more."""
-    found = []
+    drawn = []
     for axis in AXES:
         lines: dict[tuple, list[Point]] = {}
         for cell in record.cells:
@@ -76,8 +76,8 @@ def figures(record: Benchmark) -> list[Figure]:
             names = _names([size for size, _points in group])
             curves = [Curve(name, tuple(points)) for name, (_size, points) in zip(names, group)]
             for start in range(0, len(curves), MOST_CURVES):
-                found.append(Figure(f"{KINDS[kind]}, {model}", axis, tuple(curves[start : start + MOST_CURVES])))
-    return found
+                drawn.append(Figure(f"{KINDS[kind]}, {model}", axis, tuple(curves[start : start + MOST_CURVES])))
+    return drawn
 
 
 def _names(sizes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -153,8 +153,8 @@ def _step(highest: float) -> float:
 
 def _apart(places: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Those that do not cover each other."""
-    kept: list[tuple[float, float]] = []
+    labels: list[tuple[float, float]] = []
     for place in sorted(places):
-        if not kept or place[0] - kept[-1][0] >= CLOSEST:
-            kept.append(place)
-    return kept
+        if not labels or place[0] - labels[-1][0] >= CLOSEST:
+            labels.append(place)
+    return labels
