@@ -18,8 +18,8 @@ def bare(tmp_path):
     return Cluster(tmp_path)
 
 
-def refuses(cluster, *said, **variables):
-    result = cluster.site(**variables)
+def refuses(cluster, *said, tags="all", **variables):
+    result = cluster.site(f"--tags {tags}", **variables)
     assert result.status == "failed"
     text = " ".join(result.text.split())
     for part in said:
@@ -107,6 +107,12 @@ def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tm
     assert sum(entry["layers"] for entry in plan["placement"]) == 16
     refuses(
         cluster, "llama_model_path is /srv/no-such-model.gguf, which does not exist", llama_model_gguf_summary=summary
+    )
+
+
+def test_services_alone_where_nothing_is_built(bare):
+    refuses(
+        bare, "localhost needs what --tags build installs (folder, release) before services change", tags="services"
     )
 
 
