@@ -171,6 +171,7 @@ def test_tokens_that_are_computed_at_once(arguments, tokens):
     "arguments, said",
     [
         (["-ub", "0"], "-ub '0': use a number of tokens, 1 or more"),
+        (["-ub"], "-ub '': use a number of tokens, 1 or more"),
         (["-b", "many"], "-b 'many': use a number of tokens, 1 or more"),
         (["-mla", "-1"], "-mla '-1': use a number, 0 or more"),
         (["-amb", "²"], "-amb '²': use a number of MiB, 0 or more"),

@@ -1,0 +1,190 @@
+"""What a run restarts and who builds, decided from a plan and from what hosts report."""
+
+import pytest
+from support.drift import drifts
+from support.lifecycle import decide, missing_tools
+
+
+def test_nothing_is_done_while_all_is_as_planned(local):
+    plan = local.plan()
+    assert decide(plan, drifts(plan))._asdict() == {
+        "kinds": {"here": []},
+        "restarts": {"here": []},
+        "behind": [],
+        "unreached": [],
+        "replaced": [],
+        "while_away": {"here": "The cluster does not answer until it is back: it is the head."},
+        "unopened": [],
+        "builders": [],
+        "shared": {},
+        "sources": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "changed, restarts",
+    [
+        ({}, []),
+        ({"services": {"llamacpp-worker-two": "stopped"}}, ["llamacpp-worker-two", "llamacpp-server"]),
+        ({"services": {"llamacpp-worker-two": "different"}}, ["llamacpp-worker-two", "llamacpp-server"]),
+        ({"services": {"llamacpp-server": "waiting"}}, []),
+        ({"changed_files": ["/opt/llamacpp/models/known-answer-16x128-f32.gguf"]}, ["llamacpp-server"]),
+        ({"changed_models": ["/opt/llamacpp/models/some/model-00002-of-00003.gguf"]}, ["llamacpp-server"]),
+        ({"redefined": ["llamacpp-server"]}, ["llamacpp-server"]),
+        ({"stale": ["llamacpp-worker-old"]}, []),
+        ({"missing_builds": ["BUILD"]}, ["llamacpp-worker-one", "llamacpp-worker-two", "llamacpp-server"]),
+    ],
+    ids=str,
+)
+def test_what_is_restarted(local, changed, restarts):
+    """A head that uses a worker names it in its command line: with another worker it is another head."""
+    plan = local.plan()
+    found = drifts(plan, **changed.get("services", {}))
+    build = plan["hosts"]["here"]["builds"][0]["id"]
+    for key, names in changed.items():
+        found["here"][key] = (
+            [build if name == "BUILD" else name for name in names] if key != "services" else found["here"][key]
+        )
+    changes = decide(plan, found)
+    assert changes.restarts == {"here": restarts}
+    assert changes.behind == (["here"] if restarts else [])
+
+
+def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
+    plan = pair.plan()
+    found = drifts(plan)
+    found["worker1"]["redefined"] = ["llamacpp-worker-cpu"]
+    changes = decide(plan, found)
+    assert changes.restarts == {
+        "head": ["llamacpp-server"],
+        "worker1": ["llamacpp-worker-cpu"],
+        "worker2": [],
+    }
+    assert changes.behind == ["head", "worker1"]
+
+
+def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
+    plan = pair.plan()
+    found = drifts(plan)
+    found["worker2"]["differences"] = [
+        {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
+    ]
+    changes = decide(plan, found)
+    assert changes.behind == ["worker2"]
+    assert not any(changes.restarts.values())
+
+
+def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
+    for name, size in (("worker1", 60000), ("worker2", 1000)):
+        pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": name, "memory_mib": size}]
+    pair.hosts["head"]["variables"]["llama_placement"] = "fewest"
+    plan = pair.plan()
+    found = decide(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
+    assert found.restarts == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
+
+
+def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
+    plan = pair.plan()
+    changes = decide(plan, {**drifts(plan), "worker2": None})
+    assert changes.unreached == ["worker2"]
+    assert changes.behind == []
+    assert decide(plan, {**drifts(plan), "head": None}).unreached == ["head"]
+
+
+@pytest.mark.parametrize(
+    "lacking, builder, shared",
+    [
+        (["head", "worker1", "worker2"], "head", True),
+        (["worker1", "worker2"], "head", True),
+        (["head"], "head", False),
+        ([], None, False),
+    ],
+)
+def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
+    """The head builds, whatever other hosts say that they have."""
+    plan = pair.plan()
+    found = drifts(plan)
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    for name in lacking:
+        found[name]["missing_builds"] = [identity]
+    changes = decide(plan, found)
+    assert changes.builders == (["head"] if "head" in lacking else [])
+    assert changes.shared == ({identity: builder} if shared else {})
+    assert changes.sources == ([plan["release"]["id"]] if builder in lacking else [])
+    assert builder is None or builder in changes.behind
+
+
+def builders(plan):
+    return {name: [build["builder"] for build in host["builds"]] for name, host in plan["hosts"].items()}
+
+
+def test_a_host_that_is_named_builds_for_its_kind_alone(pair):
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["head"], "worker2": ["head"]}
+    for host in pair.hosts.values():
+        host["variables"]["llama_build_host"] = "worker2"
+    assert builders(pair.plan()) == {"head": ["worker2"], "worker1": ["worker2"], "worker2": ["worker2"]}
+    pair.hosts["worker2"]["facts"]["cpu"]["features_id"] = "other"
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["head"], "worker2": ["worker2"]}
+
+
+def test_where_the_head_is_of_another_kind_the_first_host_builds(pair):
+    pair.hosts["head"]["facts"]["cpu"]["features_id"] = "other"
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker1"]}
+    pair.hosts["worker1"]["variables"]["llama_build_host"] = "worker2"
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker2"], "worker2": ["worker2"]}
+
+
+def test_a_host_that_shares_nothing_builds_for_itself(pair):
+    pair.hosts["worker1"]["variables"]["llama_build_share"] = False
+    plan = pair.plan()
+    assert builders(plan) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["head"]}
+    found = drifts(plan)
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    for drift in found.values():
+        drift["missing_builds"] = [identity]
+    changes = decide(plan, found)
+    assert (changes.builders, changes.shared) == (["head", "worker1"], {identity: "head"})
+    pair.hosts["head"]["variables"]["llama_build_share"] = False
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker2"]}
+
+
+def test_builders_that_cannot_be(pair):
+    pair.hosts["worker1"]["variables"]["llama_build_host"] = "nobody"
+    assert "llama_build_host of worker1 is 'nobody', which is not a host of this cluster" in pair.reason()
+    pair.hosts["worker1"]["variables"]["llama_build_host"] = "worker1"
+    pair.hosts["worker2"]["variables"]["llama_build_host"] = "worker2"
+    assert (
+        "llama_build_host is worker1 (of worker1), worker2 (of worker2), but these hosts share the build"
+        in pair.reason()
+    )
+
+
+def test_a_host_that_builds_for_itself_shares_nothing(local):
+    plan = local.plan()
+    found = drifts(plan)
+    identity = plan["hosts"]["here"]["builds"][0]["id"]
+    found["here"]["missing_builds"] = [identity]
+    changes = decide(plan, found)
+    assert (changes.builders, changes.shared, changes.sources) == (["here"], {}, [plan["release"]["id"]])
+
+
+def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
+    plan = pair.plan()
+    tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}
+    assert missing_tools(plan, tools, []) == {"worker1": {"required": {"ninja": "ninja-build"}, "optional": {}}}
+    found = missing_tools(plan, tools, ["head", "worker1"])
+    assert {name: host["optional"] for name, host in found.items()} == {"head": {"ccache": "ccache"}, "worker1": {}}
+
+
+def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
+    for host in pair.hosts.values():
+        host["variables"]["llama_release"] = {
+            **{"source": "binary", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 9900}
+        }
+    plan = pair.plan()
+    found = drifts(plan)
+    for name, host in plan["hosts"].items():
+        found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
+    changes = decide(plan, found)
+    assert (changes.builders, changes.shared, len(changes.sources)) == ([], {}, 1)
+    assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
