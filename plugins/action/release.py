@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetches sources and brings builds from host to host on the controller, and shows how far a build is."""
+"""Brings sources and builds to hosts from the controller, and shows how far a build is."""
 
 from __future__ import annotations
 
@@ -33,16 +33,11 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        release = arguments.get("release")
-        if arguments.get("state") == "fetched":
-            if release["source"] == "package":
-                return {"changed": False}
-            fetched = sources.fetch(release)
-            return {"changed": fetched.changed, "path": str(fetched.path)}
-        if release and release["source"] in release_request.COMPILED:
+        release = arguments["release"]
+        if release["source"] in release_request.COMPILED:
             return self._compiled(arguments, task_vars)
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if result.get("failed") or self._task.check_mode or "manifest" in result or "host" in arguments:
+        if result.get("failed") or self._task.check_mode or "manifest" in result:
             return result
         arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
         return self._execute_module(module_args=arguments, task_vars=task_vars)
@@ -122,7 +117,7 @@ class ActionModule(ActionBase):
 
     def _keep(self, kept: build_registry.CachedBuild, arguments: dict, task_vars: dict) -> None:
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
-        packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
+        packed = self._execute_module(module_args={**arguments, "pack": True}, task_vars=task_vars)
         with kept.receive() as target:
             result = (
                 packed if packed.get("failed") else copying.fetch(self, task_vars, str(packed.get("path")), str(target))

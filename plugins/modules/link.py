@@ -72,7 +72,7 @@ options:
         description: UUID or route of the Thunderbolt device through which the link goes, which is authorised if it waits for that.
         type: str
 seealso:
-  - module: llamacpp.cluster.link_speed
+  - module: llamacpp.cluster.link_throughput
   - module: llamacpp.cluster.firewall
 """
 

@@ -12,7 +12,7 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Uses the service manager of the host. That is systemd (of the system or of a user), launchd, or the installation's own supervisor.
-  - Services are defined, started, stopped and removed in one call. The head stops before workers, and workers start before the head.
+  - The head stops before workers, and workers start before the head.
   - A service whose definition changes is restarted.
   - The error of a service that does not start shows the last lines of its log.
 extends_documentation_fragment:
@@ -31,10 +31,23 @@ options:
     description: The host's part of the plan, or its facts, of which C(service_manager), C(scope), C(prefix) and C(units) are read.
     type: dict
     required: true
+  state:
+    description:
+      - V(started) defines O(services) and starts them and O(names).
+      - V(stopped) stops O(names), which stay defined.
+      - V(absent) stops O(names) and removes their definitions.
+    type: str
+    choices: [started, stopped, absent]
+    default: started
+  names:
+    description: Names of services that are defined.
+    type: list
+    elements: str
+    default: []
   services:
     description:
-      - Services as the plan holds them, of which C(name), C(definition) and C(temporary) are read.
-      - They are defined and run afterwards, and start at boot unless they are temporary.
+      - Services as the plan holds them, of which C(name), C(definition), C(temporary) and C(reads) are read. Used with O(state=started).
+      - They start at boot unless they are temporary.
     type: list
     elements: dict
     default: []
@@ -43,44 +56,22 @@ options:
     type: list
     elements: str
     default: []
-  start:
-    description: Names of services that are defined, and run afterwards.
-    type: list
-    elements: str
-    default: []
-  stop:
-    description: Names of services that are stopped and stay defined.
-    type: list
-    elements: str
-    default: []
-  remove:
-    description: Names of services that are stopped, and whose definitions are removed.
-    type: list
-    elements: str
-    default: []
-  read_ahead:
-    description:
-      - Services as the plan holds them, of which C(process) and C(reads) are read.
-      - Their programs and files are read into the page cache, as far as memory is free, so that they start faster. Nothing else happens to them.
-    type: list
-    elements: dict
-    default: []
 seealso:
   - module: llamacpp.cluster.host_info
   - module: llamacpp.cluster.firewall
 """
 
 EXAMPLES = r"""
-- name: Run the workers, and remove what is not planned any more
+- name: Run the workers
   llamacpp.cluster.service:
     host: "{{ __llama_host_plan }}"
     services: "{{ __llama_host_plan.services | selectattr('kind', 'eq', 'worker') }}"
-    remove: [llamacpp-worker-old]
 
 - name: Stop the head
   llamacpp.cluster.service:
     host: "{{ __llama_facts.facts }}"
-    stop: [llamacpp-server]
+    state: stopped
+    names: [llamacpp-server]
 """
 
 RETURN = r"""
@@ -118,35 +109,37 @@ def differences(manager, changes):
 
 
 def main():
-    names = {"type": "list", "elements": "str", "default": []}
+    words = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "dict", "required": True},
+            "state": {"type": "str", "choices": ["started", "stopped", "absent"], "default": "started"},
+            "names": words,
             "services": {"type": "list", "elements": "dict", "default": []},
-            "read_ahead": {"type": "list", "elements": "dict", "default": []},
-            **dict.fromkeys(("restart", "start", "stop", "remove"), names),
+            "restart": words,
         },
         supports_check_mode=True,
     )
+    host, planned, state = (module.params[name] for name in ("host", "services", "state"))
     wanted = services.Wanted(
-        run=[
-            services.Service(service["name"], service["definition"], not service["temporary"])
-            for service in module.params["services"]
-        ],
-        **{name: module.params[name] for name in ("restart", "start", "stop", "remove")},
+        run=[services.Service(entry["name"], entry["definition"], not entry["temporary"]) for entry in planned],
+        restart=module.params["restart"],
+        **{
+            verb: module.params["names"] if state == verb_state else []
+            for verb, verb_state in (("start", "started"), ("stop", "stopped"), ("remove", "absent"))
+        },
     )
+    if wanted.run and state != "started":
+        module.fail_json(msg=f"services are given with state {state}: name the services to be {state} in names.")
     with errors.reported(module, services.ServiceError):
-        services.read_ahead([] if module.check_mode else module.params["read_ahead"])
-        manager = services.manager_of(module.params["host"])
-        touched = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
-        with host_lock.hold(module.params["host"]["prefix"], exclusive=not module.check_mode):
-            read = {
-                service["name"]: services.versions(service.get("reads", ())) for service in module.params["services"]
-            }
-            changes = job.cancel(module.params["host"], touched, module.check_mode)
+        manager = services.manager_of(host)
+        touched = [*(service.name for service in wanted.run), *module.params["names"]]
+        with host_lock.hold(host["prefix"], exclusive=not module.check_mode):
+            read = {entry["name"]: services.versions(entry.get("reads", ())) for entry in planned}
+            changes = job.cancel(host, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
-                services.record_reads(module.params["host"]["prefix"], read, changes)
+                services.record_reads(host["prefix"], read, changes)
     module.exit_json(
         changed=bool(changes),
         diff=differences(manager, changes),

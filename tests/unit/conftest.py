@@ -201,11 +201,11 @@ def big_model():
 
 @pytest.fixture
 def call(request, capsys):
-    """Runs the MODULE that a file of tests is about, as Ansible does; returns what it reports."""
+    """Runs the MODULE that a file of tests is about, or another one, as Ansible does; returns what it reports."""
 
-    def run(check=False, **arguments):
+    def run(check=False, module=None, **arguments):
         with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
-            request.module.MODULE.main()
+            (module or request.module.MODULE).main()
         return json.loads(capsys.readouterr().out)
 
     return run

@@ -569,17 +569,17 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, run_module)
     assert not job.Job(head.host).exists()
 
 
-@pytest.mark.parametrize("wanted", ["stop", "remove", "start"])
+@pytest.mark.parametrize("wanted", ["stopped", "absent", "started"])
 def test_who_touches_the_server_ends_a_benchmark_first(head, run_module, wanted):
     run_module(benchmark_job, **started(head))
     change = {"service": PROGRAM, "before": services.RUNNING, "after": services.STOPPED}
-    assert change in run_module(service, check=True, host=head.host, **{wanted: [SERVER]})["changes"]
-    assert run_module(service, host=head.host, stop=["llamacpp-worker-cpu"])["changes"] == []
+    assert change in run_module(service, check=True, host=head.host, state=wanted, names=[SERVER])["changes"]
+    assert run_module(service, host=head.host, state="stopped", names=["llamacpp-worker-cpu"])["changes"] == []
     assert head.state(PROGRAM) == [services.RUNNING]
-    assert change in run_module(service, host=head.host, **{wanted: [SERVER]})["changes"]
+    assert change in run_module(service, host=head.host, state=wanted, names=[SERVER])["changes"]
     assert head.state(PROGRAM) == [services.STOPPED]
-    assert head.state(SERVER) == [services.RUNNING if wanted == "start" else services.STOPPED]
-    assert run_module(service, host=head.host, **{wanted: [SERVER]})["changes"] == []
+    assert head.state(SERVER) == [services.RUNNING if wanted == "started" else services.STOPPED]
+    assert run_module(service, host=head.host, state=wanted, names=[SERVER])["changes"] == []
 
 
 def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, run_module):
@@ -587,7 +587,7 @@ def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, run_mo
     job.Job(head.host).measuring.stop([PROGRAM])
     head.apply(start=[SERVER])
     head.lines("events")
-    run_module(service, host=head.host, start=[SERVER])
+    run_module(service, host=head.host, names=[SERVER])
     assert not [line for line in head.lines("events") if SERVER in line]
     assert not job.Job(head.host).exists()
 

@@ -35,20 +35,23 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark_job,
     cache_prefill_info,
     cache_upload,
-    clean,
     gguf_info,
     host_info,
     host_status,
     lease,
     link,
-    link_speed,
+    link_throughput,
     model,
     model_info,
     model_upload,
     plan_history_info,
+    prune,
+    read_ahead,
     release,
+    release_prune,
     rpc_info,
     service,
+    uninstall,
     verify,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill as cache_prefill_module
@@ -356,10 +359,11 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
+BUILD = {"id": "x", "targets": []}
 MODULES = {
     benchmark_info: ((benchmark_info.job, "Job"), {"host": {"prefix": "/p"}}),
     benchmark_job: ((benchmark_job.job, "Job"), {"host": {"prefix": "/p"}, "state": "absent"}),
-    clean: ((clean.host, "place_of"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
+    prune: ((prune.host, "place_of"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
@@ -368,20 +372,23 @@ MODULES = {
     plan_history_info: ((plan_history_info.plan_history, "read_all"), {"prefix": "/p"}),
     lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
-    link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
+    link_throughput: ((link_throughput.links, "measure"), {"address": "192.0.2.1"}),
     model_info: ((model_info.local_models, "report"), {}),
     model_upload: (
         (model_upload.download, "append"),
         {"path": "/p/m", "bytes": 1, "folder": "/p", "piece": {"path": "/x", "offset": 0, "sha256": "x"}},
     ),
     model: ((model.model_files, "pending"), {"files": [], "folder": "/p"}),
-    release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
+    read_ahead: ((services, "read_ahead"), {"services": []}),
+    release: ((store, "installed"), {"release": {"source": "git"}, "build": BUILD, "prefix": "/p", "cache": "/c"}),
+    release_prune: ((release_prune.state, "unneeded_releases"), {"host": {"builds": []}}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
     cache_prefill_module: ((cache_prefill, "worker_of"), {"path": "/m.gguf", "workers": [{}]}),
     cache_prefill_info: ((cache_prefill_info.cache_prefill, "describe"), {"path": "/m.gguf"}),
     cache_upload: ((cache_upload.cache_prefill, "send"), {"path": "/m.gguf"}),
     service: ((services, "apply"), {"host": EMPTY}),
     kernel_parameters_module: ((kernel_parameters_module.kernel_parameters, "apply"), {"parameters": {}}),
+    uninstall: ((ownership, "remove"), {"host": {"prefix": "/p", "cache": "/c"}}),
     verify: ((verify.verification, "collect"), {"plan": {}}),
 }
 """Module → what does its work, and arguments."""
@@ -633,8 +640,8 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
         planned.update(
             service_manager="supervisor", names={"cluster": "llama_cluster"}, account=None, builds=[{"id": "new"}]
         )
-        with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
-            release.main()
+        with patch_module_args({"host": planned}), pytest.raises(SystemExit):
+            release_prune.main()
         result = json.loads(capsys.readouterr().out)
         if result.get("failed"):
             said.append(result["msg"])
@@ -699,8 +706,8 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
         plan_history.mark_served(str(prefix), kept["id"])
         planned = {**machine.host, "cache": str(root / "cache"), "keep_releases": 1, "builds": [{"id": identity}]}
         planned.update(names={"cluster": "llama_cluster"}, account=None)
-        with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
-            release.main()
+        with patch_module_args({"host": planned}), pytest.raises(SystemExit):
+            release_prune.main()
         return json.loads(capsys.readouterr().out).get("removed")
 
     def serves(left):

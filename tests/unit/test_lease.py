@@ -332,8 +332,11 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
 # ------------------------------------------------------------------------------------------------------------ playbooks
 
 CHANGES = {
-    "llamacpp.cluster.clean",
+    "llamacpp.cluster.prune",
     "llamacpp.cluster.service",
+    "llamacpp.cluster.release",
+    "llamacpp.cluster.release_prune",
+    "llamacpp.cluster.uninstall",
     "ansible.builtin.include_role",
     "ansible.builtin.import_role",
 }

@@ -13,7 +13,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
@@ -21,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building
-from ansible_collections.llamacpp.cluster.plugins.modules import release
+from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -101,15 +100,15 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     (folder / "old" / "bin").mkdir(parents=True)
     (tmp_path / "cache" / "builds").mkdir(parents=True)
     (tmp_path / "cache" / "builds" / "old.log").write_text("")
-    told = call(check=True, state="pruned", host=host(programs))
+    told = call(check=True, module=release_prune, host=host(programs))
     assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
     assert (folder / "old").exists()
-    assert call(state="pruned", host=host(programs, keep=2))["changed"] is False
+    assert call(module=release_prune, host=host(programs, keep=2))["changed"] is False
     assert (folder / "new").stat().st_mtime > 1
-    assert call(state="pruned", host=host(programs))["removed"] == ["old"]
+    assert call(module=release_prune, host=host(programs))["removed"] == ["old"]
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert list((tmp_path / "cache" / "builds").iterdir()) == []
-    assert call(state="pruned", host=host(programs))["changed"] is False
+    assert call(module=release_prune, host=host(programs))["changed"] is False
 
 
 def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, programs, tmp_path):
@@ -125,21 +124,21 @@ def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, p
     definition = units / "llamacpp-server.conf"
     definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={old} 60\n")
     try:
-        told = call(check=True, state="pruned", host=host(programs))
+        told = call(check=True, module=release_prune, host=host(programs))
         assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
         (tmp_path / "prefix" / "releases" / "new").mkdir()
-        assert call(state="pruned", host=host(programs))["removed"] == []
+        assert call(module=release_prune, host=host(programs))["removed"] == []
         started[0].kill()
         started[0].wait()
         definition.write_text(
             f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={tmp_path}/prefix/releases/new/x\n"
         )
-        assert call(state="pruned", host=host(programs))["removed"] == ["old"]
+        assert call(module=release_prune, host=host(programs))["removed"] == ["old"]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    assert call(check=True, state="pruned", host=host(programs))["removed"] == ["other"]
+    assert call(check=True, module=release_prune, host=host(programs))["removed"] == ["other"]
 
 
 LEFT, RUNS, PLANNED, BROUGHT, INSTALLED = (f"b860{number}-cpu-0123abcd" for number in range(5))
@@ -165,14 +164,14 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
     with (builds / f"{RUNS}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        told = call(check=True, state="pruned", host=planned)
+        told = call(check=True, module=release_prune, host=planned)
         assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT, BROUGHT])
         assert told["diff"]["before"] == f"builds/{LEFT}\nbuilds/{BROUGHT}\n"
         assert (builds / LEFT).exists()
-        assert call(state="pruned", host=planned)["abandoned"] == [LEFT, BROUGHT]
-        assert call(state="pruned", host=planned)["changed"] is False
+        assert call(module=release_prune, host=planned)["abandoned"] == [LEFT, BROUGHT]
+        assert call(module=release_prune, host=planned)["changed"] is False
         assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED}
-    assert call(state="pruned", host=planned)["abandoned"] == [RUNS]
+    assert call(module=release_prune, host=planned)["abandoned"] == [RUNS]
     assert {path.name for path in builds.iterdir()} == {
         PLANNED,
         *(PLANNED + end for end in (".log", ".lock", ".unpacked")),
@@ -208,9 +207,9 @@ def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tm
     threading.Thread(target=left_running.wait).start()
     planned = {**host(programs), "builds": []}
     (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
-    assert call(check=True, state="removed", host=planned, account="builder")["abandoned"] == []
+    assert call(check=True, module=uninstall, host=planned, account="builder")["abandoned"] == []
     assert left_running.returncode is None
-    assert call(state="removed", host=planned, account="builder")["abandoned"] == [LEFT]
+    assert call(module=uninstall, host=planned, account="builder")["abandoned"] == [LEFT]
     assert left_running.returncode == -signal.SIGKILL
     assert list((tmp_path / "cache" / "builds").iterdir()) == []
 
@@ -218,7 +217,7 @@ def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tm
 def test_a_process_that_does_not_end_is_named(call, programs, left_running, monkeypatch):
     monkeypatch.setattr(building, "END_SECONDS", 0.3)
     monkeypatch.setattr(building.os, "kill", lambda *_arguments: None)
-    failed = call(state="removed", host=host(programs), account="builder")
+    failed = call(module=uninstall, host=host(programs), account="builder")
     monkeypatch.undo()
     assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
 
@@ -261,16 +260,9 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit):
         plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
 
 
-def test_a_teardown_ends_builds_before_it_removes_their_account():
-    tasks = yaml.safe_load((ROOT / "roles" / "llama_host" / "tasks" / "remove.yml").read_text())
-    (pruning,) = (index for index, task in enumerate(tasks) if "account" in task.get("llamacpp.cluster.release", {}))
-    (removing,) = (index for index, task in enumerate(tasks) if "ansible.builtin.user" in task)
-    assert pruning < removing
-
-
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases").mkdir(parents=True)
-    told = call(state="pruned", host=host(programs))
+    told = call(module=release_prune, host=host(programs))
     assert told["failed"]
     assert "Old releases could not be removed" in told["msg"]
 

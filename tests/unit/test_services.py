@@ -1,7 +1,6 @@
 """Services by each service manager. The managers' own programs are stood in for by those in fixtures/service_managers, which keep a state,
 and write down their calls and what they start and stop."""
 
-import json
 import os
 import shutil
 import sys
@@ -352,7 +351,7 @@ def test_the_module_shows_definitions_and_states(machine, call):
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, [])
     assert services.reads_at_start(machine.host["prefix"]) == recorded, "it has not read it again"
-    stopped = call(host=machine.host, stop=[WORKER])
+    stopped = call(host=machine.host, state="stopped", names=[WORKER])
     assert [part["after"] for part in stopped["diff"]] == [f"{WORKER}: stopped\n"]
 
 
@@ -360,7 +359,12 @@ def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     result = call(host={"service_manager": "runit", "scope": "system", "prefix": "/p", "units": str(tmp_path)})
     assert result["failed"]
     assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
-    assert json.dumps(result)
+
+
+def test_definitions_are_given_with_started_alone(machine, call):
+    planned = {"name": WORKER, "definition": "text", "temporary": False}
+    result = call(host=machine.host, state="absent", services=[planned])
+    assert result["msg"] == "services are given with state absent: name the services to be absent in names."
 
 
 def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machine, monkeypatch):

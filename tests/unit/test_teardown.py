@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
-from ansible_collections.llamacpp.cluster.plugins.modules import release
+from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
 from conftest import complete
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +140,7 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     assert done.stdout.index("torn down]") < done.stdout.index("head could not be reached or failed above")
 
 
-MODULE = release
+MODULE = uninstall
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def remove(call, tmp_path):
 
     def run(prefix, check=False, **more):
         host = {**planned, "service_manager": "supervisor", "prefix": str(prefix), **more}
-        return call(check, state="removed", host=host, host_name="here")
+        return call(check, host=host, host_name="here")
 
     return run
 

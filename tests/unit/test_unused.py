@@ -19,12 +19,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, types
-from ansible_collections.llamacpp.cluster.plugins.modules import clean
+from ansible_collections.llamacpp.cluster.plugins.modules import prune as prune_module
 from model_server import SHA, SIZE, download_record_of, parsed
 from support.rollbacks import completed, record_of, serve
 from test_status import ROOT, answers_of, written
 
-MODULE = clean
+MODULE = prune_module
 DAY = 86400
 
 
@@ -550,6 +550,6 @@ def test_no_other_playbook_or_role_removes_it():
     users = [
         path.name
         for path in [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
-        if "llamacpp.cluster.clean:" in path.read_text()
+        if "llamacpp.cluster.prune:" in path.read_text()
     ]
     assert users == ["clean.yml"]

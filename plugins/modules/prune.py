@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: clean
+module: prune
 short_description: Removes models, parts, caches and releases that nothing uses
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
@@ -60,7 +60,7 @@ seealso:
 
 EXAMPLES = r"""
 - name: Remove what downloads left
-  llamacpp.cluster.clean:
+  llamacpp.cluster.prune:
     plan: "{{ __llama_host_plan }}"
     model: "{{ __llama_plan.model }}"
     kinds: [parts]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: link_speed
+module: link_throughput
 short_description: Measures a link to another host
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
@@ -57,12 +57,12 @@ seealso:
 
 EXAMPLES = r"""
 - name: Measure the link to a worker
-  llamacpp.cluster.link_speed:
+  llamacpp.cluster.link_throughput:
     address: 10.99.0.12
     port: 50152
 
 - name: Let iperf3 listen on that host
-  llamacpp.cluster.link_speed:
+  llamacpp.cluster.link_throughput:
     address: 10.99.0.12
     port: 50152
     listen_for: 10.99.0.11

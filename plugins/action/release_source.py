@@ -1,0 +1,21 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fetches the source of a release to the controller's cache."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(argument_spec={"release": {"type": "dict", "required": True}})
+        if arguments["release"]["source"] == "package":
+            return {"changed": False}
+        fetched = sources.fetch(arguments["release"])
+        return {"changed": fetched.changed, "path": str(fetched.path)}

@@ -1,0 +1,48 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: release_source
+short_description: Fetches the source of a release to the controller
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Brings the source archive of a release to the cache of the controller and checks it. A distribution's package has none.
+  - It runs as an action plugin on the controller, once for all hosts.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+  - llamacpp.cluster.attributes.controller
+attributes:
+  check_mode:
+    support: none
+  diff_mode:
+    support: none
+  idempotent:
+    support: full
+options:
+  release:
+    description: The release as the plan holds it.
+    type: dict
+    required: true
+seealso:
+  - module: llamacpp.cluster.release
+"""
+
+EXAMPLES = r"""
+- name: Fetch the source
+  llamacpp.cluster.release_source:
+    release: "{{ __llama_plan.release }}"
+  run_once: true
+"""
+
+RETURN = r"""
+path:
+  description: The archive in the controller's cache.
+  returned: unless the release is a distribution's package
+  type: str
+  sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
+"""

@@ -1,0 +1,112 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: uninstall
+short_description: Removes the installation of a host
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and anything others put beside
+    the installation, stays; RV(left) lists it.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+attributes:
+  check_mode:
+    support: full
+    details: Reports what would be removed.
+  diff_mode:
+    support: full
+    details: Shows the paths and builds that go, and the paths that become root's.
+  idempotent:
+    support: full
+options:
+  host:
+    description: This host's part of the teardown.
+    type: dict
+    required: true
+  account:
+    description: Account that built. What it still runs is ended first, and what it has in the cache becomes root's, so that the account can be removed.
+    type: str
+  host_name:
+    description: Name of the host in messages.
+    type: str
+    default: this host
+seealso:
+  - module: llamacpp.cluster.service
+"""
+
+EXAMPLES = r"""
+- name: Remove the installation
+  llamacpp.cluster.uninstall:
+    host: "{{ __llama_host_plan }}"
+    account: llamacpp-build
+    host_name: "{{ inventory_hostname }}"
+"""
+
+RETURN = r"""
+removed:
+  description: Paths that were removed.
+  returned: success
+  type: list
+  elements: str
+  sample: ["/opt/llamacpp/releases"]
+abandoned:
+  description: Ids of builds that never ended and whose leftovers were removed.
+  returned: success
+  type: list
+  elements: str
+  sample: ["b8600-hip-5a6b7c8d"]
+left:
+  description: What stays under the collection's names, a sentence each.
+  returned: success
+  type: list
+  elements: str
+  sample: ["/opt/llamacpp on head stays: it has no .llamacpp.cluster, so it is not an installation of this collection."]
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+
+
+def uninstall(host, account, host_name, check):
+    """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
+    cache = host["cache"]
+    if account and not check:
+        building.end_builds(account, cache)
+    given = ownership.give_back(account, cache, check) if account else []
+    abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(host["prefix"])) else []
+    if not check:
+        abandoned = [identity for identity in abandoned if store.clear_build(cache, identity)]
+    removed, left = ownership.remove(host, host_name, check)
+    before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
+    diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
+    return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "host": {"type": "dict", "required": True},
+            "account": {"type": "str"},
+            "host_name": {"type": "str", "default": "this host"},
+        },
+        supports_check_mode=True,
+        no_log=True,
+    )
+    params = module.params
+    with errors.reported(module, building.BuildError, firewall.FirewallError):
+        result = uninstall(params["host"], params["account"], params["host_name"], module.check_mode)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
