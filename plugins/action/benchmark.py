@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import (
     command_line,
@@ -33,12 +32,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import pl
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
-    copying,
     definitions,
     inventory,
-    lease_renewal,
     output,
 )
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
@@ -72,32 +70,24 @@ class Matrix(NamedTuple):
     """On the controller, for servers of models."""
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "plan": {"type": "dict", "required": True},
+        "facts": {"type": "dict", "required": True},
+        "model": {"type": "dict", "default": {}},
+        "path": {"type": "path"},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        needed: dict[str, Any] = {"type": "dict", "required": True}
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                **dict.fromkeys(("plan", "facts"), needed),
-                "model": {"type": "dict", "default": {}},
-                "path": {"type": "path"},
-            }
-        )
-        self._head = Head(self, arguments["plan"], task_vars)
-        try:
-            whole = self._matrix(arguments, task_vars)
-            self._record = self._resumed(whole)
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+    def perform(self, arguments: dict) -> dict:
+        self._head = Head(self, arguments["plan"])
+        whole = self._matrix(arguments)
+        self._record = self._resumed(whole)
         remaining = sum(not cell.is_done for cell in self._record.cells)
         display.display(
             f"  [{self._head.name}] benchmark {self._record.id}: {len(self._record.cells)} cells, {remaining} of them to measure, "
             f"{sum(bool(cell.skipped) for cell in self._record.cells)} not possible"
         )
-        problem = "" if self._task.check_mode else self._measure(whole, arguments["path"])
+        problem = "" if self.check_mode else self._measure(whole, arguments["path"])
         # A task that fails shows all that it returns on the screen, and the page needs the record.
         result = {"changed": bool(remaining), "record": typed_json.dump(self._record)}
         return {**result, "problem": problem} if problem else result
@@ -125,12 +115,12 @@ class ActionModule(ActionBase):
 
     # -------------------------------------------------------------------------------------------------------- matrix
 
-    def _matrix(self, arguments: dict, task_vars: dict) -> Matrix:
+    def _matrix(self, arguments: dict) -> Matrix:
         """:raises Refusal: a variable is wrong, or the release has no program that measures."""
         served = self._head.plan
-        name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
+        name, hosts = inventory.hosts(self.variables, arguments["facts"], inventory.of_play(self.variables))
         catalogue = cluster_inputs.catalogue(inventory.packages())
-        cluster = sources.look_up(self, task_vars, cluster_inputs.read(name, hosts), catalogue)
+        cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[cluster.head]["variables"])
         program = options.MEASURING[served.release.fork or options.MAINLINE]
         if not any(program in build.targets for build in served.hosts[cluster.head].builds):
@@ -146,7 +136,7 @@ class ActionModule(ActionBase):
             )
             for values in request.variants
         ]
-        reports = {matrix.name_of(model): self._read_model(model, task_vars) for model in request.models}
+        reports = {matrix.name_of(model): self._read_model(model) for model in request.models}
         reports = reports or {matrix.name_of(cluster.model): arguments["model"]}
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
@@ -181,7 +171,7 @@ class ActionModule(ActionBase):
         )
         return Matrix(request, loads, record, cluster.model.token_file)
 
-    def _read_model(self, model: ModelRequest, task_vars: dict) -> dict:
+    def _read_model(self, model: ModelRequest) -> dict:
         """What the module model reports of a model. A generated one is written on the head first.
 
         :raises Refusal: it is not there, or not readable.
@@ -189,14 +179,14 @@ class ActionModule(ActionBase):
         host = self._head.host
         if not model.known_answer:
             try:
-                return resolver.resolve(self, task_vars, model, resolver.Options(host.prefix, host.account))
+                return resolver.resolve(self, model, resolver.Options(host.prefix, host.account))
             except Refusal as refusal:
                 raise Refusal(f"llama_benchmark_models: {refusal}") from None
         path = known_answer.path_of(host.prefix, *model.known_answer)
         arguments = {"path": path, **model.known_answer._asdict()}
-        result = {} if self._task.check_mode else self._head.run_action("known_answer", arguments)
+        result = {} if self.check_mode else self._head.run_action("known_answer", arguments)
         if result.get("failed"):
-            raise Refusal(f"llama_benchmark_models: {copying.why(result)}")
+            raise Refusal(f"llama_benchmark_models: {why(result)}")
         return {}
 
     def _resumed(self, whole: Matrix) -> types.Benchmark:
@@ -279,7 +269,7 @@ class ActionModule(ActionBase):
             }
             result = self._head.run_action("model", arguments)
             if result.get("failed"):
-                raise AnsibleActionFail(f"{PurePosixPath(path).name} cannot be fetched: {copying.why(result)}")
+                raise AnsibleActionFail(f"{PurePosixPath(path).name} cannot be fetched: {why(result)}")
 
     def _follow(self, one: PlannedLoad, log: str) -> None:
         """Takes what a program measures, until it has ended.
@@ -308,13 +298,13 @@ class ActionModule(ActionBase):
 class Head:
     """The head, on which everything is measured."""
 
-    def __init__(self, action: ActionModule, plan: dict, task_vars: dict) -> None:
-        self._action, self._task_vars, self._run = action, task_vars, os.getppid()
+    def __init__(self, action: ActionModule, plan: dict) -> None:
+        self._action, self._run = action, os.getppid()
         self.plan = typed_json.parse(Plan, plan)
         self.name = self.plan.head.host
         self.host = self.plan.hosts[self.name]
         self._host = {key: value for key, value in plan["hosts"][self.name].items() if key != "files"}
-        self._lease = lease_renewal.Renewal(action, task_vars, self.host.prefix)
+        self._lease = Lease(action, self.host.prefix)
 
     def check_run(self) -> None:
         """This process is another one than the run's, and outlives it where that is killed.
@@ -326,13 +316,13 @@ class Head:
 
     def check_lease(self) -> None:
         """:raises AnsibleActionFail: another run has taken over the cluster."""
-        answer = lease_renewal.renew(self._action, self._task_vars, self.host.prefix)
+        answer = self._action.renew_lease(self.host.prefix)
         if answer.get("failed"):
-            raise AnsibleActionFail(copying.why(answer))
+            raise AnsibleActionFail(why(answer))
 
     def run_action(self, name: str, arguments: dict) -> dict:
         """What another action plugin returns."""
-        return copying.run(self._action, self._task_vars, f"llamacpp.cluster.{name}", arguments)
+        return self._action.action(f"llamacpp.cluster.{name}", arguments)
 
     def call(self, name: str, **arguments: Any) -> dict:
         """What a module returns there. It is called again where the head cannot be reached.
@@ -343,9 +333,7 @@ class Head:
         missed = 0
         while True:
             try:
-                answer = self._action._execute_module(
-                    f"llamacpp.cluster.{name}", module_args, task_vars=self._task_vars
-                )
+                answer = self._action.module(module_args, f"llamacpp.cluster.{name}")
             except AnsibleConnectionFailure as failure:
                 missed += 1
                 if missed == MOST_MISSED:
@@ -353,7 +341,7 @@ class Head:
                 time.sleep(POLL_SECONDS)
                 continue
             if answer.get("failed"):
-                raise AnsibleActionFail(f"{name} on {self.name}: {copying.why(answer)}")
+                raise AnsibleActionFail(f"{name} on {self.name}: {why(answer)}")
             return answer
 
     def progress(self, log: str) -> tuple[bool, results.Log]:

@@ -5,28 +5,23 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "plan": {"type": "dict", "required": True},
+        "tensors": {"type": "list", "elements": "dict", "required": True},
+        "local": {"type": "bool", "default": True},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                "plan": {"type": "dict", "required": True},
-                "tensors": {"type": "list", "elements": "dict", "required": True},
-                "local": {"type": "bool", "default": True},
-            }
-        )
-        plan, host = arguments.pop("plan"), task_vars["inventory_hostname"]
+    def perform(self, arguments: dict) -> dict:
+        plan, host = arguments.pop("plan"), self.host
         arguments["workers"] = [
             {**{key: worker[key] for key in ("name", "environment", "seed")}, "names": list(names)}
             for worker in plan["hosts"][host]["workers"]
@@ -35,7 +30,7 @@ class ActionModule(ActionBase):
         changed, copied, before = False, 0, rpc_upload.MOST_BYTES
         progress = prefill.Progress(host, "from its own copy of the model")
         while True:
-            answer = prefill.ask(self, task_vars, plan, host, **arguments)
+            answer = prefill.ask(self, plan, host, **arguments)
             changed |= bool(answer.get("changed"))
             copied += int(answer.get("copied_mib") or 0)
             left = int(answer.get("left_mib") or 0)

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {"plan": {"type": "dict", "required": True}}
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(argument_spec={"plan": {"type": "dict", "required": True}})
+    def perform(self, arguments: dict) -> dict:
         plan = arguments["plan"]
         names = {
             name: size
@@ -25,4 +22,4 @@ class ActionModule(ActionBase):
             if worker["seed"]
             for name, size in cache_prefill.names_of(worker["seed"]["tensors"]).items()
         }
-        return prefill.ask(self, task_vars, plan, plan["head"]["host"], names=names)
+        return prefill.ask(self, plan, plan["head"]["host"], names=names)

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, prefill
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        **{key: {"type": "dict", "required": True} for key in ("plan", "staging", "answers")},
+        "tensors": {"type": "list", "elements": "dict", "required": True},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                **{key: {"type": "dict", "required": True} for key in ("plan", "staging", "answers")},
-                "tensors": {"type": "list", "elements": "dict", "required": True},
-            }
-        )
+    def perform(self, arguments: dict) -> dict:
         plan, tensors = arguments["plan"], arguments["tensors"]
         head = plan["head"]["host"]
         size_of = {tensor["name"]: int(tensor["bytes"]) for tensor in tensors}
@@ -32,17 +28,17 @@ class ActionModule(ActionBase):
             return sum(size_of[name] for target in targets for name in target["names"]) // MIB
 
         total, changed, why = mib(targets), False, []
-        progress = prefill.Progress(task_vars["inventory_hostname"], "from the head")
-        lease = lease_renewal.Renewal(self, task_vars, plan["hosts"][head]["prefix"])
+        progress = prefill.Progress(self.host, "from the head")
+        lease = Lease(self, plan["hosts"][head]["prefix"])
         while targets:
-            answer = prefill.ask(self, task_vars, plan, head, targets=targets, tensors=tensors)
+            answer = prefill.ask(self, plan, head, targets=targets, tensors=tensors)
             changed |= bool(answer.get("changed"))
             why += answer.get("why") or []
             targets = _left(targets, answer.get("given") or {})
             progress.show(total - mib(targets), mib(targets))
             lease.renew_in_time()
         for sentence in why:
-            prefill.say(task_vars["inventory_hostname"], sentence)
+            prefill.say(self.host, sentence)
         return {"changed": changed, "why": why}
 
 

@@ -8,32 +8,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
+class ActionModule(Action):
+    SPEC = {
+        "path": {"type": "path", "required": True},
+        "layers": {"type": "int", "required": True},
+        "width": {"type": "int", "required": True},
+        "type": {"type": "str", "choices": list(known_answer.BLOCKS), "required": True},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, wanted = self.validate_argument_spec(
-            argument_spec={
-                "path": {"type": "path", "required": True},
-                "layers": {"type": "int", "required": True},
-                "width": {"type": "int", "required": True},
-                "type": {"type": "str", "choices": list(known_answer.BLOCKS), "required": True},
-            }
-        )
+    def perform(self, wanted: dict) -> dict:
         size = (wanted["layers"], wanted["width"], wanted["type"])
         problem = known_answer.problem(*size)
         if problem:
             raise AnsibleActionFail(f"The known-answer model cannot be made: {problem}.")
         model, record = sources.known_answer_model(*size)
         copied = [
-            self._copy(source, target, task_vars)
+            self._copy(source, target)
             for source, target in ((model, wanted["path"]), (record, known_answer.record_of(wanted["path"])))
         ]
         diff = {"diff": copied[0]["diff"]} if "diff" in copied[0] else {}
@@ -43,11 +38,11 @@ class ActionModule(ActionBase):
             **diff,
         }
 
-    def _copy(self, source: Path, target: str, task_vars: dict) -> dict:
-        result = copying.copy(self, task_vars, str(source), target)
+    def _copy(self, source: Path, target: str) -> dict:
+        result = self.copy(str(source), target)
         if result.get("failed"):
             raise AnsibleActionFail(
-                f"The known-answer model could not be copied to {target}: {copying.why(result)}. Make room there, or choose a smaller one "
+                f"The known-answer model could not be copied to {target}: {why(result)}. Make room there, or choose a smaller one "
                 "with llama_model_known_answer, and run the playbook again"
             )
         return result

@@ -5,46 +5,37 @@
 
 from __future__ import annotations
 
-import os
-
-from ansible import context
 from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        arguments = dict(self._task.args)
+class ActionModule(Action):
+    def perform(self, arguments: dict) -> dict:
         try:
             if arguments.get("state") == "located":
                 place = {name: arguments[name] for name in ("scope", "cluster")}
-                return self._execute_module("llamacpp.cluster.host_info", module_args=place, task_vars=task_vars)
-            return self._lease(arguments, task_vars)
+                return self.module(place, "llamacpp.cluster.host_info")
+            return self._lease(arguments)
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(
                 "The head cannot be reached: nothing keeps another run from changing this cluster at the same time."
             )
             return {"changed": False}
 
-    def _lease(self, arguments: dict, task_vars: dict) -> dict:
-        arguments["run"] = run_identity.current(os.getppid(), context.CLIARGS.get("args") or [])
-        result = self._execute_module(module_args=arguments, task_vars=task_vars)
+    def _lease(self, arguments: dict) -> dict:
+        arguments["run"] = self.playbook_run
+        result = self.module(arguments)
         holder = result.get("holder")
         acquires = arguments.get("state", "acquired") == "acquired"
         if acquires and holder and not validation.mismatch("", holder, lease.HOLDER) and run_identity.has_ended(holder):
             arguments["ended"] = holder["run"]
-            result = self._execute_module(module_args=arguments, task_vars=task_vars)
+            result = self.module(arguments)
         if result.get("taken_from"):
-            display.display(
-                f"  [{task_vars['inventory_hostname']}] took over from {validation.printable(result['taken_from'])}"
-            )
+            display.display(f"  [{self.host}] took over from {validation.printable(result['taken_from'])}")
         return result

@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
-
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        return delivery.run(self, task_vars)
+class ActionModule(Action):
+    def perform(self, arguments: dict) -> dict:
+        return delivery.run(self, arguments)

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
@@ -30,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 display = Display()
@@ -48,28 +48,23 @@ def _empty(answers: dict, cluster: str) -> dict:
         raise AnsibleActionFail(str(refusal)) from None
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "facts": {"type": "dict", "default": {}},
+        "model": {"type": "dict"},
+        "path": {"type": "path"},
+        "staging": {"type": "bool", "default": False},
+        "empty": {"type": "bool", "default": False},
+        "page": {"type": "bool", "default": False},
+        "show": {"type": "bool", "default": True},
+        "html": {"type": "path"},
+        "report": {"type": "path"},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                "facts": {"type": "dict", "default": {}},
-                "model": {"type": "dict"},
-                "path": {"type": "path"},
-                "staging": {"type": "bool", "default": False},
-                "empty": {"type": "bool", "default": False},
-                "page": {"type": "bool", "default": False},
-                "show": {"type": "bool", "default": True},
-                "html": {"type": "path"},
-                "report": {"type": "path"},
-            }
-        )
+    def perform(self, arguments: dict) -> dict:
         if arguments["empty"]:
-            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(task_vars))}
-        plan = self._plan(arguments, task_vars)
+            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(self.variables))}
+        plan = self._plan(arguments)
         described = typed_json.dump(plan)
         if arguments["staging"] or not arguments["show"]:
             return {"changed": False, "plan": described}
@@ -91,20 +86,20 @@ class ActionModule(ActionBase):
             return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
         return {"changed": False, "plan": described}
 
-    def _plan(self, arguments: dict, task_vars: dict) -> Plan | Refused:
+    def _plan(self, arguments: dict) -> Plan | Refused:
         digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
         try:
-            name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
+            name, hosts = inventory.hosts(self.variables, arguments["facts"], inventory.of_play(self.variables))
             catalogue = cluster_inputs.catalogue(inventory.packages())
             cluster = cluster_inputs.read(name, hosts)
             # What a benchmark cannot measure is refused now, not when it begins.
             for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
                 cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
-            cluster = sources.look_up(self, task_vars, cluster, catalogue)
+            cluster = sources.look_up(self.find_file, cluster, catalogue)
             plan = planner.make(cluster, arguments["model"] or {}, catalogue, digest, arguments["staging"])
             if isinstance(plan, Refused) or plan.refused:
                 return plan
             facts = {name: host.kept_facts for name, host in cluster.hosts.items()}
             return completion.complete(plan, RUNTIME_FILES, definitions.definition, facts)
         except Refusal as refusal:
-            return planner.refused(inventory.cluster_of(task_vars), refusal)
+            return planner.refused(inventory.cluster_of(self.variables), refusal)

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -30,28 +28,20 @@ def _tools(facts):
     }
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "plan": {"type": "dict", "required": True},
+        "answers": {"type": "dict", "default": {}},
+        "facts": {"type": "dict", "default": {}},
+        "page": {"type": "bool", "default": False},
+        "html": {"type": "path"},
+        "report": {"type": "path"},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                "plan": {"type": "dict", "required": True},
-                "answers": {"type": "dict", "default": {}},
-                "facts": {"type": "dict", "default": {}},
-                "page": {"type": "bool", "default": False},
-                "html": {"type": "path"},
-                "report": {"type": "path"},
-            }
-        )
+    def perform(self, arguments: dict) -> dict:
         plan = typed_json.parse(Plan, arguments["plan"])
-        try:
-            answers = changes.check(plan.hosts, arguments["answers"])
-            tools = _tools(arguments["facts"])
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+        answers = changes.check(plan.hosts, arguments["answers"])
+        tools = _tools(arguments["facts"])
         compared = changes.compare(plan, answers, build_registry.recorded(plan))
         for sentence in compared.unlike:
             display.warning(

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import plan_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
-
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        arguments = dict(self._task.args)
+class ActionModule(Action):
+    def perform(self, arguments: dict) -> dict:
         plan = arguments.pop("plan", None)
         if plan is not None:
-            plan, name = typed_json.parse(Plan, plan), task_vars["inventory_hostname"]
+            plan, name = typed_json.parse(Plan, plan), self.host
             contents = {file.source: Path(file.source).read_text() for file in plan.hosts[name].files if file.source}
             arguments["record"] = typed_json.dump(plan_record.record(plan, name, contents))
-        return self._execute_module(module_args=arguments, task_vars=task_vars)
+        return self.module(arguments)

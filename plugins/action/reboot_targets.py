@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 WAIT_SECONDS = 600 + serving.LONGEST_STEADY_SECONDS
 """For the whole plan after a reboot: so long a worker may have to answer before the head returns to it, and then the model is loaded."""
@@ -43,17 +42,11 @@ def chosen(named: Sequence[str] | None, every: Sequence[str], of_play: Sequence[
     )
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {"hosts": {"type": "list", "elements": "str"}}
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(argument_spec={"hosts": {"type": "list", "elements": "str"}})
+    def perform(self, arguments: dict) -> dict:
         # An empty value is given all the same: it must not reboot everything.
-        named = (arguments["hosts"] or []) if "hosts" in self._task.args else None
-        try:
-            hosts = chosen(named, inventory.members(task_vars), task_vars["ansible_play_hosts_all"])
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+        named = (arguments["hosts"] or []) if "hosts" in self.arguments else None
+        hosts = chosen(named, inventory.members(self.variables), self.variables["ansible_play_hosts_all"])
         return {"changed": False, "hosts": hosts, "wait_s": WAIT_SECONDS}

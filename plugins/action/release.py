@@ -10,12 +10,11 @@ import shlex
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, sources
 
 display = Display()
@@ -26,44 +25,39 @@ SILENCE_SECONDS = building.LOCK_SECONDS + 600
 """Without a change of its log: the host itself gives up earlier where it waits for another build."""
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    _supports_async = False
-
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        arguments = dict(self._task.args)
+class ActionModule(Action):
+    def perform(self, arguments: dict) -> dict:
         release = arguments["release"]
         if release["source"] in release_request.COMPILED:
-            return self._compiled(arguments, task_vars)
-        result = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if result.get("failed") or self._task.check_mode or "manifest" in result:
+            return self._compiled(arguments)
+        result = self.module(arguments)
+        if result.get("failed") or self.check_mode or "manifest" in result:
             return result
-        arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
-        return self._execute_module(module_args=arguments, task_vars=task_vars)
+        arguments["brought"] = self._bring(release, arguments["cache"])
+        return self.module(arguments)
 
-    def _compiled(self, arguments: dict, task_vars: dict) -> dict:
+    def _compiled(self, arguments: dict) -> dict:
         """Installs a release that its builder compiles, and that other hosts get from the controller as it was recorded there."""
         build, cache = arguments["build"], arguments["cache"]
-        builds = build["builder"] == task_vars["inventory_hostname"]
+        builds = build["builder"] == self.host
         prefix = arguments["prefix"] if builds else None
         kept = build_registry.CachedBuild(arguments["cluster"], build["builder"], build["id"], prefix)
         record = kept.record()
         arguments["recorded"] = dict(record.files) if record else {}
-        result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        result = self.module(arguments)
         if builds and not record and self._is_received(kept, result, arguments):
-            result = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if result.get("failed") or self._task.check_mode:
+            result = self.module(arguments)
+        if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
             archive = kept.archive()
             if record and archive:
-                packed = self._copy(archive, f"{cache}/sources/{archive.name}", task_vars)
+                packed = self._copy(archive, f"{cache}/sources/{archive.name}")
                 arguments["received"] = {"path": packed, "sha256": record.sha256}
-                result = self._execute_module(module_args=arguments, task_vars=task_vars)
+                result = self.module(arguments)
             elif builds:
-                arguments["brought"] = self._bring(arguments["release"], cache, task_vars)
-                result = self._build(arguments, task_vars)
+                arguments["brought"] = self._bring(arguments["release"], cache)
+                result = self._build(arguments)
                 record = None
             else:
                 raise AnsibleActionFail(
@@ -74,7 +68,7 @@ class ActionModule(ActionBase):
             if not record:
                 kept.record_files(result.get("manifest"))
             if arguments.get("share") and not kept.archive():
-                self._keep(kept, arguments, task_vars)
+                self._keep(kept, arguments)
         return result
 
     def _is_received(self, kept: build_registry.CachedBuild, result: dict, arguments: dict) -> bool:
@@ -92,40 +86,38 @@ class ActionModule(ActionBase):
         arguments["unwanted"] = files
         return True
 
-    def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
+    def _bring(self, release: dict, cache: str) -> dict:
         """Copies source and patches to the host; returns their paths there and their checksums."""
         fetched = sources.fetch(release)
         return {
-            "archive": self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}", task_vars),
+            "archive": self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}"),
             "sha256": fetched.sha256,
             "commit": fetched.commit,
             "patches": [
                 {
                     "name": Path(patch["path"]).name,
-                    "path": self._copy(Path(patch["path"]), f"{cache}/sources/{patch['sha256'][:16]}.patch", task_vars),
+                    "path": self._copy(Path(patch["path"]), f"{cache}/sources/{patch['sha256'][:16]}.patch"),
                     "sha256": patch["sha256"],
                 }
                 for patch in release.get("patches", [])
             ],
         }
 
-    def _copy(self, source: Path, target: str, task_vars: dict) -> str:
-        result = copying.copy(self, task_vars, str(source), target)
+    def _copy(self, source: Path, target: str) -> str:
+        result = self.copy(str(source), target)
         if result.get("failed"):
-            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {copying.why(result)}")
+            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {why(result)}")
         return target
 
-    def _keep(self, kept: build_registry.CachedBuild, arguments: dict, task_vars: dict) -> None:
+    def _keep(self, kept: build_registry.CachedBuild, arguments: dict) -> None:
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
-        packed = self._execute_module(module_args={**arguments, "pack": True}, task_vars=task_vars)
+        packed = self.module({**arguments, "pack": True})
         with kept.receive() as target:
-            result = (
-                packed if packed.get("failed") else copying.fetch(self, task_vars, str(packed.get("path")), str(target))
-            )
+            result = packed if packed.get("failed") else self.fetch(str(packed.get("path")), str(target))
             if result.get("failed"):
-                raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {copying.why(result)}")
+                raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {why(result)}")
 
-    def _build(self, arguments: dict, task_vars: dict) -> dict:
+    def _build(self, arguments: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""
         log = store.log_path(arguments["cache"], arguments["build"]["id"])
 
@@ -136,13 +128,11 @@ class ActionModule(ActionBase):
             )
             said = str(last.get("stdout", ""))
             where = building.step(said.partition("\n")[2].strip())
-            display.display(
-                f"  [{task_vars['inventory_hostname']}] {arguments['build']['id']}: {where}, {seconds:.0f} s"
-            )
+            display.display(f"  [{self.host}] {arguments['build']['id']}: {where}, {seconds:.0f} s")
             return said
 
         lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
-        work = background.Work(
+        work = Job(
             "build", arguments["prefix"], LIMIT_SECONDS, SILENCE_SECONDS, itertools.repeat(POLL_SECONDS), show, lost
         )
-        return background.run(self, task_vars, arguments, work)
+        return self.background(arguments, work)

@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        **{name: {"type": "dict", "required": True} for name in ("plan", "errors")},
+        "report": {"type": "dict", "default": {}},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                **{name: {"type": "dict", "required": True} for name in ("plan", "errors")},
-                "report": {"type": "dict", "default": {}},
-            }
-        )
+    def perform(self, arguments: dict) -> dict:
         why = release_proof.failure(arguments["plan"], arguments["errors"], arguments["report"])
         return {"changed": False, **({"failed": True, "msg": why} if why else {})}

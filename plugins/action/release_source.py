@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {"release": {"type": "dict", "required": True}}
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(argument_spec={"release": {"type": "dict", "required": True}})
+    def perform(self, arguments: dict) -> dict:
         if arguments["release"]["source"] == "package":
             return {"changed": False}
         fetched = sources.fetch(arguments["release"])

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from jinja2 import TemplateError
 
@@ -109,14 +109,9 @@ def write(arguments: dict[str, str]) -> None:
     output.write("llama_report_path", arguments["path"], page)
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {"path": {"type": "path", "required": True}, **{name: {"type": "path"} for name in INPUTS}}
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={"path": {"type": "path", "required": True}, **{name: {"type": "path"} for name in INPUTS}}
-        )
+    def perform(self, arguments: dict) -> dict:
         write(arguments)
         return {"changed": False}

@@ -8,34 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "state": {"type": "str", "choices": ["chosen", "accepted"], "required": True},
+        "cluster": {"type": "str", "required": True},
+        "answers": {"type": "dict", "required": True},
+        **{key: {"type": "str", "default": ""} for key in ("wanted", "failed")},
+        **{key: {"type": "list", "elements": "str", "default": []} for key in ("heads", "lost", "away")},
+        "target": {"type": "dict"},
+        "facts": {"type": "dict", "default": {}},
+    }
+    REQUIRED_IF = [("state", "accepted", ("target",))]
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                "state": {"type": "str", "choices": ["chosen", "accepted"], "required": True},
-                "cluster": {"type": "str", "required": True},
-                "answers": {"type": "dict", "required": True},
-                **{key: {"type": "str", "default": ""} for key in ("wanted", "failed")},
-                **{key: {"type": "list", "elements": "str", "default": []} for key in ("heads", "lost", "away")},
-                "target": {"type": "dict"},
-                "facts": {"type": "dict", "default": {}},
-            },
-            required_if=[("state", "accepted", ("target",))],
-        )
-        try:
-            return {"changed": False, **(_choose if arguments["state"] == "chosen" else _accept)(arguments)}
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+    def perform(self, arguments: dict) -> dict:
+        return {"changed": False, **(_choose if arguments["state"] == "chosen" else _accept)(arguments)}
 
 
 def _choose(arguments: dict) -> dict:

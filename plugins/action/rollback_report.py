@@ -5,30 +5,25 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback_report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "state": {"type": "str", "choices": ["served", "failed"], "required": True},
+        **{key: {"type": "dict", "default": {}} for key in ("target", "reasons")},
+        **{key: {"type": "str", "default": ""} for key in ("release", "id", "why_not")},
+        "lost": {"type": "list", "elements": "str", "default": []},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                "state": {"type": "str", "choices": ["served", "failed"], "required": True},
-                **{key: {"type": "dict", "default": {}} for key in ("target", "reasons")},
-                **{key: {"type": "str", "default": ""} for key in ("release", "id", "why_not")},
-                "lost": {"type": "list", "elements": "str", "default": []},
-            }
-        )
+    def perform(self, arguments: dict) -> dict:
         target, reasons, lost = arguments["target"], arguments["reasons"], arguments["lost"]
         if arguments["state"] == "served":
-            display.warning(rollback_report.served(target, arguments["release"], bool(self._task.check_mode)))
+            display.warning(rollback_report.served(target, arguments["release"], self.check_mode))
             return {"changed": False}
         if not arguments["id"]:
             return {"failed": True, "msg": rollback_report.failed_rollback(target, reasons, lost)}

@@ -5,29 +5,19 @@
 
 from __future__ import annotations
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {"plan": {"type": "dict", "required": True}, "answers": {"type": "dict", "required": True}}
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={"plan": {"type": "dict", "required": True}, "answers": {"type": "dict", "required": True}}
-        )
+    def perform(self, arguments: dict) -> dict:
         refused = arguments["plan"]["refused"]
         plan = typed_json.parse(Refused if refused else Plan, arguments["plan"])
-        try:
-            answers = changes.check({} if refused else plan.hosts, arguments["answers"])
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+        answers = changes.check({} if refused else plan.hosts, arguments["answers"])
         obstacles = staging.obstacles(plan, answers)
         return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -18,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -51,21 +51,16 @@ def _read(plan: Plan | None, name: str, answer: Any) -> tuple[Answer, dict[str, 
     return Answer(typed_json.parse(types.Condition, condition)), {"drift": answer.get("drift")}
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-    TRANSFERS_FILES = False
+class ActionModule(Action):
+    SPEC = {
+        "plan": {"type": "dict", "required": True},
+        "heads": {"type": "list", "elements": "str", "required": True},
+        "answers": {"type": "dict", "required": True},
+        "facts": {"type": "dict", "default": {}},
+        "path": {"type": "path"},
+    }
 
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        _checked, arguments = self.validate_argument_spec(
-            argument_spec={
-                "plan": {"type": "dict", "required": True},
-                "heads": {"type": "list", "elements": "str", "required": True},
-                "answers": {"type": "dict", "required": True},
-                "facts": {"type": "dict", "default": {}},
-                "path": {"type": "path"},
-            }
-        )
+    def perform(self, arguments: dict) -> dict:
         given = arguments["plan"]
         plan = None if given["refused"] else typed_json.parse(Plan, given)
         unplanned = " ".join(given["reasons"]) if given["refused"] else ""

@@ -11,17 +11,15 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -34,12 +32,8 @@ LINE_SECONDS = 10.0
 """Between two lines of what is waited for. Who waits for less sees none."""
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        arguments = dict(self._task.args)
+class ActionModule(Action):
+    def perform(self, arguments: dict) -> dict:
         written = {name: arguments.pop(name, None) for name in ("path", "page", "benchmark")}
         staged = arguments.pop("staged", None)
         obstacles = arguments.pop("obstacles", None)
@@ -49,23 +43,23 @@ class ActionModule(ActionBase):
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
         if arguments.pop("gate", False):
-            return self._gate(plan, task_vars)
+            return self._gate(plan)
         planned = typed_json.parse(Plan, plan)
-        answers = _check(changes.check, planned.hosts, answers)
+        answers = changes.check(planned.hosts, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         answered = {name: drift for name, drift in drifts.items() if drift}
         unlike = changes.unlike(planned, answered, build_registry.recorded(planned))
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
-        exposed = [] if plan["staging"] else _exposed(plan, task_vars["hostvars"])
+        exposed = [] if plan["staging"] else _exposed(plan, self.variables["hostvars"])
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
             knocking = threads.map(verification.knock, exposed)
-            answer = self._collect(arguments, plan, patience, task_vars)
+            answer = self._collect(arguments, plan, patience)
             knocks = dict(zip(exposed, knocking))
         if "evidence" not in answer:
             return answer
         head = planned.head.host
         reported = {head: {"drift": answer["evidence"].get("drift")}}
-        again = _check(changes.check, {head: planned.hosts[head]}, reported)[head]["drift"]
+        again = changes.check({head: planned.hosts[head]}, reported)[head]["drift"]
         drifts[head] = again or drifts[head]
         found = {
             name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
@@ -76,7 +70,7 @@ class ActionModule(ActionBase):
         judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)
         if plan["staging"]:
             return {"changed": False, "report": judged}
-        self._record(arguments, judged, task_vars)
+        self._record(arguments, judged)
         _write(plan, judged, **written)
         display.display(plan_text.checks_table(judged["checks"]) + "\n")
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
@@ -94,38 +88,38 @@ class ActionModule(ActionBase):
             message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
         return {"failed": True, "msg": message, "failing": sorted({check["name"] for check in failed})}
 
-    def _gate(self, plan: dict, task_vars: dict) -> dict:
+    def _gate(self, plan: dict) -> dict:
         """Waits for the server and asks it one real question."""
-        answer = self._collect({"plan": plan}, plan, plan["head"]["start_timeout"], task_vars)
+        answer = self._collect({"plan": plan}, plan, plan["head"]["start_timeout"])
         if "evidence" not in answer:
             return answer
         wrong = verification.gate(plan, answer["evidence"])
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
-    def _record(self, arguments: dict, judged: dict, task_vars: dict) -> None:
+    def _record(self, arguments: dict, judged: dict) -> None:
         """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
-        if self._task.check_mode:
+        if self.check_mode:
             return
         plan, head = arguments["plan"], arguments["plan"]["head"]["host"]
         place = {"head": {"host": head}, "hosts": {head: {"prefix": plan["hosts"][head]["prefix"]}}}
         record = {"plan": place, "record": verification.recorded(plan, judged)}
-        answer = self._execute_module(module_args=record, task_vars=task_vars)
+        answer = self.module(record)
         if answer.get("failed"):
             reason = validation.printable(answer.get("msg"))
             display.warning(
                 f"status.yml cannot show this verification, since it could not be recorded on the head: {reason}"
             )
 
-    def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
+    def _collect(self, arguments: dict, plan: dict, patience: float) -> dict:
         started = time.monotonic()
         before: int | None = None
         wait, said = FIRST_WAIT, 0.0
         loads = _Loads(plan)
-        lease = lease_renewal.Renewal(self, task_vars, plan["hosts"][plan["head"]["host"]]["prefix"])
+        lease = Lease(self, plan["hosts"][plan["head"]["host"]]["prefix"])
         while True:
-            answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
+            answer = self.module({**arguments, "wait": wait})
             if not answer.get("failed"):
-                evidence = _check(verification.check_evidence, plan["head"]["host"], answer.get("evidence"))
+                evidence = verification.check_evidence(plan["head"]["host"], answer.get("evidence"))
                 answer = {**answer, "evidence": evidence}
             if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
                 return answer
@@ -214,10 +208,3 @@ def _addresses(host: str) -> set[str]:
     except (OSError, UnicodeError):
         return set()
     return {str(entry[4][0]) for entry in found}
-
-
-def _check(check, *arguments) -> dict:
-    try:
-        return check(*arguments)
-    except Refusal as refusal:
-        raise AnsibleActionFail(str(refusal)) from None

@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
 
@@ -35,10 +35,10 @@ ANSWER = {
 """What a step returns. Lists of tensors and of their names may be long, and are looked at one by one."""
 
 
-def ask(action: ActionBase, task_vars: dict, plan: Mapping[str, Any], host: str, **more: Any) -> dict[str, Any]:
+def ask(action: Action, plan: Mapping[str, Any], host: str, **more: Any) -> dict[str, Any]:
     """What the action's module returns on a host; where it fails, the reason is one of ``why``."""
     arguments = {"path": plan["model"]["path"], "account": plan["hosts"][host]["account"], **more}
-    answer = action._execute_module(module_args=arguments, task_vars=task_vars)
+    answer = action.module(arguments)
     try:
         if answer.get("failed"):
             raise Refusal(str(answer.get("msg", "the module failed")))

@@ -669,19 +669,16 @@ class Measuring:
         self.host, self.said, self.model = Host(), [], model or {}
         self.plan = typed_json.dump(served_by(found, model))
         monkeypatch.setattr(action, "POLL_SECONDS", 0)
-        monkeypatch.setattr(action.lease_renewal, "renew", lambda *_arguments: {})
+        monkeypatch.setattr(action.Action, "renew_lease", lambda *_arguments: {})
         monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
         monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
-        monkeypatch.setattr(action.sources, "look_up", lambda _action, _vars, cluster, _catalogue: cluster)
+        monkeypatch.setattr(action.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
         monkeypatch.setattr(action.display, "display", self.said.append)
         monkeypatch.setattr(action.display, "warning", self.said.append)
-        monkeypatch.setattr(action.ActionBase, "run", lambda *_arguments: {})
         monkeypatch.setattr(
             action.ActionModule,
-            "_execute_module",
-            lambda _self, module_name, module_args, **_rest: self.host.answer(
-                module_name.rsplit(".", 1)[1], json.loads(json.dumps(module_args))
-            ),
+            "module",
+            lambda _self, given, name: self.host.answer(name.rsplit(".", 1)[1], json.loads(json.dumps(given))),
         )
 
     def run(self, path=None, check=False):
@@ -814,7 +811,7 @@ def test_a_task_whose_run_was_killed_has_the_server_start_at_once(measuring, mon
 
 def test_a_lease_that_is_lost_ends_the_run_before_it_touches_a_service(measuring, monkeypatch):
     lost = {"failed": True, "msg": "This run lost the lease of the cluster"}
-    monkeypatch.setattr(action.lease_renewal, "renew", lambda *_arguments: lost)
+    monkeypatch.setattr(action.Action, "renew_lease", lambda *_arguments: lost)
     assert measuring.run()["problem"] == "This run lost the lease of the cluster"
     assert "started" not in measuring.host.calls
 
@@ -876,7 +873,7 @@ def test_check_mode_and_a_matrix_without_anything_to_measure_stop_nothing(measur
     models = [{"known_answer": known_answer_of(16, 8192)}]
     large = cluster_of("worker1", **MEASURED, llama_benchmark_models=models, llama_benchmark_hosts=[1])
     large.hosts["head"]["facts"]["memory_mib"] = 8192
-    monkeypatch.setattr(action.copying, "run", lambda *_arguments: {})
+    monkeypatch.setattr(action.Action, "action", lambda *_arguments: {})
     idle = Measuring(monkeypatch, large)
     assert not idle.run()["changed"]
     assert "started" not in idle.host.calls
@@ -934,12 +931,12 @@ def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(monkeypatch, 
     known["sources"] = [{"role": "model", **source}]
     monkeypatch.setattr(action.resolver, "resolve", lambda *_arguments: known)
 
-    def called(_action, _vars, name, given):
+    def called(_action, name, given):
         fetched.append((name, given))
         measuring.host.calls.append("fetched")
         return {"failed": True, "msg": "no route to h.example"} if failed else {"changed": True}
 
-    monkeypatch.setattr(action.copying, "run", called)
+    monkeypatch.setattr(action.Action, "action", called)
     result = measuring.run()
     ((name, given),) = fetched
     assert (name, given["fetched_by"]) == ("llamacpp.cluster.model", "head")

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, cache
 from conftest import typed
 from support.drift import drifts
@@ -38,13 +38,13 @@ def controller(tmp_path, monkeypatch):
     """Its cache. What Ansible copies between hosts is copied here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "controller"))
 
-    def copied(_action, _task_vars, source, target):
+    def copied(_action, source, target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copy(source, target)
         return {}
 
-    monkeypatch.setattr(copying, "copy", copied)
-    monkeypatch.setattr(copying, "fetch", copied)
+    monkeypatch.setattr(Action, "copy", copied)
+    monkeypatch.setattr(Action, "fetch", copied)
     return tmp_path / "controller" / "llamacpp"
 
 
@@ -71,10 +71,10 @@ def install(tmp_path, capsys, monkeypatch):
                 module.main()
             return json.loads(capsys.readouterr().out)
 
-        def compile_there(arguments, task_vars):
+        def compile_there(arguments):
             compiled.append(name)
             place(host, f"built by {name}")
-            return on_the_host({**arguments, "recorded": {}}, task_vars)
+            return on_the_host({**arguments, "recorded": {}}, {})
 
         monkeypatch.setattr(plugin, "_execute_module", on_the_host)
         monkeypatch.setattr(plugin, "_build", compile_there)
@@ -257,15 +257,15 @@ def test_an_archive_that_was_changed_on_the_controller_is_packed_again(install, 
 
 def test_an_archive_that_changes_on_its_way_is_not_unpacked(install, tmp_path, monkeypatch):
     install("head", share=True)
-    copy = copying.copy
+    copy = Action.copy
 
-    def changed(plugin, task_vars, source, target):
-        copy(plugin, task_vars, source, target)
+    def changed(plugin, source, target):
+        copy(plugin, source, target)
         with open(target, "ab") as stream:
             stream.write(b"x")
         return {}
 
-    monkeypatch.setattr(copying, "copy", changed)
+    monkeypatch.setattr(Action, "copy", changed)
     failed = install("worker1")
     assert failed["failed"]
     assert "does not have the sha256" in failed["msg"]

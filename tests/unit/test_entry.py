@@ -447,7 +447,7 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
     path = tmp_path / "plan.json"
     task = mock.Mock(args={"page": page, "path": str(path)}, async_val=0)
     module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
-    monkeypatch.setattr(plan.sources, "look_up", lambda _action, _vars, cluster, _catalogue: cluster)
+    monkeypatch.setattr(plan.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
     own["llama_model_known_answer"] = {}
     result = module.run(task_vars=task_vars)
     assert result["failed"]

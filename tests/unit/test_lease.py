@@ -18,7 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import lease_renewal, run_identity
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 from support.playbook_runs import ROOT, Operator
 from test_tasks import flat as tasks
 
@@ -221,16 +222,12 @@ def test_a_process_that_proc_hides_goes_on(sleeper, tmp_path, monkeypatch):
 
 
 def test_a_long_task_renews_the_lease_from_time_to_time(monkeypatch):
-    action, now = mock.Mock(), iter([0, 100, 599, 600, 601, 700, 1199, 1300, 1301])
-    monkeypatch.setattr(lease_renewal.time, "monotonic", lambda: next(now))
-    renewal = lease_renewal.Renewal(action, {}, "/opt/llamacpp")
+    action, now = mock.Mock(spec=base.Action), iter([0, 100, 599, 600, 601, 700, 1199, 1300, 1301])
+    monkeypatch.setattr(base.time, "monotonic", lambda: next(now))
+    renewal = base.Lease(action, "/opt/llamacpp")
     for _poll in range(6):
         renewal.renew_in_time()
-    assert action._execute_module.call_count == 2
-    arguments = action._execute_module.call_args.kwargs
-    assert arguments["module_name"] == "llamacpp.cluster.lease"
-    assert arguments["module_args"]["state"] == "renewed"
-    assert arguments["module_args"]["run"]["process"] == os.getppid()
+    assert action.renew_lease.mock_calls == [mock.call("/opt/llamacpp")] * 2
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs

@@ -114,6 +114,7 @@ class Waiting:
     def __init__(self, monkeypatch, plan, answers, each):
         self.now, self.lines, self.waits = 0.0, [], []
         self.action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+        self.action.variables = {}
         self.plan, self.answers = plan, iter(answers)
 
         def collected(module_args, task_vars):
@@ -126,7 +127,7 @@ class Waiting:
         monkeypatch.setattr(verify_action.display, "display", self.lines.append)
 
     def collect(self, patience):
-        return self.action._collect({}, self.plan, patience, {})["evidence"]
+        return self.action._collect({}, self.plan, patience)["evidence"]
 
 
 def evidence(load=None, healthy=False):

@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     model_info,
     model_upload,
 )
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup, sender
 from model_server import DATA, SHA, SIZE, answer, below, download_record_of, parsed, planned
 from test_model_sources import request_of
@@ -211,7 +211,7 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
 # ------------------------------------------------------------------------------------------------------------ pieces and lines
 
 
-class Action:
+class Action(base.Action):
     """An action plugin whose host is this process."""
 
     def __init__(self, place, models, *files, **arguments):
@@ -256,7 +256,8 @@ class Action:
         return default
 
     def run(self):
-        return delivery.run(self, {"inventory_hostname": "head"})
+        self.variables = {"inventory_hostname": "head"}
+        return delivery.run(self, self.arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -265,7 +266,7 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(delivery, "PAUSES", ())
     monkeypatch.setattr(sender.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
     clock = types.SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
-    monkeypatch.setattr(background, "time", clock)
+    monkeypatch.setattr(base, "time", clock)
 
 
 @pytest.fixture
@@ -374,9 +375,7 @@ def test_a_head_that_downloads_nothing_gets_no_token(server, tmp_path, models, f
 
 
 def test_a_token_file_that_cannot_be_used_is_named(copied, tmp_path, models):
-    with pytest.raises(
-        AnsibleActionFail, match=r"llama_model_token_file is .*token, which cannot be read on the contr"
-    ):
+    with pytest.raises(Refusal, match=r"llama_model_token_file is .*token, which cannot be read on the contr"):
         Action(tmp_path, models, copied, token_file=str(tmp_path / "token")).run()
 
 

@@ -619,23 +619,22 @@ def test_a_registry_that_wants_permission(server, library, what, code):
 class Action:
     """Runs modules in this process, as the host that they would run on."""
 
-    def __init__(self, call, **arguments):
-        self.call, self.arguments, self.ran = call, arguments, []
+    host = "h"
 
-    def validate_argument_spec(self, argument_spec):
-        defaults = {name: option.get("default") for name, option in argument_spec.items()}
-        return None, {**defaults, **self.arguments}
+    def __init__(self, call, given):
+        self.call, self.ran = call, []
+        self.variables = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
 
-    def _execute_module(self, module_name, module_args, task_vars):
-        self.ran.append(module_name)
-        return self.call(**module_args)
+    def module(self, arguments, name):
+        self.ran.append(name)
+        return self.call(**arguments)
 
 
 def run(call, given, prefix=None, account=None):
     """The result of the module ``model_info``, and the action."""
-    action = Action(call, prefix=prefix, account=account)
-    task_vars = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
-    return action_plugin.find(action, task_vars), action
+    action = Action(call, given)
+    arguments = {"prefix": prefix, "account": account, "timeout": 120}
+    return action_plugin.ActionModule.perform(action, arguments), action
 
 
 @pytest.fixture

@@ -248,9 +248,10 @@ def test_verify_waits_longer_than_the_launcher_for_a_worker(monkeypatch, plan):
     }
     clock = iter(range(0, 10000, 10))
     action = object.__new__(verify_action.ActionModule)
+    action.variables = {}
     monkeypatch.setattr(verify_action.ActionModule, "_execute_module", lambda *_, **__: copy.deepcopy(answers))
     monkeypatch.setattr(verify_action, "_check", lambda _check, *given: given[-1])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     began = next(clock)
-    action._collect({}, plan, 600, {})
+    action._collect({}, plan, 600)
     assert next(clock) - began > 60 + verify_action.SECONDS_FOR_WORKERS

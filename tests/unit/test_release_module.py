@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -226,22 +227,24 @@ def test_a_process_that_does_not_end_is_named(call, programs, left_running, monk
 def test_a_host_that_names_no_job_of_its_build(job, monkeypatch):
     """async_status gets that name as a path below a folder."""
     plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    plugin.variables = {"inventory_hostname": "strix1"}
     answer = {"ansible_job_id": job, "msg": "\x1b[2Jno room"}
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: answer)
     with pytest.raises(AnsibleActionFail) as raised:
-        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}})
     assert str(raised.value).startswith("strix1 did not start the build in the background (")
     assert str(raised.value).isprintable()
 
 
 def test_a_build_whose_connection_is_lost(monkeypatch):
     plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    plugin.variables = {"inventory_hostname": "strix1"}
     answers = iter([{"ansible_job_id": "j123456.42"}, {"failed": True, "msg": "\x1b[2Jgone"}])
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
     monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
     with pytest.raises(AnsibleActionFail, match="The connection to the build was lost") as raised:
-        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}})
     assert str(raised.value).isprintable()
 
 
@@ -249,15 +252,16 @@ def test_a_build_whose_connection_is_lost(monkeypatch):
 def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit):
     looks = []  # each a minute after the one before
     plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    plugin.variables = {"inventory_hostname": "strix1"}
     monkeypatch.setattr(plugin, "_execute_module", lambda **_more: looks.append(1) or {"ansible_job_id": "j1.2"})
     monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda *_arguments, **_more: {"stdout": said(len(looks))})
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
     monkeypatch.setattr(action, "LIMIT_SECONDS", limit)
-    monkeypatch.setattr(action.background.time, "monotonic", lambda: 60.0 * len(looks))
+    monkeypatch.setattr(base.time, "monotonic", lambda: 60.0 * len(looks))
     monkeypatch.setattr(action.display, "display", lambda _text: len(looks) < 999 or pytest.fail("it goes on"))
     with pytest.raises(AnsibleActionFail, match=r"^strix1 has not ended the build \(job j1.2\), .* for 70 minutes or "):
-        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}})
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):

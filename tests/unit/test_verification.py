@@ -10,7 +10,6 @@ import threading
 from unittest import mock
 
 import pytest
-from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -489,8 +488,9 @@ def test_the_controller_does_not_wait_for_another_certificate(local, monkeypatch
     evidence.update(log_complete=True, handshakes={"workers": {}}, links={}, ends={"number": 0, "how": "", "log": []})
     answers = iter([{"evidence": evidence}])
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    action.variables = {}
     monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: next(answers))
-    found = action._collect({}, {**local.plan(), "staging": False}, 600, {})["evidence"]
+    found = action._collect({}, {**local.plan(), "staging": False}, 600)["evidence"]
     assert found == validation.complete(evidence, verification.EVIDENCE)
 
 
@@ -509,8 +509,9 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
         return {"evidence": {**evidence, **({"waits_for": ["it waits for worker x"]} if len(calls) == 4 else {})}}
 
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    action.variables = {}
     monkeypatch.setattr(action, "_execute_module", collected)
-    evidence = action._collect({}, plan, 600, {})["evidence"]
+    evidence = action._collect({}, plan, 600)["evidence"]
     assert len(calls) == 4
     assert evidence["health"]["said"] == (
         "llama-server ended 3 times while verify waited for it, the last time with status 1"
@@ -594,9 +595,10 @@ def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path,
 @pytest.mark.parametrize("odd", [None, [], {}, {"health": {"healthy": True, "said": "\x1b[2J"}}])
 def test_a_head_that_answers_in_another_form_is_named(local, monkeypatch, odd):
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    action.variables = {}
     monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: {"evidence": odd})
-    with pytest.raises(AnsibleActionFail, match="What here reports of the server"):
-        action._collect({}, local.plan(), 0, {})
+    with pytest.raises(Refusal, match="What here reports of the server"):
+        action._collect({}, local.plan(), 0)
 
 
 def test_knocking():

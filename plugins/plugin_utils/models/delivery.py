@@ -15,15 +15,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, sender
 
 display = Display()
@@ -67,38 +65,32 @@ class Comparison(NamedTuple):
     python: str
 
 
-def run(action: ActionBase, task_vars: dict) -> dict:
+def run(action: Action, arguments: dict) -> dict:
     """The result of the module ``model``."""
-    arguments = dict(action._task.args)
     token_file = arguments.pop("token_file", None)
-    result = _compare(action, task_vars, arguments)
+    result = action.foresee(arguments)
     if result.get("failed") or not result.get("changed"):
         return result
-    host, files = task_vars["inventory_hostname"], _files(arguments)
+    host, files = action.host, _files(arguments)
     comparison = _read_comparison(host, result)
     for line in announcements(host, comparison, files):
         display.display(line)
-    if action._task.check_mode:
+    if action.check_mode:
         return result
-    token = _read_token(token_file, task_vars) if token_file else None
-    _send(action, task_vars, arguments, comparison, token)
+    token = (
+        hub.read_token(os.path.join(action.variables.get("inventory_dir") or "", os.path.expanduser(token_file)))
+        if token_file
+        else None
+    )
+    _send(action, arguments, comparison, token)
     lookout = Lookout(action, host, arguments["folder"])
     if token and not all(file.sent for file in files):
         arguments["token_pipe"] = lookout.offer(token, comparison.python)
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
     prefix, lost = os.path.dirname(arguments["folder"]), "Run the playbook again, which continues there."
-    work = background.Work("download", prefix, LIMIT_SECONDS, SILENCE_SECONDS, pauses, lookout.show, lost)
-    done = background.run(action, task_vars, arguments, work)
+    job = Job("download", prefix, LIMIT_SECONDS, SILENCE_SECONDS, pauses, lookout.show, lost)
+    done = action.background(arguments, job)
     return done if done.get("failed") else {**done, **result}
-
-
-def _compare(action: ActionBase, task_vars: dict, arguments: dict) -> dict:
-    """What the module reports in check mode."""
-    check_mode, action._task.check_mode = action._task.check_mode, True
-    try:
-        return action._execute_module(module_args=arguments, task_vars=task_vars)
-    finally:
-        action._task.check_mode = check_mode
 
 
 def _read_comparison(host: str, result: dict) -> Comparison:
@@ -129,33 +121,27 @@ def announcements(host: str, comparison: Comparison, files: Sequence[ModelFile])
         yield f"  [{host}] {file.name}: {what}"
 
 
-def _read_token(path: str, task_vars: dict) -> str | None:
-    try:
-        return hub.read_token(os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path)))
-    except Refusal as error:
-        raise AnsibleActionFail(str(error)) from None
-
-
-def _send(action: ActionBase, task_vars: dict, arguments: dict, comparison: Comparison, token: str | None) -> None:
+def _send(action: Action, arguments: dict, comparison: Comparison, token: str | None) -> None:
     """Sends the files that the host does not get itself, and notes their checksums in the arguments."""
-    host = task_vars["inventory_hostname"]
     rows = {row.path: row for row in comparison.fetch}
     entries = {file["path"]: dict(file) for file in arguments["files"]}
     arguments["files"] = list(entries.values())
     unknown = [file for file in _files(arguments) if file.local_path and not file.sha256 and str(file.path) in rows]
     for file in unknown:
-        display.display(f"  [{host}] {file.name}: its checksum is computed, to continue where an earlier run stopped")
+        display.display(
+            f"  [{action.host}] {file.name}: its checksum is computed, to continue where an earlier run stopped"
+        )
         entries[str(file.path)]["sha256"] = sender.checksum(file)
     if unknown:
-        result = _compare(action, task_vars, arguments)
-        rows = {row.path: row for row in _read_comparison(host, result).fetch}
+        result = action.foresee(arguments)
+        rows = {row.path: row for row in _read_comparison(action.host, result).fetch}
     files = _files(arguments)
     server = model_files.token_server(files, _records(arguments))
     for file in files:
         row = rows.get(str(file.path))
         if file.sent and row:
             own = token if server and web.same_server(file.url, server) else None
-            work = sender.Sender(action, task_vars, arguments["folder"], Line(host).show)
+            work = sender.Sender(action, arguments["folder"], Line(action.host).show)
             entries[str(file.path)]["sha256"] = work.send(file, row.have, own)
 
 
@@ -188,7 +174,7 @@ def sentence(report: download.ProgressReport, rate: float) -> str:
 class Lookout:
     """Looks at a download in the background of the host, and hands the token over to it."""
 
-    def __init__(self, action: ActionBase, host: str, folder: str) -> None:
+    def __init__(self, action: Action, host: str, folder: str) -> None:
         self._action, self._line = action, Line(host)
         self._command = f"head -c 4000 {shlex.quote(f'{folder}/{model_files.LOCK}')}"
         self._handover: tuple[str, bytes] | None = None
@@ -206,9 +192,9 @@ class Lookout:
         """A text that changes with the progress."""
         if self._handover:
             command, data = self._handover
-            if self._action._low_level_execute_command(command, sudoable=True, in_data=data)["rc"] == 0:
+            if self._action.command(command, data)["rc"] == 0:
                 self._handover = None
-        reply = self._action._low_level_execute_command(self._command, sudoable=True)
+        reply = self._action.command(self._command)
         report = download.parse_progress(reply.get("stdout", ""))
         if report:
             self._line.show(report)

@@ -9,14 +9,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, lookup
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import (
     Query,
@@ -40,12 +39,12 @@ class Options(NamedTuple):
     timeout: int = 120
 
 
-def resolve(action: ActionBase, task_vars: dict, request: ModelRequest, options: Options) -> dict:
+def resolve(action: Action, request: ModelRequest, options: Options) -> dict:
     """The result of the module ``model_info`` for one model.
 
     :raises Refusal: it is not there, or cannot be read.
     """
-    resolver = _Resolver(action, task_vars, request, options)
+    resolver = _Resolver(action, request, options)
     sources = {source.role: resolver.source(source) for source in request.sources()}
     served = sources.get(download_record.MODEL, ResolvedSource("", None, ()))
     return {
@@ -66,9 +65,9 @@ def resolve(action: ActionBase, task_vars: dict, request: ModelRequest, options:
 
 
 class _Resolver:
-    def __init__(self, action: ActionBase, task_vars: dict, request: ModelRequest, options: Options) -> None:
-        self.action, self.task_vars, self.request, self.options = action, task_vars, request, options
-        self.folder = task_vars.get("inventory_dir") or ""
+    def __init__(self, action: Action, request: ModelRequest, options: Options) -> None:
+        self.action, self.request, self.options = action, request, options
+        self.folder = action.variables.get("inventory_dir") or ""
         self.on_host = self._ask_host()
 
     def source(self, source: ModelSource) -> ResolvedSource:
@@ -95,11 +94,9 @@ class _Resolver:
 
     def _run(self, module: str, arguments: dict) -> dict:
         account = {"account": self.options.account} if self.options.account else {}
-        result = self.action._execute_module(
-            module_name=module, module_args={**arguments, **account}, task_vars=self.task_vars
-        )
+        result = self.action.module({**arguments, **account}, module)
         if result.get("failed"):
-            raise Refusal(copying.why(result))
+            raise Refusal(why(result))
         return result
 
     def _ask_host(self) -> Mapping[str, Any]:
@@ -125,7 +122,7 @@ class _Resolver:
             reason = f"{mismatch.where} {mismatch.why}"
         if reason:
             raise Refusal(
-                f"{source.variable} is {source.path}, for which {validation.not_possible(self.task_vars['inventory_hostname'], reason)}"
+                f"{source.variable} is {source.path}, for which {validation.not_possible(self.action.host, reason)}"
             )
         files = [SourceFile(file["name"], file["bytes"], path=f"{folder}/{file['name']}") for file in summary["files"]]
         return ResolvedSource(model_source.shown(source), None, files, summary, result.get("closed"))

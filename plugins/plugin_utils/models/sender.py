@@ -15,12 +15,11 @@ from pathlib import Path
 
 import ansible.constants as C
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, partial_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, lease_renewal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease, why
 
 MODULE = "llamacpp.cluster.model_upload"
 PIECE = 256 << 20
@@ -69,12 +68,10 @@ def _read(file: ModelFile, offset: int, take: Callable[[bytes], object]) -> None
 class Sender:
     """Sends to one host."""
 
-    def __init__(
-        self, action: ActionBase, task_vars: dict, folder: str, show: Callable[[download.ProgressReport], None]
-    ) -> None:
+    def __init__(self, action: Action, folder: str, show: Callable[[download.ProgressReport], None]) -> None:
         """:param folder: of all models on the host."""
-        self._action, self._task_vars, self._folder, self._show = action, task_vars, folder, show
-        self._lease = lease_renewal.Renewal(action, task_vars, os.path.dirname(folder))
+        self._action, self._folder, self._show = action, folder, show
+        self._lease = Lease(action, os.path.dirname(folder))
 
     def send(self, file: ModelFile, offset: int, token: str | None) -> str:
         """Sends a file from there to its end; returns its sha256.
@@ -98,22 +95,18 @@ class Sender:
 
     def _send(self, file: ModelFile, piece: _Piece) -> None:
         self._lease.renew_in_time()
-        action, shell = self._action, self._action._connection._shell
         sha256 = piece.close()
-        folder = shell.tmpdir or action._make_tmp_path()
-        target = shell.join_path(folder, "piece")
         try:
-            action._transfer_file(str(piece.path), target)
+            path = self._action.transfer(str(piece.path), "piece")
         except AnsibleError as error:
             raise AnsibleActionFail(
-                f"A piece of {file.name} could not be sent to {target} ({copying.why({'msg': str(error)})}): it needs {PIECE >> 20} MiB there "
-                "(remote_tmp of Ansible). Run the playbook again, which continues there"
+                f"A piece of {file.name} could not be sent ({why({'msg': str(error)})}): it needs {PIECE >> 20} MiB in the temporary folder of the "
+                "host (remote_tmp of Ansible). Run the playbook again, which continues there"
             ) from error
-        action._fixup_perms2((folder, target))
         arguments = {"path": str(file.path), "bytes": file.bytes, "folder": self._folder}
-        arguments["piece"] = {"path": target, "offset": piece.offset, "sha256": sha256}
-        result = action._execute_module(module_name=MODULE, module_args=arguments, task_vars=self._task_vars)
-        host = self._task_vars["inventory_hostname"]
+        arguments["piece"] = {"path": path, "offset": piece.offset, "sha256": sha256}
+        result = self._action.module(arguments, MODULE)
+        host = self._action.host
         if result.get("failed"):
             raise AnsibleActionFail(validation.printable(str(result.get("msg") or f"{host} gave no reason")))
         if result.get("bytes") != piece.end:

@@ -18,13 +18,12 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
@@ -179,20 +178,17 @@ def _folder() -> Path:
     return cache.folder("sources", "llama_release")
 
 
-def look_up(action: ActionBase, task_vars: Mapping[str, Any], cluster: Cluster, catalogue: Catalogue) -> Cluster:
+def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """The cluster with what only the controller can look up in those releases of which some host has a build.
 
+    :param find_file: returns the path of a file of the controller that an operator names.
     :raises Refusal: names the variable.
     """
-
-    def find(path: str) -> str:
-        beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
-        return beside if os.path.isabs(beside) and os.path.exists(beside) else action._find_needle("files", path)
 
     resolved = {}
     for variable in planner.release_variables(cluster, catalogue):
         try:
-            resolved[variable] = resolve(cluster.releases[variable], find)
+            resolved[variable] = resolve(cluster.releases[variable], find_file)
         except Refusal as refusal:
             raise releases.name_variable(refusal, variable) from None
     return cluster._replace(releases={**cluster.releases, **resolved})
