@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     tensor_types,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 MODULE = gguf_info
@@ -25,13 +25,6 @@ MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
 MAINLINE_TYPES = {**tensor_types.OF_BOTH, **tensor_types.OF_MAINLINE}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
-thorough = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 
 
 def read(data):
@@ -111,15 +104,15 @@ def test_a_type_stands_in_one_table():
     }
 
 
-@pytest.mark.parametrize("layers, width, kind", [(1, 64, "f32"), (2, 64, "f16"), (5, 128, "f16"), (3, 192, "q8_0")])
-def test_agrees_on_known_answer_models(tmp_path, layers, width, kind):
-    known_answer_file.write(tmp_path / "model.gguf", layers, width, kind)
-    agrees(tmp_path / "model.gguf")
+def known_answer(folder):
+    known_answer_file.write(folder / "model.gguf", 3, 192, "q8_0")
+    return (folder / "model.gguf").read_bytes()
 
 
 def test_agrees_on_models_made_here(tmp_path):
     path = tmp_path / "model.gguf"
     for made in (
+        known_answer(tmp_path),
         files.model(),
         files.model(version=2),
         files.model(alignment=4096, keys=(*files.LLAMA, ("general.alignment", files.U32, 4096))),
@@ -156,52 +149,6 @@ def test_agrees_on_every_type(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    agrees(path)
-
-
-KEY = st.text(
-    st.characters(min_codepoint=33, max_codepoint=0x2FFF, exclude_categories=["C", "Z"]), min_size=1, max_size=20
-)
-VALUES = {
-    0: st.integers(0, 2**8 - 1),
-    1: st.integers(-(2**7), 2**7 - 1),
-    2: st.integers(0, 2**16 - 1),
-    3: st.integers(-(2**15), 2**15 - 1),
-    4: st.integers(0, 2**32 - 1),
-    5: st.integers(-(2**31), 2**31 - 1),
-    6: st.floats(width=32),
-    7: st.booleans(),
-    8: st.text(max_size=40),
-    10: st.integers(0, 2**64 - 1),
-    11: st.integers(-(2**63), 2**63 - 1),
-    12: st.floats(),
-}
-ENTRY = st.sampled_from(sorted(VALUES)).flatmap(
-    lambda kind: st.one_of(
-        st.tuples(st.just(kind), VALUES[kind]),
-        st.tuples(st.just(files.ARRAY), st.tuples(st.just(kind), st.lists(VALUES[kind], max_size=8))),
-    )
-)
-SHAPE = st.sampled_from(sorted(files.BLOCKS)).flatmap(
-    lambda kind: st.tuples(
-        st.lists(st.integers(1, 5), min_size=1, max_size=4).map(
-            lambda shape: (shape[0] * files.BLOCKS[kind][0], *shape[1:])
-        ),
-        st.just(kind),
-    )
-)
-
-
-@given(
-    st.dictionaries(KEY.filter(lambda name: name not in ("general.alignment", "split.count")), ENTRY, max_size=8),
-    st.dictionaries(KEY, SHAPE, max_size=8),
-    st.sampled_from([2, 3]),
-)
-@thorough
-def test_agrees_on_any_right_file(tmp_path, metadata, tensors, version):
-    keys = [(name, kind, value) for name, (kind, value) in metadata.items()]
-    path = tmp_path / "model.gguf"
-    path.write_bytes(files.model(keys, [(name, *shape) for name, shape in tensors.items()], version=version) + b"\0")
     agrees(path)
 
 
@@ -295,22 +242,6 @@ def test_tensors_in_few_rows():
     ]
 
 
-@given(st.dictionaries(st.from_regex(r"blk\.[0-9*]{1,3}\.[ab]|[ab*.]{1,4}", fullmatch=True), SHAPE, max_size=12))
-@thorough
-def test_rows_hold_every_tensor(tensors):
-    known = {
-        name: gguf.Tensor(tensor_types.ALL[kind].name, shape, 1, files.size(shape, kind))
-        for name, (shape, kind) in tensors.items()
-    }
-    again = {}
-    for row in gguf.group(known):
-        for layer in [None] if row["layers"] is None else row["layers"]:
-            name = row["name"] if layer is None else row["name"].replace("*", str(layer), 1)
-            assert name not in again
-            again[name] = gguf.Tensor(row["type"], tuple(row["shape"]), 1, row["bytes"])
-    assert again == known
-
-
 def test_the_files_name_stands_in_for_a_missing_name():
     assert gguf.summarize(read(files.model()))["name"] == "model.gguf"
 
@@ -324,18 +255,6 @@ def test_a_split_model(tmp_path):
     assert summary["layer_bytes"] == [64 * 64 * 4] * 2
     assert summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
     assert summary["bytes"] == sum(path.stat().st_size for path in paths)
-    for path in paths:
-        agrees_in_part(path)
-
-
-def agrees_in_part(path):
-    said = {tensor.name: int(tensor.n_bytes) for tensor in gguf_package.GGUFReader(path).tensors}
-    found = gguf.read("x.gguf", lambda name: files.Source(without_split(path.read_bytes()))).tensors
-    assert {name: tensor.bytes for name, tensor in found.items()} == said
-
-
-def without_split(data):
-    return data.replace(b"split.count", b"split.other")
 
 
 def test_split_models_that_are_not_whole(tmp_path):
@@ -368,32 +287,21 @@ def test_a_number_of_parts_that_cannot_be(kind, count):
 
 
 @pytest.mark.parametrize(
-    "key, kind", [(b"split.no", files.U32), (b"split.count", files.U32), (b"split.tensors.count", files.U32)]
+    "part, key, value, said",
+    [
+        (0, "split.no", 0, "its 'split.no' is of type uint32, llama.cpp takes uint16"),
+        (0, "split.count", 2, "its 'split.count' is of type uint32, llama.cpp takes uint16"),
+        (0, "split.tensors.count", 2, "its 'split.tensors.count' is of type uint32, llama.cpp takes int32"),
+        (1, "split.no", 1, r"has the part .*, which is refused: its 'split.no' is of type uint32"),
+    ],
 )
-def test_split_models_with_types_that_llama_cpp_does_not_take(tmp_path, key, kind):
-    (first, *_others) = files.write_parts(tmp_path)
-    right = files.I32 if key == b"split.tensors.count" else files.U16
-    value = {b"split.no": 0}.get(key, 2)
-    data = first.read_bytes().replace(files.key(key, right, value), files.key(key, kind, value))
-    first.write_bytes(data)
-    with pytest.raises(gguf.GGUFError, match=f"its '{key.decode()}' is of type uint32, llama.cpp takes u?int"):
-        gguf.read_path(str(first))
-
-
-def test_a_part_whose_number_is_of_another_type(tmp_path):
-    first, second = files.write_parts(tmp_path)
-    data = second.read_bytes()
-    second.write_bytes(data.replace(files.key("split.no", files.U16, 1), files.key("split.no", files.U32, 1)))
-    with pytest.raises(gguf.GGUFError, match=r"has the part .*, which is refused: its 'split.no' is of type uint32"):
-        gguf.read_path(str(first))
-
-
-def test_a_split_model_that_does_not_say_its_tensors(tmp_path):
-    first, _second = files.write_parts(tmp_path)
-    data = first.read_bytes().replace(b"split.tensors.count", b"split.tensors.other")
-    first.write_bytes(data)
-    with pytest.raises(gguf.GGUFError, match="its parts hold 2 tensors, it says None"):
-        gguf.read_path(str(first))
+def test_split_models_with_types_that_llama_cpp_does_not_take(tmp_path, part, key, value, said):
+    paths = files.write_parts(tmp_path)
+    right = files.I32 if key == "split.tensors.count" else files.U16
+    data = paths[part].read_bytes()
+    paths[part].write_bytes(data.replace(files.key(key, right, value), files.key(key, files.U32, value)))
+    with pytest.raises(gguf.GGUFError, match=said):
+        gguf.read_path(str(paths[0]))
 
 
 def many_parts(keys, count=3):
@@ -427,19 +335,11 @@ def test_limits_are_those_of_all_parts_together(monkeypatch, limit, most, keys, 
 # What is wrong
 
 
-def test_missing(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        gguf.read_path(str(tmp_path / "none.gguf"))
-
-
-def test_a_folder(tmp_path):
-    with pytest.raises(gguf.GGUFError, match="is not a file"):
-        gguf.read_path(str(tmp_path))
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_what_is_not_a_file_is_not_read(tmp_path, monkeypatch, late):
     """Nobody writes into the pipe: opening it as a file is opened waits for ever. A look at it before may be too early."""
+    with pytest.raises(gguf.GGUFError, match="is not a file"):
+        gguf.read_path(str(tmp_path))
     os.mkfifo(tmp_path / "model.gguf")
     if late:
         before = os.stat(__file__)
@@ -448,11 +348,9 @@ def test_what_is_not_a_file_is_not_read(tmp_path, monkeypatch, late):
         gguf.read_path(str(tmp_path / "model.gguf"))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"#!/bin/sh\n" + bytes(100), b"FUGG" + bytes(100)]
-)
-def test_not_gguf(content):
-    refused(content, "not a GGUF file")
+def test_not_gguf():
+    for content in (b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"FUGG" + bytes(100)):
+        refused(content, "not a GGUF file")
 
 
 def test_cut_at_every_byte():
@@ -476,38 +374,33 @@ def test_a_file_that_becomes_shorter(model):
         (1, "has GGUF version 1, which llama.cpp no longer reads"),
         (4, "version 4 is unknown, 2 and 3 are read"),
         (0x03000000, "is a big-endian file"),
-        (0x02000000, "is a big-endian file"),
-        (2**32 - 1, "version 4294967295 is unknown"),
     ],
 )
 def test_other_versions(version, said):
     refused(files.model(version=version), said)
 
 
-@pytest.mark.parametrize("offset", [8, 16, 24])
-@pytest.mark.parametrize("length", [1 << 40, 1 << 60, 1 << 63, (1 << 64) - 1])
-def test_lengths_are_not_believed(model, offset, length):
-    data = bytearray(model.read_bytes())
-    data[offset : offset + 8] = struct.pack("<Q", length)
-    refused(bytes(data), "truncated")
+def test_lengths_are_not_believed(model):
+    for offset in (8, 16, 24):
+        for length in (1 << 40, 1 << 63, (1 << 64) - 1):
+            data = bytearray(model.read_bytes())
+            data[offset : offset + 8] = struct.pack("<Q", length)
+            refused(bytes(data), "truncated")
 
 
 @pytest.mark.parametrize("length", [1 << 30, 1 << 63, (1 << 64) - 1])
-@pytest.mark.parametrize(
-    "entry",
-    [
-        lambda length: ("k", files.STRING, struct.pack("<Q", length)),
-        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.U8, length)),
-        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.U64, length)),
-        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.STRING, length)),
-        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.STRING, 1) + struct.pack("<Q", length)),
-        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.STRING, 5000) + struct.pack("<Q", length)),
-    ],
-)
-def test_lengths_of_values_are_not_believed(entry, length):
-    name, kind, raw = entry(length)
-    data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.string(name) + struct.pack("<I", kind) + raw + bytes(65536)
-    refused(data, "truncated")
+def test_lengths_of_values_are_not_believed(length):
+    raw = struct.pack("<Q", length)
+    for kind, value in (
+        (files.STRING, raw),
+        (files.ARRAY, struct.pack("<I", files.U8) + raw),
+        (files.ARRAY, struct.pack("<I", files.U64) + raw),
+        (files.ARRAY, struct.pack("<I", files.STRING) + raw),
+        (files.ARRAY, struct.pack("<IQ", files.STRING, 1) + raw),
+        (files.ARRAY, struct.pack("<IQ", files.STRING, 5000) + raw),
+    ):
+        key = files.string("k") + struct.pack("<I", kind) + value
+        refused(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + bytes(65536), "truncated")
 
 
 def with_tensors(*tensors, keys=files.LLAMA, **further):
@@ -521,25 +414,19 @@ def with_key(name, kind, value):
 
 WRONG_TYPES = [
     ("general.alignment", files.U64, 32, "uint64"),
-    ("general.alignment", 5, 32, "int32"),
     ("general.name", files.ARRAY, (files.STRING, ["x"]), "array of string"),
     ("general.file_type", files.BOOL, True, "bool"),
     ("llama.block_count", 5, 2, "int32"),
-    ("llama.block_count", files.U64, 2, "uint64"),
     ("llama.block_count", files.ARRAY, (files.U32, [2]), "array of uint32"),
-    ("llama.embedding_length", files.U16, 64, "uint16"),
     ("llama.context_length", files.ARRAY, (files.U8, [1] * 5000), "array of uint8"),
-    ("llama.attention.head_count", files.U64, 1, "uint64"),
     ("llama.attention.head_count_kv", files.ARRAY, (files.U8, [1, 1]), "array of uint8"),
     ("llama.attention.key_length", 5, 64, "int32"),
-    ("llama.vocab_size", files.U64, 10, "uint64"),
     ("llama.attention.value_length_swa", files.ARRAY, (files.U32, [64, 64]), "array of uint32"),
     ("llama.nextn_predict_layers", files.ARRAY, (files.U32, [1, 1]), "array of uint32"),
     ("llama.attention.sliding_window", files.BOOL, True, "bool"),
     ("llama.feed_forward_length", files.F32, 1.0, "float32"),
     ("tokenizer.ggml.tokens", files.U32, 5, "uint32"),
     ("split.count", files.U32, 1, "uint32"),
-    ("split.count", files.BOOL, True, "bool"),
 ]
 
 
@@ -586,17 +473,14 @@ def test_a_name_that_ends_elsewhere_for_llama_cpp(name):
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 99, 1))]), "'k' has the unknown type 99"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' is nested"),
-        (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1) * 5000)]), "'k' is nested"),
         (files.model(keys=[("k" * 65536, files.U8, 1)]), "the name of a key has 65536 bytes, at most 65535 are read"),
         (files.model(tensors=[("t" * 64, (1,), 0)]), "the name of a tensor has 64 bytes, at most 63 are read"),
         (with_tensors(("t", (1, 1, 1, 1, 1), 0, 0)), "'t' has 5 dimensions"),
         (with_tensors(("t", (0,), 0, 0)), r"'t' has the shape \[0\]"),
         (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the shape"),
-        (with_tensors(("t", (1 << 63, 2, 0), 0, 0)), "'t' has the shape"),
         (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the shape"),
         (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, its tensors end at"),
         (with_tensors(("t", (1,), 4, 0)), "'t' has the unknown type 4"),
-        (with_tensors(("t", (1,), 4294967295, 0)), "'t' has the unknown type 4294967295"),
         (with_tensors(("t", (33, 32), 8, 0)), "'t' has rows of 33 elements, and Q8_0 blocks of 32"),
         (with_tensors(("t", (), 8, 0)), "'t' has rows of 1 elements, and Q8_0 blocks of 32"),
         (with_tensors(("t", (1,), 0, 32)), "'t' is at 32 of the data, but belongs at 0"),
@@ -604,7 +488,6 @@ def test_a_name_that_ends_elsewhere_for_llama_cpp(name):
         (with_tensors(("t", (64,), 0, 0), ("u", (1,), 0, 32)), "'u' is at 32 of the data, but belongs at 256"),
         (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, (1 << 64) - 32)), "'u' is at 18446744073709551584"),
         (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is not a power of 2"),
-        (files.model(keys=[("general.alignment", files.U32, 48)]), "its alignment is 48"),
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
         (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
@@ -620,7 +503,6 @@ def test_a_name_that_ends_elsewhere_for_llama_cpp(name):
             files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.U32, 1 << 30), *files.LLAMA[2:]]),
             "has 1073741824 layers, llama.cpp loads 512 at most",
         ),
-        (with_key("llama.block_count", files.U32, 513), "has 513 layers, llama.cpp loads 512 at most"),
         (with_key("llama.block_count", files.U32, 512), "claims 512 layers and holds 4 tensors"),
     ],
 )
@@ -628,15 +510,14 @@ def test_what_llama_cpp_would_not_load(data, said):
     refused(data, said)
 
 
-@pytest.mark.parametrize("name", [b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline", b"\xed\xa0\x80"])
-def test_names_are_escaped(name):
-    refused(files.model(keys=[(name, 13, b"")]), r"\\\\")
-    refused(files.model(tensors=[(name, (1,), 0), (name, (1,), 0)]), r"\\\\")
-    found = gguf.summarize(read(files.model(keys=(*files.LLAMA, ("general.name", files.STRING, name)))))
-    assert found["name"].isprintable()
-    (tensor,) = read(files.model(tensors=[(name, (1,), 0)])).tensors
-    assert tensor.isprintable()
-    assert "\\" in tensor
+def test_names_are_escaped():
+    for name in (b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline"):
+        refused(files.model(keys=[(name, 13, b"")]), r"\\\\")
+        refused(files.model(tensors=[(name, (1,), 0), (name, (1,), 0)]), r"\\\\")
+        found = gguf.summarize(read(files.model(keys=(*files.LLAMA, ("general.name", files.STRING, name)))))
+        assert found["name"].isprintable()
+        (tensor,) = read(files.model(tensors=[(name, (1,), 0)])).tensors
+        assert tensor.isprintable()
 
 
 def test_a_long_string_is_cut():
@@ -750,63 +631,11 @@ def summary_or_error(data):
     assert len(said) < 300
 
 
-WHOLE = [files.model(), moe(), files.vocabulary(30)]
-INTERESTING = st.sampled_from([0, 1, 8, 9, 32, 255, 1 << 16, 1 << 31, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1])
-POSITION = st.floats(0, 1, exclude_max=True)
-CHANGE = st.one_of(
-    st.tuples(st.just("flip"), POSITION, st.integers(0, 7)),
-    st.tuples(st.just("byte"), POSITION, st.integers(0, 255)),
-    st.tuples(st.just("number"), POSITION, INTERESTING),
-    st.tuples(st.just("insert"), POSITION, st.binary(max_size=16)),
-    st.tuples(st.just("remove"), POSITION, st.integers(1, 16)),
-    st.tuples(st.just("repeat"), POSITION, st.integers(1, 64)),
-    st.tuples(st.just("cut"), POSITION, st.just(0)),
-)
-
-
-def changed(data, changes):
-    data = bytearray(data)
-    for what, where, how in changes:
-        begin = int(where * min(len(data), 1200))
-        if not data:
-            break
-        if what == "flip":
-            data[begin] ^= 1 << how
-        elif what == "byte":
-            data[begin] = how
-        elif what == "number":
-            data[begin : begin + 8] = struct.pack("<Q", how)
-        elif what == "insert":
-            data[begin:begin] = how
-        elif what == "remove":
-            del data[begin : begin + how]
-        elif what == "repeat":
-            data[begin:begin] = data[begin : begin + how]
-        else:
-            del data[begin:]
-    return bytes(data)
-
-
-@pytest.mark.fuzz
-@given(st.sampled_from(WHOLE), st.lists(CHANGE, min_size=1, max_size=4))
-@settings(thorough, max_examples=600)
-def test_a_changed_file_is_a_model_or_an_error(data, changes):
-    summary_or_error(changed(data, changes))
-
-
-@given(st.binary(max_size=400))
-@thorough
-def test_any_bytes_are_a_model_or_an_error(content):
-    summary_or_error(content)
-    summary_or_error(b"GGUF" + struct.pack("<I", 3) + content)
-    summary_or_error(files.header(files.LLAMA, counts=(3, 6)) + content)
-
-
 def test_every_bit_of_a_header():
     data = files.model()
     for position in range(len(files.header(files.LLAMA)) + 200):
         for bit in range(8):
-            summary_or_error(changed(data, [("flip", position / min(len(data), 1200), bit)]))
+            summary_or_error(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
 
 
 @pytest.mark.fuzz
@@ -823,7 +652,7 @@ def test_changed_files_need_no_more_memory():
 
 @pytest.mark.fuzz
 @given(st.integers(0, (1 << 64) - 1))
-@settings(thorough, max_examples=EXAMPLES, derandomize="FUZZ_EXAMPLES" not in os.environ)
+@settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize="FUZZ_EXAMPLES" not in os.environ)
 def test_a_header_that_is_nearly_right_is_a_model_or_an_error(seed):
     summary_or_error(files.fuzzed(random.Random(seed)))
 
