@@ -113,14 +113,14 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 
 
 def result(model, with_tensors):
-    read = {"summary": gguf.summarize(model)}
+    read = {"summary": header_summary.summarize(model)}
     if with_tensors:
-        read["tensors"] = gguf.group(model.tensors)
+        read["tensors"] = header_summary.group(model.tensors)
     return read
 
 

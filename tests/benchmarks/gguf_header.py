@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from first_run import ROOT, machine
 
@@ -70,7 +70,7 @@ def median(work) -> float:
     found = []
     for _run in range(RUNS):
         started = time.perf_counter()
-        summary = gguf.summarize(work())
+        summary = header_summary.summarize(work())
         found.append((time.perf_counter() - started) * 1000)
         assert (summary["vocabulary"], summary["layers"]) == (TOKENS, LAYERS)
     return round(statistics.median(found), 1)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import gguf_files as files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 
 BOTH, NEITHER, OURS, THEIRS = range(4)
 
@@ -58,7 +58,7 @@ def ours(data: bytes) -> tuple[str | None, float]:
     try:
         model = gguf.read("model.gguf", lambda name: source)
         with contextlib.suppress(gguf.GGUFError):
-            gguf.summarize(model)
+            header_summary.summarize(model)
     except gguf.GGUFError as error:
         reason = str(error)
     return reason, time.process_time() - began

@@ -13,7 +13,7 @@ import tarfile
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options, rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
@@ -243,7 +243,7 @@ def test_verify_notices_two_layers_that_are_swapped(served, tmp_path):
 
 def test_a_model_by_its_path(served, tmp_path):
     model = served.prefix / "models" / "known-answer-16x128-f32.gguf"
-    found = gguf.summarize(gguf.read_path(str(model)))
+    found = header_summary.summarize(gguf.read_path(str(model)))
     assert found == {**known_answer.summary(16, 128, "f32"), "files": found["files"], "bytes": found["bytes"]}
     copied = tmp_path / "mine.gguf"
     copied.write_bytes(model.read_bytes())

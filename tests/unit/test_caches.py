@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from support import models
 
@@ -282,7 +282,7 @@ def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     text = Path(kv_cache.__file__).read_text()
     read = set(re.findall(r'(?:number|listed|by_layer)\("([a-z0-9_.]+)"', text))
     assert read > {"attention.sliding_window", "wkv.head_size"}
-    assert not read - set(gguf.CACHE_KEYS)
+    assert not read - set(header_summary.CACHE_KEYS)
 
 
 def test_every_model_of_the_integration_tests_is_loaded():

@@ -4,6 +4,7 @@ import gguf_files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
+    header_summary,
     known_answer,
     projector,
     summary,
@@ -287,7 +288,7 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
     read = local_models.report([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")][
         "summary"
     ]
-    assert gguf.problem(read) is None
+    assert header_summary.problem(read) is None
     plan = with_both(head_with_cards(2, 20, **build(11063)), draft=read).plan()
     assert not plan["refused"], plan["reasons"]
     assert after(plan["head"]["argv"], "--spec-type") == "draft-mtp"
@@ -533,7 +534,9 @@ def test_an_encoder_that_says_nothing_takes_what_is_known():
 
 def test_a_further_summary_that_is_none():
     assert model_source.check({"further": {"draft": []}}) == "further.draft is not a mapping"
-    assert model_source.check({"further": {"draft": PROJECTOR}}).startswith("further.draft lacks ")
+    assert model_source.check({"further": {"draft": PROJECTOR}}).startswith(
+        "further.draft is wrong at layers, which is missing"
+    )
 
 
 def test_a_summary_of_a_model_that_is_not_asked_for_is_not_planned():

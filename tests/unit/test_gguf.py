@@ -12,6 +12,7 @@ import numpy
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
+    header_summary,
     known_answer_file,
     tensor_types,
 )
@@ -37,7 +38,7 @@ def read(data):
 
 def refused(data, match):
     with pytest.raises(gguf.GGUFError, match=match) as error:
-        gguf.summarize(read(data))
+        header_summary.summarize(read(data))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 300
     return str(error.value)
@@ -77,7 +78,7 @@ def test_types_are_those_of_the_gguf_package():
             assert gguf_package.GGMLQuantizationType(kind).name == stored.name
             sizes = gguf_package.GGML_QUANT_SIZES[gguf_package.GGMLQuantizationType(kind)]
             assert (*sizes, 0) == (stored.elements, stored.bytes, stored.row_bytes)
-    for kind, name in gguf.FILE_TYPES.items():
+    for kind, name in header_summary.FILE_TYPES.items():
         if name != "Q2_0":
             assert gguf_package.LlamaFileType(kind).name.replace("MOSTLY_", "").replace("ALL_", "") == name
 
@@ -170,7 +171,7 @@ def moe():
 
 
 def test_a_long_vocabulary_is_counted():
-    found = gguf.summarize(read(files.vocabulary(5000)))
+    found = header_summary.summarize(read(files.vocabulary(5000)))
     assert (found["vocabulary"], found["quantisation"]) == (5000, "Q4_K_M")
 
 
@@ -184,29 +185,33 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
 
 
 def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
-    found = gguf.summarize(read(moe()))
+    found = header_summary.summarize(read(moe()))
     assert (found["quantisation"], found["parameters"]) == ("Q8_0", 64 * 32 + 64 * 64 * 9 + 128)
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"layers": 513, "layer_bytes": [1] * 513}, "has 513 layers, llama.cpp loads 512 at most"),
-        ({"width": 1 << 31}, "has 2147483648 as width"),
-        ({"output_bytes": 1 << 63}, "has 9223372036854775808 as output_bytes"),
-        ({"layer_bytes": [1 << 63, 0]}, "as layer_bytes"),
-        ({"largest_tensor_bytes": "many"}, "has 'many' as largest_tensor_bytes"),
-        ({"keys": {"attention.sliding_window": 1 << 63}}, "as keys"),
-        ({"keys": {"attention.sliding_window": True}}, "as keys"),
-        ({"architecture": 10**4300}, "a number of thousands of digits as architecture"),
-        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4}]}, "among its tensors"),
-        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "among its tensors"),
+        ({"layers": 513, "layer_bytes": [1] * 513}, "layers, which is 513"),
+        ({"width": 1 << 31}, "width, which is 2147483648"),
+        ({"output_bytes": 1 << 63}, "output_bytes, which is a number of 64 bits"),
+        ({"layer_bytes": [1]}, "layer_bytes, which has the sizes of 1 layers, not 2"),
+        ({"expert_bytes": [1 << 40, 0]}, "expert_bytes, which does not have the sizes of the experts in 2 layers"),
+        ({"largest_tensor_bytes": "many"}, "largest_tensor_bytes, which is 'many'"),
+        ({"keys": {"attention.sliding_window": True}}, "keys.attention.sliding_window, which is True"),
+        ({"keys": {"made.up": 1}}, "keys.made.up, which is not known"),
+        ({"architecture": 10**4300}, "architecture, which is a number of 14285 bits"),
+        ({"tensors": 7}, "tensors, which is 7"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4}]}, "tensors.layers"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "tensors.bytes"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [2]}]}, "tensors.layers[0]"),
+        ({"files": [{"name": "a", "bytes": -1}]}, "files[0].bytes, which is -1"),
     ],
 )
 def test_a_summary_has_the_limits_of_a_header(change, said):
-    summary = gguf.summarize(read(files.model()))
-    assert gguf.problem(summary) is None
-    assert said in gguf.problem({**summary, **change})
+    summary = header_summary.summarize(read(files.model()))
+    assert header_summary.problem(summary) is None
+    assert said in header_summary.problem({**summary, **change})
 
 
 EMPTY = (*files.LLAMA[:1], ("llama.block_count", files.U32, 1), *files.LLAMA[2:])
@@ -216,9 +221,12 @@ EMPTY = (*files.LLAMA[:1], ("llama.block_count", files.U32, 1), *files.LLAMA[2:]
     "made, said",
     [
         ({"tensors": (*files.TENSORS, ("blk.2.scale", (1,), 0))}, "claims 2 layers, and tensor 'blk.2.scale'"),
-        ({"keys": EMPTY, "tensors": ()}, "has 0 as parameters"),
-        ({"keys": (*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])))}, "0 as vocabulary"),
-        ({"keys": (*files.LLAMA, ("general.name", files.STRING, "http://a:b@c"))}, "has name, which has a password"),
+        ({"keys": EMPTY, "tensors": ()}, "parameters, which is 0"),
+        (
+            {"keys": (*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])))},
+            "vocabulary, which is 0",
+        ),
+        ({"keys": (*files.LLAMA, ("general.name", files.STRING, "http://a:b@c"))}, "name, which has a password"),
         ({"tensors": (*files.TENSORS, ("blk.1.scale", (), 0))}, None),
     ],
 )
@@ -226,14 +234,14 @@ def test_what_no_plan_takes_is_refused_where_it_is_read(made, said):
     """The head that reports it would seem to have been changed."""
     model = read(files.model(**made))
     if not said:
-        assert gguf.problem(gguf.summarize(model)) is None
+        assert header_summary.problem(header_summary.summarize(model)) is None
         return
     with pytest.raises(gguf.GGUFError, match=said):
-        gguf.summarize(model)
+        header_summary.summarize(model)
 
 
 def test_tensors_in_few_rows():
-    rows = gguf.group(read(moe()).tensors)
+    rows = header_summary.group(read(moe()).tensors)
     assert rows == [
         {"name": "token_embd.weight", "type": "F32", "shape": [64, 32], "bytes": 8192, "layers": None},
         {"name": "blk.*.ffn_down.weight", "type": "F16", "shape": [64, 64], "bytes": 8192, "layers": [0]},
@@ -243,7 +251,7 @@ def test_tensors_in_few_rows():
 
 
 def test_the_files_name_stands_in_for_a_missing_name():
-    assert gguf.summarize(read(files.model()))["name"] == "model.gguf"
+    assert header_summary.summarize(read(files.model()))["name"] == "model.gguf"
 
 
 # Split models
@@ -251,7 +259,7 @@ def test_the_files_name_stands_in_for_a_missing_name():
 
 def test_a_split_model(tmp_path):
     paths = files.write_parts(tmp_path)
-    summary = gguf.summarize(gguf.read_path(str(paths[0])))
+    summary = header_summary.summarize(gguf.read_path(str(paths[0])))
     assert summary["layer_bytes"] == [64 * 64 * 4] * 2
     assert summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
     assert summary["bytes"] == sum(path.stat().st_size for path in paths)
@@ -357,7 +365,7 @@ def test_cut_at_every_byte():
     data = files.model()
     for length in (*range(24, 1000), *range(1000, len(data), 97)):
         refused(data[:length], "truncated")
-    assert gguf.summarize(read(data))["layers"] == 2
+    assert header_summary.summarize(read(data))["layers"] == 2
 
 
 def test_a_file_that_becomes_shorter(model):
@@ -514,7 +522,7 @@ def test_names_are_escaped():
     for name in (b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline"):
         refused(files.model(keys=[(name, 13, b"")]), r"\\\\")
         refused(files.model(tensors=[(name, (1,), 0), (name, (1,), 0)]), r"\\\\")
-        found = gguf.summarize(read(files.model(keys=(*files.LLAMA, ("general.name", files.STRING, name)))))
+        found = header_summary.summarize(read(files.model(keys=(*files.LLAMA, ("general.name", files.STRING, name)))))
         assert found["name"].isprintable()
         (tensor,) = read(files.model(tensors=[(name, (1,), 0)])).tensors
         assert tensor.isprintable()
@@ -612,7 +620,7 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
 def test_as_many_tensors_as_there_may_be():
     tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 2)]
     data = files.model(tensors=tensors)
-    assert peak(lambda: gguf.group(read(data).tensors)) < MEMORY
+    assert peak(lambda: header_summary.group(read(data).tensors)) < MEMORY
 
 
 # Mutations
@@ -621,7 +629,7 @@ def test_as_many_tensors_as_there_may_be():
 def summary_or_error(data):
     said = ""
     try:
-        summary = gguf.summarize(read(data))
+        summary = header_summary.summarize(read(data))
         assert summary["layers"] == len(summary["layer_bytes"]) > 0
         assert min(summary["layer_bytes"]) >= 0
         json.dumps(summary)

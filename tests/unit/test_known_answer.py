@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
+    header_summary,
     known_answer,
     known_answer_file,
 )
@@ -42,7 +43,7 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
         "files": [{"name": "model.gguf", "bytes": size}],
         "bytes": size,
     }
-    assert gguf.summarize(gguf.read_path(str(path))) == told
+    assert header_summary.summarize(gguf.read_path(str(path))) == told
     assert known_answer.file_bytes(layers, width, kind) == size
 
 

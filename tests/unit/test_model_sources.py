@@ -14,7 +14,12 @@ import gguf_files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import model_info as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    header_summary,
+    known_answer,
+    summary,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
@@ -234,7 +239,7 @@ def test_a_model_on_hugging_face_is_all_its_files_at_a_commit(server, repo, keys
         content = (repo / file.name).read_bytes()
         url = f"{server.url}/{REPO}/resolve/{commit}/{file.name}"
         assert file == SourceFile(file.name, len(content), url, hashlib.sha256(content).hexdigest())
-    assert found.summary == gguf.summarize(gguf.read_path(str(repo / files[0])))
+    assert found.summary == header_summary.summarize(gguf.read_path(str(repo / files[0])))
 
 
 def test_a_repository_with_one_model_needs_no_quantisation(server):
@@ -855,7 +860,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
 
     def host(**arguments):
         if "path" in arguments:
-            return {"summary": gguf.summarize(gguf.read_path(str(path))), "closed": None}
+            return {"summary": header_summary.summarize(gguf.read_path(str(path))), "closed": None}
         return call(**arguments)
 
     found, action = run(host, given, PREFIX)
@@ -1108,7 +1113,7 @@ def test_no_quantisation_is_named_where_none_fits(pair, big_model):
 def test_a_scaled_summary_is_one(big_model):
     whole = {**big_model, "expert_bytes": big_model["layer_bytes"], "largest_tensor_bytes": 8}
     small = model_source.scaled(summary.parse(whole), 40 << 30)
-    assert gguf.problem(as_json(small)) is None
+    assert header_summary.problem(as_json(small)) is None
     assert small.size == 40 << 30
     assert small._replace(bytes=None).size <= 40 << 30
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import gguf_files as files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from hypothesis import HealthCheck, given, settings
@@ -95,7 +95,7 @@ def test_only_the_header_is_read(server, tmp_path):
 def test_a_long_header_is_read_in_growing_parts(server, monkeypatch):
     monkeypatch.setattr(gguf, "FIRST_CHUNK", 1024)
     server.files["/m.gguf"] = files.vocabulary(20000)
-    assert gguf.summarize(web.read_model(server.url + "/m.gguf"))["vocabulary"] == 20000
+    assert header_summary.summarize(web.read_model(server.url + "/m.gguf"))["vocabulary"] == 20000
     asked = [headers["Range"] for _path, headers in server.asked]
     lengths = [last - first + 1 for first, last in (map(int, word[6:].split("-")) for word in asked)]
     assert lengths[0] == 1024

@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
 
 OLLAMA_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
@@ -52,7 +52,7 @@ def _download(folder: str, account: str | None) -> dict[str, Any] | None:
 def _file(path: str, account: str | None, whole: bool) -> dict[str, Any]:
     """Size and header. The summary is null where the header cannot be read, or is neither of a model nor of a projector.
 
-    :param whole: as of gguf.summarize.
+    :param whole: as of header_summary.summarize.
     """
     try:
         entry = {"bytes": os.stat(path).st_size, "closed": host.closed_to(account, path) if account else None}
@@ -60,7 +60,7 @@ def _file(path: str, account: str | None, whole: bool) -> dict[str, Any]:
         return {"error": validation.printable(error.strerror or error), "summary": None}
     try:
         model = gguf.read_path(path)
-        summary = projector.summarize(model) if projector.is_one(model) else gguf.summarize(model, whole)
+        summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model, whole)
         return {**entry, "summary": summary}
     except (gguf.GGUFError, OSError):
         return {**entry, "summary": None}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
 Summary = Mapping[str, Any]
-"""JSON of gguf.summarize or projector.summarize."""
+"""JSON of header_summary.summarize or projector.summarize."""
 
 
 class SourceFile(NamedTuple):
@@ -92,7 +92,7 @@ def _headers(
         model = read()
         if source.role == download_record.MMPROJ:
             return model.files, projector.summarize(model) if projector.is_one(model) else None
-        return model.files, gguf.summarize(model, whole=source.role == download_record.MODEL)
+        return model.files, header_summary.summarize(model, whole=source.role == download_record.MODEL)
     except web.RemoteError as error:
         reason = _why_not_given(error) if source.ollama else web.explain(error, download.TOKEN_FILE, token)
     except gguf.GGUFError as error:

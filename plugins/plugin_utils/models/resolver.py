@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
@@ -115,7 +115,7 @@ class _Resolver:
         result = self._run(READER, {"path": source.path})
         folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
         summary: Summary = reported if isinstance(reported, Mapping) else {}
-        problem = gguf.problem(summary)
+        problem = header_summary.problem(summary)
         reason = f"its summary {problem}" if problem else None
         mismatch = None if problem else validation.mismatch("files", summary.get("files"), FILES)
         if mismatch:

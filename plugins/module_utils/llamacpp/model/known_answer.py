@@ -136,7 +136,7 @@ def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
-    """The tensors as gguf.group returns them."""
+    """The tensors as header_summary.group returns them."""
     rows = []
     for name, shape in shapes(width):
         stored = kind if len(shape) == 2 else "f32"
@@ -162,7 +162,7 @@ def is_name(name: str) -> bool:
 
 
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
-    """What gguf.summarize says of the written model, without writing it; all but its files."""
+    """What header_summary.summarize says of the written model, without writing it; all but its files."""
     vocabulary = first_piece() + len(pieces())
     matrices = layers * 7 * width * width + 2 * width * vocabulary
     norm = bytes_of(width, "f32")

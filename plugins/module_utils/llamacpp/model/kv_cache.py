@@ -277,7 +277,7 @@ def is_latent(summary: ModelSummary) -> bool:
 def layers_of(summary: ModelSummary, build: int, flash: bool, latent_values: bool) -> list[Layer]:
     """What each layer keeps.
 
-    :param summary: of a model, gguf.summarize.
+    :param summary: of a model, header_summary.summarize.
     :param build: one of READ.
     :param flash: whether values are stored for flash attention.
     :param latent_values: whether values are cached where keys are compressed, too.

@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    compute_buffers,
+    gguf,
+    header_summary,
+)
 
 ARCHITECTURE = "clip"
 FLASH_SINCE = 8643
@@ -44,7 +48,7 @@ def summarize(model: gguf.Model) -> dict[str, Any]:
     name = model.metadata.get("general.name")
     return {
         "architecture": ARCHITECTURE,
-        "name": printable(name[: gguf.MAX_TITLE]) if isinstance(name, str) else model.files[0]["name"],
+        "name": printable(name[: header_summary.MAX_TITLE]) if isinstance(name, str) else model.files[0]["name"],
         "tensors": len(model.tensors),
         "tensor_bytes": sum(tensor.bytes for tensor in model.tensors.values()),
         "files": model.files,
@@ -60,7 +64,7 @@ def _encoder(model: gguf.Model, kind: str) -> dict[str, Any]:
     own = model.metadata.get(f"clip.{kind}.projector_type") or model.metadata.get("clip.projector_type")
     return {
         "kind": kind,
-        "projector": printable(own[: gguf.MAX_TITLE]) if isinstance(own, str) else "",
+        "projector": printable(own[: header_summary.MAX_TITLE]) if isinstance(own, str) else "",
         **{key: value if _is_count(value) else None for key, value in numbers.items()},
     }
 

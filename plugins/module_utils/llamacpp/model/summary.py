@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What planning knows of a model: the JSON of gguf.summarize as values."""
+"""What planning knows of a model: the JSON of header_summary.summarize as values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TensorGroup(NamedTuple):
 
 
 class ModelSummary(NamedTuple):
-    """The header of a model. gguf.summarize says what the fields mean."""
+    """The header of a model. header_summary.summarize says what the fields mean."""
 
     architecture: str
     name: str
@@ -91,7 +91,7 @@ class ModelSummary(NamedTuple):
 
 
 def parse(data: Mapping[str, Any]) -> ModelSummary:
-    """:param data: JSON in which gguf.problem finds nothing."""
+    """:param data: JSON in which header_summary.problem finds nothing."""
     plain = {name: data[name] for name in ModelSummary._fields if name in data}
     keys = data.get("keys") or {}
     tensors = data.get("tensors")

@@ -12,7 +12,11 @@ from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, split_files, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    header_summary,
+    split_files,
+    summary,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan
@@ -64,7 +68,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
 def _summary(given: Mapping[str, Any] | None) -> ModelSummary | None:
     if given is None:
         return None
-    problem = gguf.problem(given)
+    problem = header_summary.problem(given)
     if problem:
         raise Refusal(f"llama_model_gguf_summary {problem}: set it to the summary that gguf_info returns")
     return summary.parse(given)

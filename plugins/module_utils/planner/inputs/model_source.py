@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    gguf,
+    header_summary,
     known_answer,
     projector,
     split_files,
@@ -155,7 +155,7 @@ def _problem_of_summary(found: Mapping[str, Any]) -> str | None:
         return f"{problem.where} {problem.why}"
     if not given:
         return None
-    return gguf.problem(given) if isinstance(given, Mapping) else "is not a mapping"
+    return header_summary.problem(given) if isinstance(given, Mapping) else "is not a mapping"
 
 
 def check(found: Mapping[str, Any]) -> str | None:
@@ -165,7 +165,7 @@ def check(found: Mapping[str, Any]) -> str | None:
     if problem:
         return f"{problem.where.lstrip('.')} {problem.why}"
     for role, one in (given["further"] or {}).items():
-        judge = projector.problem if role == download_record.MMPROJ else gguf.problem
+        judge = projector.problem if role == download_record.MMPROJ else header_summary.problem
         wrong = judge(one) if isinstance(one, Mapping) else "is not a mapping"
         if wrong:
             return f"further.{role} {wrong}"

@@ -127,7 +127,7 @@ class Load:
         overrides: Sequence[tuple[str, str]] = (),
     ) -> None:
         """
-        :param summary: gguf.summarize; of one without ``tensors`` the sizes of the layers are all there is.
+        :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
         :param generation: build number of the release.
         :param overrides: expressions for names of tensors, each with the device that these are on.
         """

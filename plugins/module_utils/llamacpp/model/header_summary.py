@@ -1,0 +1,256 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What planning needs of a model's header: sizes of its layers, heads, context, and what tells the size of its cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
+    Maybe,
+    Number,
+    Problem,
+    Text,
+    printable,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
+
+MAX_TITLE = 255
+"""Characters of a name."""
+FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL"},
+    **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
+    **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"},
+}
+"""``general.file_type``, llama_ftype of llama.h → name."""
+
+
+KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+FLAGS_BY_LAYER = ("attention.sliding_window_pattern", "attention.recurrent_layers")
+"""Keys that may have a value for each layer."""
+CACHE_KEYS = (
+    *KEYS_BY_LAYER,
+    *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
+    *(
+        f"attention.{name}"
+        for name in ("sliding_window", "sliding_window_pattern", "recurrent_layers", "shared_kv_layers")
+    ),
+    *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
+    *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
+    *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
+    *("expert_count", "expert_used_count"),
+)
+"""Keys of an architecture that tell the size of its cache, and how many of its experts a token uses."""
+
+
+BY_LAYER = ("uint32", "array of uint32", "array of int32")
+FLAGS = (*BY_LAYER, "array of bool")
+"""Types of KEYS_BY_LAYER and of FLAGS_BY_LAYER."""
+
+
+def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
+    """The tensors in few rows: those that differ in the layer alone are one row.
+
+    :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, in
+        which such a tensor is; null of those outside the layers.
+    """
+    rows: dict[tuple[Any, ...], list[int]] = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", name, re.DOTALL)
+        row = rows.setdefault((f"blk.*.{match[2]}" if match else name, bool(match), tensor), [])
+        if match:
+            row.append(int(match[1]))
+    return [
+        {
+            "name": name,
+            "type": tensor.type,
+            "shape": list(tensor.shape),
+            "bytes": tensor.bytes,
+            "layers": layers if within else None,
+        }
+        for (name, within, tensor), layers in rows.items()
+    ]
+
+
+def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> str | None:
+    """The file's own word for it, else the type that most of its bytes have."""
+    said = metadata.get("general.file_type")
+    if gguf.is_whole(said) and said in FILE_TYPES:
+        return FILE_TYPES[said]
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.bytes
+    return max(sizes, key=lambda kind: sizes[kind], default=None)
+
+
+def _whole(value: Any, what: str) -> int:
+    """A positive count; of a list (one value a layer) the largest."""
+    if isinstance(value, list):
+        value = max(value, default=None)
+    if not gguf.is_whole(value) or not 0 < value <= gguf.MAX_COUNT:
+        raise gguf.GGUFError(f"is refused: its {what} is {gguf.short(value)}")
+    return int(value)
+
+
+def _types_of(key: str) -> Sequence[str]:
+    """Types that llama.cpp takes for one of CACHE_KEYS."""
+    return BY_LAYER if key in KEYS_BY_LAYER else FLAGS if key in FLAGS_BY_LAYER else FLAGS[:1]
+
+
+def _kept_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
+    """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
+    keys: dict[str, int | list[int]] = {}
+    for key in CACHE_KEYS:
+        value = model.metadata.get(f"{architecture}.{key}")
+        gguf.hold_type(model.types, f"{architecture}.{key}", *_types_of(key))
+        if model.types.get(f"{architecture}.{key}") in FLAGS[1:]:
+            count = len(value) if isinstance(value, list) else int(value or 0)
+            if count > kv_cache.MAX_LAYERS or (key in KEYS_BY_LAYER and count != layers):
+                raise gguf.GGUFError(f"is refused: it has {count} values of {key} and {layers} layers")
+        if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
+            keys[key] = [int(entry) for entry in value[:layers]]
+        elif isinstance(value, int) and key not in KEYS_BY_LAYER:
+            keys[key] = value
+    for key, value in keys.items():
+        if not all(0 <= entry <= gguf.MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
+            raise gguf.GGUFError(f"is refused: its {key} is {gguf.short(value)}")
+    further = keys.get("nextn_predict_layers", 0)
+    if not isinstance(further, int) or further >= layers:
+        raise gguf.GGUFError(f"is refused: all of its {layers} layers are for predicting further tokens")
+    return keys
+
+
+def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
+    """What the metadata say of the model's size; each is a number of the type that llama.cpp takes."""
+
+    def count(key: str, what: str, default: int | None = None, taken: Sequence[str] = ("uint32",)) -> int:
+        number = _whole(model.metadata.get(f"{architecture}.{key}", default), what)
+        gguf.hold_type(model.types, f"{architecture}.{key}", *taken)
+        return number
+
+    layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
+    if layers > kv_cache.MAX_LAYERS:
+        raise gguf.GGUFError(f"is refused: it has {layers} layers, llama.cpp loads {kv_cache.MAX_LAYERS} at most")
+    heads = kv_heads = 1
+    if architecture not in kv_cache.RECURRENT:
+        heads = count("attention.head_count", "number of heads", taken=BY_LAYER)
+        kv_heads = count("attention.head_count_kv", "number of KV heads", heads, taken=BY_LAYER)
+    tokens, said = model.metadata.get("tokenizer.ggml.tokens"), count("vocab_size", "vocabulary", 1)
+    gguf.hold_type(model.types, "tokenizer.ggml.tokens", "array of string")
+    return {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "key_dimension": count("attention.key_length", "key length", width // heads),
+        "value_dimension": count("attention.value_length", "value length", width // heads),
+        "context": count("context_length", "context length"),
+        "vocabulary": said if tokens is None else len(tokens) if isinstance(tokens, list) else tokens,
+    }
+
+
+def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int, whole: bool) -> dict[str, Any]:
+    """Bytes of each layer, of the input, and of the output. ``whole`` as of ``summarize``."""
+    if whole and layers > 1 + len(tensors):
+        raise gguf.GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
+    layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
+    for name, tensor in tensors.items():
+        match = re.match(r"blk\.([0-9]+)\.", name)
+        if match and int(match.group(1)) >= layers:
+            raise gguf.GGUFError(
+                f"is refused: it claims {layers} layers, and tensor {gguf.short(name)} is of one beyond them"
+            )
+        if match:
+            layer_bytes[int(match.group(1))] += tensor.bytes
+        elif name.startswith("token_embd"):
+            input_bytes += tensor.bytes
+        else:
+            output_bytes += tensor.bytes
+    if "output.weight" not in tensors:
+        output_bytes += tensors["token_embd.weight"].bytes if "token_embd.weight" in tensors else 0
+    return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
+
+
+def summarize(model: gguf.Model, whole: bool = True) -> dict[str, Any]:
+    """What planning needs of a model.
+
+    :param whole: whether all of its layers have to be there. A draft model of layers that predict further tokens counts those of the model that it
+        is for, and has none of them (--mtp in convert_hf_to_gguf.py of build 11063).
+    :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
+        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else says the size of the cache) and, in
+        bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
+        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group), ``files`` (``name`` and ``bytes`` of each)
+        and ``bytes`` of all of them.
+    :raises gguf.GGUFError: the model cannot be served; the message ends a sentence that begins with its path.
+    """
+    metadata, tensors = model.metadata, model.tensors
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise gguf.GGUFError("is refused: it has no architecture")
+    gguf.hold_type(model.types, "general.name", "string")
+    gguf.hold_type(model.types, "general.file_type", "uint32")
+    counts = _counts(model, architecture)
+    summary = {
+        "architecture": printable(architecture),
+        "name": printable(metadata.get("general.name", model.files[0]["name"])[:MAX_TITLE]),
+        "parameters": sum(tensor.elements for tensor in tensors.values()),
+        "quantisation": _quantisation(metadata, tensors),
+        **counts,
+        "keys": _kept_keys(model, architecture, counts["layers"]),
+        **_sizes(tensors, counts["layers"], whole),
+        "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
+        "tensors": group(tensors),
+        "files": model.files,
+        "bytes": sum(file["bytes"] for file in model.files),
+    }
+    wrong = problem(summary)
+    if wrong:
+        raise gguf.GGUFError(f"is refused: it {wrong}")
+    return summary
+
+
+COUNTS = ("width", "heads", "kv_heads", "key_dimension", "value_dimension", "context", "vocabulary")
+COUNT, SIZE, NAME = Number(1, gguf.MAX_COUNT), Number(), Text(longest=validation.LONGEST)
+SHAPE = {
+    **{"architecture": NAME, "name": NAME, "layers": Number(1, kv_cache.MAX_LAYERS), **dict.fromkeys(COUNTS, COUNT)},
+    **{"layer_bytes": [SIZE], "input_bytes": SIZE, "output_bytes": SIZE, "expert_bytes": Maybe([SIZE])},
+    **{"largest_tensor_bytes": Maybe(SIZE), "parameters": Maybe(Number(1)), "bytes": Maybe(SIZE), "keys": Maybe({})},
+    "files": Maybe([{"name": Text(longest=1024), "bytes": SIZE}]),
+}
+ROW = {"name": NAME, "type": NAME, "shape": [Number(1)], "bytes": SIZE}
+"""Of ``tensors``."""
+
+
+def problem(summary: Mapping[str, Any]) -> str | None:
+    """What is wrong with a summary that was written down, or None. summarize returns none of which something is."""
+    found = validation.problem("", summary) or validation.mismatch("", summary, SHAPE) or _contradiction(summary)
+    return f"is wrong at {found.where.lstrip('.') or 'a value'}, which {found.why}" if found else None
+
+
+def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
+    """What does not belong together in a summary of this shape."""
+    layers, sizes = summary["layers"], summary["layer_bytes"]
+    experts, rows = summary.get("expert_bytes") or sizes, summary.get("tensors") or []
+    if len(sizes) != layers:
+        return Problem("layer_bytes", f"has the sizes of {len(sizes)} layers, not {layers}")
+    if len(experts) != layers or any(part > size for part, size in zip(experts, sizes)):
+        return Problem("expert_bytes", f"does not have the sizes of the experts in {layers} layers")
+    for key, value in (summary.get("keys") or {}).items():
+        numbers = Number(0, gguf.MAX_COUNT)
+        found = validation.mismatch(f"keys.{key}", value, [numbers] if isinstance(value, list) else numbers)
+        if key not in CACHE_KEYS or found:
+            return found or Problem(f"keys.{key}", "is not known")
+    if not isinstance(rows, list):
+        return Problem("tensors", f"is {validation.show(rows)}")
+    shape = {**ROW, "layers": Maybe([Number(0, layers - 1)])}
+    for row in rows:
+        found = validation.mismatch("tensors", row, shape)
+        if found or "layers" not in row:
+            return found or Problem("tensors.layers", "is missing")
+    return None
