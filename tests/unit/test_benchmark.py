@@ -276,6 +276,13 @@ def test_each_generation_gets_the_words_that_it_knows(version):
     assert (given["-p"], given["-n"], given["-d"]) == ("512", "128", "0,64")
 
 
+def test_flash_attention_is_as_planned_where_other_builds_have_a_switch_of_its_name():
+    vary = {"llama_server_flash_attention": ["on", "off", "auto"]}
+    loads = loads_of(cluster_of(**MEASURED, llama_benchmark_hosts=[2], llama_benchmark_vary=vary))
+    words = [command_line.argv_of(plan, load, 2) for load, plan in loads]
+    assert [argv[argv.index("-fa") + 1] for argv in words] == ["on", "off", "auto"]
+
+
 def test_llama_sweep_bench_is_told_what_the_server_is_told():
     found = cluster_of(
         **MEASURED,

@@ -73,7 +73,10 @@ def _options(argv: Sequence[str]) -> dict[str, str]:
     for word, following in zip(argv[1:], [*argv[2:], ""]):
         option = options.of_word(word) if word.startswith("-") else None
         if option:
-            values[option.name] = options.meaning(word) or following
+            is_switch = not following or following.startswith(
+                "-"
+            )  # some builds have a switch that takes a value in others
+            values[option.name] = (options.meaning(word) if is_switch else "") or following
     return values
 
 
