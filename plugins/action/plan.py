@@ -57,7 +57,6 @@ class ActionModule(Action):
         "empty": {"type": "bool", "default": False},
         "page": {"type": "bool", "default": False},
         "show": {"type": "bool", "default": True},
-        "html": {"type": "path"},
         "report": {"type": "path"},
     }
 
@@ -72,7 +71,7 @@ class ActionModule(Action):
             output.write("llama_plan_path", arguments["path"], json.dumps(described, indent=2) + "\n")
         if arguments["page"]:
             if plan.refused:
-                output.show_plan(plan, (), arguments["html"], arguments["report"])
+                output.show_plan(plan, (), arguments["report"])
         elif isinstance(plan, Plan):
             if not plan.refused:
                 display.display(plan_text.plan_table(plan))

@@ -34,7 +34,6 @@ class ActionModule(Action):
         "answers": {"type": "dict", "default": {}},
         "facts": {"type": "dict", "default": {}},
         "page": {"type": "bool", "default": False},
-        "html": {"type": "path"},
         "report": {"type": "path"},
     }
 
@@ -50,7 +49,7 @@ class ActionModule(Action):
         decided = changes.decide(plan, compared.drifts)
         if arguments["page"]:
             changed = plan_text.changes_of(plan, decided.restarts, compared.drifts, compared.without)
-            output.show_plan(plan, changed, arguments["html"], arguments["report"])
+            output.show_plan(plan, changed, arguments["report"])
         return {
             "changed": False,
             **decided._asdict(),

@@ -21,7 +21,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Changes nothing in either mode, apart from writing O(path), O(html) and O(report).
+    details: Changes nothing in either mode, apart from writing O(path) and O(report).
   diff_mode:
     support: N/A
   idempotent:
@@ -59,11 +59,8 @@ options:
     description: Whether to show the plan and its advisories, and to fail where it is refused.
     type: bool
     default: true
-  html:
-    description: File on the controller for the page as HTML. It needs no other file.
-    type: path
   report:
-    description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
+    description: File on the controller for the page as HTML, to which M(llamacpp.cluster.verify) adds its checks. It needs no other file.
     type: path
 seealso:
   - module: llamacpp.cluster.host_info

@@ -20,7 +20,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Changes nothing in either mode, apart from writing O(html) and O(report).
+    details: Changes nothing in either mode, apart from writing O(report).
   diff_mode:
     support: N/A
   idempotent:
@@ -46,11 +46,8 @@ options:
     description: Whether to show the plan as a page, with what an apply would change on each host.
     type: bool
     default: false
-  html:
-    description: File on the controller for the page as HTML. It needs no other file.
-    type: path
   report:
-    description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
+    description: File on the controller for the page as HTML, to which M(llamacpp.cluster.verify) adds its checks. It needs no other file.
     type: path
 seealso:
   - module: llamacpp.cluster.plan

@@ -48,15 +48,14 @@ def _mode(target: Path) -> int:
     return 0o666 & ~mask
 
 
-def show_plan(plan: Plan | Refused, changes: Sequence[str], html: str | None, report_path: str | None) -> None:
-    """Shows the page of a plan, and writes it where paths are given.
+def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | None) -> None:
+    """Shows the page of a plan, and writes it where a path is given.
 
     :param changes: what site.yml would change.
     """
     Display().display(plan_text.plan_page(plan, changes))
-    for variable, path in (("llama_plan_html_path", html), ("llama_report_path", report_path)):
-        if path:
-            write(variable, path, html_page.page(plan, changes))
+    if report_path:
+        write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
 def write_report(path: str, plan: Plan | None, verified: dict | None = None, record: dict | None = None) -> None:

@@ -157,10 +157,10 @@ def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):
     declared = "llama_host_scope: user\n    llama_hardware: {memory_mib: 8192, accelerators: []}"
     bare.inventory.write_text(bare.inventory.read_text().replace("llama_host_scope: user", declared))
     page = tmp_path / "plan.html"
-    result = bare.run("playbooks/plan.yml", llama_server_host="0.0.0.0", llama_plan_html_path=str(page))
+    result = bare.run("playbooks/plan.yml", llama_server_host="0.0.0.0", llama_report_path=str(page))
     assert "Refused" in page.read_text()
     assert result.rc == 2
     assert "error: open-server on localhost" in result.text
-    result = bare.run("playbooks/plan.yml", llama_plan_html_path=str(page))
+    result = bare.run("playbooks/plan.yml", llama_report_path=str(page))
     assert "was not compared" in page.read_text()
     assert "localhost  was not compared: its hardware is declared in llama_hardware" in result.text
