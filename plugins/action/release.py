@@ -12,7 +12,6 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, sources
@@ -43,10 +42,8 @@ class ActionModule(Action):
         prefix = arguments["prefix"] if builds else None
         kept = build_registry.CachedBuild(arguments["cluster"], build["builder"], build["id"], prefix)
         record = kept.record()
-        arguments["recorded"] = dict(record.files) if record else {}
+        arguments.update(recorded=dict(record.files) if record else {}, compiles=builds)
         result = self.module(arguments)
-        if builds and not record and self._is_received(kept, result, arguments):
-            result = self.module(arguments)
         if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
@@ -70,21 +67,6 @@ class ActionModule(Action):
             if arguments.get("share") and not kept.archive():
                 self._keep(kept, arguments)
         return result
-
-    def _is_received(self, kept: build_registry.CachedBuild, result: dict, arguments: dict) -> bool:
-        """Whether this host has what another one compiled, and has to compile it itself. Then it is named in the module's arguments.
-
-        :param result: what the module returned, in which a manifest may be anything.
-        """
-        manifest = result.get("manifest")
-        if not isinstance(manifest, dict):
-            return False
-        files = store.hashes(manifest.get("files"))
-        known = changes.Recorded({}, False, kept.others())
-        if not changes.supplier(kept.builder, manifest.get("received"), files, known):
-            return False
-        arguments["unwanted"] = files
-        return True
 
     def _bring(self, release: dict, cache: str) -> dict:
         """Copies source and patches to the host; returns their paths there and their checksums."""

@@ -57,12 +57,10 @@ options:
       - What the controller recorded of this build when it was built, C(sha256) of each file. An installed release with other files is installed again.
     type: dict
     default: {}
-  unwanted:
-    description:
-      - C(sha256) of each file of a release that this host got from another one, and has to compile itself now. A release with precisely these files counts
-        as missing.
-    type: dict
-    default: {}
+  compiles:
+    description: Whether this host compiles the build by plan. What it got from another host counts as missing then, unless O(recorded) has it.
+    type: bool
+    default: false
   share:
     description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
     type: bool
@@ -143,7 +141,7 @@ def install(params):
         return installer.unpack({key: source[key] for key in ("archive", "sha256", "commit", "number")})
     source["member"] = release["member"]
     builder = building.Builder(params["prefix"], params["cache"], build, source, params["account"])
-    return builder.install(params["recorded"], params["unwanted"])
+    return builder.install(params["recorded"])
 
 
 def report(module, manifest, **result):
@@ -174,7 +172,7 @@ def main():
             "brought": {"type": "dict"},
             "received": {"type": "dict"},
             "recorded": {"type": "dict", "default": {}},
-            "unwanted": {"type": "dict", "default": {}},
+            "compiles": {"type": "bool", "default": False},
             "share": {"type": "bool", "default": False},
             "pack": {"type": "bool", "default": False},
             "cluster": {"type": "str"},
@@ -194,7 +192,9 @@ def main():
     try:
         if params["pack"]:
             module.exit_json(changed=False, path=building.pack(params["prefix"], params["cache"], build))
-        manifest = store.installed(release, build["targets"], params["recorded"], params["unwanted"])
+        manifest = store.installed(
+            release, build["targets"], params["recorded"], params["compiles"] and build["builder"]
+        )
         if manifest:
             report(module, manifest, changed=False)
         if not module.check_mode:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, typed_json, validation
@@ -76,16 +75,13 @@ class Recorded(NamedTuple):
     """What the controller has recorded of a build."""
 
     files: Mapping[str, str]
-    """File → sha256, as the controller saw them; empty where it saw none."""
+    """File → sha256, as the controller saw them."""
     packed: bool
     """Whether the controller has its archive."""
-    others: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-    """Other builder → files of the archive that other hosts may have of it; only where the controller saw none of this builder."""
 
 
 Records = Mapping[tuple[str, str], Recorded]
 """Builder and id of a build → what the controller has recorded of it."""
-NO_RECORD = Recorded({}, False)
 
 
 class Comparison(NamedTuple):
@@ -129,34 +125,15 @@ def compare(plan: Plan, answers: Mapping[str, Mapping[str, Any]], recorded: Reco
     return Comparison(drifts, without, changed)
 
 
-def supplier(builder: str, noted: Any, files: Mapping[str, str], record: Recorded) -> str | None:
-    """The host that compiled what a builder has, where that was another one; None where it counts as the builder's own.
-
-    What the controller recorded of the builder decides. Without that the builder's own note does, or a record of the same files on another host.
-
-    :param noted: the host that the manifest names.
-    """
-    if record.files:
-        return None
-    if noted and noted != builder:
-        return str(noted)
-    return next((other for other, known in record.others.items() if known == files), None)
-
-
 def _received(plan: Plan, drifts: Mapping[str, Mapping[str, Any]], recorded: Records) -> dict[str, dict[str, str]]:
-    """Host → id of each build that it compiles by plan, and that another host has compiled → a sentence."""
+    """Host → id of each build that it compiles by plan, and that it got from another host → a sentence. What the controller recorded of it counts."""
     texts: dict[str, dict[str, str]] = {}
     for name, drift in drifts.items():
-        installed, noted = drift.get("installed") or {}, drift.get("received") or {}
         for build in plan.hosts[name].builds:
-            identity = build.id
-            if build.builder != name or identity not in installed:
-                continue
-            record = recorded.get((name, identity), NO_RECORD)
-            other = supplier(name, noted.get(identity), installed[identity], record)
-            if other:
-                texts.setdefault(name, {})[identity] = (
-                    f"release {identity} on {name} was compiled on {other}, and {name} has to compile it itself"
+            other = (drift.get("received") or {}).get(build.id)
+            if build.builder == name and other not in (None, name) and (name, build.id) not in recorded:
+                texts.setdefault(name, {})[build.id] = (
+                    f"release {build.id} on {name} was compiled on {other}, and {name} has to compile it itself"
                 )
     return texts
 
@@ -172,13 +149,13 @@ def unlike(plan: Plan, drifts: Mapping[str, Mapping[str, Any]], recorded: Record
         installed = drift.get("installed")
         for build in plan.hosts[name].builds:
             identity, builder = build.id, build.builder
-            record = recorded.get((builder, identity), NO_RECORD)
+            record = recorded.get((builder, identity))
             files = installed.get(identity) if isinstance(installed, dict) else None
             if identity in missing[name]:
                 continue
-            if record.files and files != record.files:
+            if record and files != record.files:
                 why = f"the controller recorded of {builder}"
-            elif not record.packed and identity in missing.get(builder, ()):
+            elif not (record and record.packed) and identity in missing.get(builder, ()):
                 why = f"{builder} has to build again"
             else:
                 continue

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
@@ -60,16 +60,6 @@ class CachedBuild:
         self._check_owner()
         record = _read(self._record)
         return record if record and (self.prefix in (None, record.prefix) or record.sha256) else None
-
-    def others(self) -> dict[str, Mapping[str, str]]:
-        """Each other host whose archive of this build other hosts may have → its files. Two hosts may compile the same bytes."""
-        self._check_owner()
-        records = {path.parent.name: _read(path) for path in self.folders[-2].glob(f"*/{self.identity}.json")}
-        return {
-            unquote(name): record.files
-            for name, record in records.items()
-            if record and record.sha256 and name != self.folders[-1].name
-        }
 
     def archive(self) -> Path | None:
         """The packed release, if it is still what was recorded."""
@@ -139,14 +129,12 @@ def _read(path: Path) -> Record | None:
 
 
 def recorded(plan: Plan) -> dict[tuple[str, str], changes.Recorded]:
-    """Builder and id of each build of a plan that was recorded, there or of another host → what the controller keeps of it."""
+    """Builder and id of each build of a plan that was recorded → what the controller has of it."""
     found = {}
     for host in plan.hosts.values():
         for build in host.builds:
             cached = CachedBuild(plan.cluster, build.builder, build.id, plan.hosts[build.builder].prefix)
-            record, others = cached.record(), cached.others()
+            record = cached.record()
             if record:
                 found[build.builder, build.id] = changes.Recorded(record.files, cached.has_archive())
-            elif others:
-                found[build.builder, build.id] = changes.Recorded({}, False, others)
     return found

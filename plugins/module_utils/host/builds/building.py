@@ -419,11 +419,11 @@ class Builder(Installer):
         with self.log.open("a") as log:
             log.write(f"== {what}\n")
 
-    def install(self, recorded: dict[str, str] | None = None, unwanted: dict[str, str] | None = None) -> dict:
+    def install(self, recorded: dict[str, str] | None = None) -> dict:
         """Builds and installs the release where it is missing, or is not what it has to be (stored.installed); returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            manifest = store.installed(self.release, self.build["targets"], recorded, unwanted)
+            manifest = store.installed(self.release, self.build["targets"], recorded, self.build.get("builder"))
             if manifest:
                 return manifest
             started = time.monotonic()

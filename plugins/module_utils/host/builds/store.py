@@ -46,13 +46,13 @@ def installed(
     release: Path,
     targets: Iterable[str] = (),
     recorded: Mapping[str, str] | None = None,
-    unwanted: Mapping[str, str] | None = None,
+    builder: str | None = None,
 ) -> dict | None:
     """The manifest of an installed release whose files are what it says, or None.
 
     :param targets: programs that it must have.
     :param recorded: what the controller saw when the release was built: file → sha256. Empty or None where it saw nothing.
-    :param unwanted: of a release that does not count: file → sha256.
+    :param builder: the host that has to compile it: without ``recorded``, what another one compiled does not count.
     """
     try:
         with reading.open_file(release / MANIFEST, follow=True) as stream:
@@ -60,7 +60,9 @@ def installed(
         manifest = json.loads(text[:MANIFEST_BYTES])
         files = hashes(manifest["files"])
         whole = bool(files) and all(f"bin/{target}" in files for target in targets)
-        if not whole or (recorded and files != recorded) or files == unwanted:
+        if not whole or (recorded and files != recorded):
+            return None
+        if builder and not recorded and manifest.get("received") not in (None, builder):
             return None
         for name, digest in files.items():
             with reading.open_file(release / name, follow=True) as stream:
