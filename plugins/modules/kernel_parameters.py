@@ -49,7 +49,6 @@ options:
     default: ''
 seealso:
   - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.reboot_targets
 """
 
 EXAMPLES = r"""

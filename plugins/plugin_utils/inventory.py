@@ -206,13 +206,6 @@ def cluster_of(task_vars: Mapping[str, Any]) -> str:
     return task_vars.get("llama_cluster_group") or CLUSTER_GROUP
 
 
-def members(task_vars: Mapping[str, Any]) -> list[str]:
-    """Names of the cluster's hosts."""
-    groups = task_vars["groups"]
-    used = {name for group in GROUPS.values() for name in groups.get(group, ())}
-    return [name for name in groups.get(cluster_of(task_vars), ()) if name in used]
-
-
 def hosts(
     task_vars: dict, answers: dict[str, dict] | None = None, of_all: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:

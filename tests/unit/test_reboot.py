@@ -9,8 +9,6 @@ from unittest import mock
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.action import reboot_targets
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
@@ -101,9 +99,14 @@ def hosts_of(path, named, *arguments):
     """What the first steps of playbooks/reboot.yml print for llama_reboot_hosts."""
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_causes.yml").read_text())
     plays = yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text())
-    chosen = next(play["tasks"][0] for play in plays if play["name"] == "Plan")
-    tasks = [chosen, *steps[2:]]
-    play = {"hosts": "llama_head:llama_workers", "gather_facts": False, "tasks": tasks}
+    (plan,) = (play for play in plays if play["name"] == "Plan")
+    play = {
+        "hosts": "llama_head:llama_workers",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "playbooks" / path) for path in plan["vars_files"]],
+        "vars": plan["vars"],
+        "tasks": [*plan["tasks"][:2], *steps[2:]],
+    }
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
     (path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups}}))
@@ -116,34 +119,6 @@ def hosts_of(path, named, *arguments):
     return " ".join(done.stdout.split())
 
 
-EVERY = [*WORKERS, "top"]
-
-
-@pytest.mark.parametrize(
-    "named, of_play, hosts",
-    [(None, EVERY, EVERY), (["top", " one "], EVERY, ["top", "one"]), (["one", "", " "], EVERY, ["one"])],
-)
-def test_hosts_that_are_chosen(named, of_play, hosts):
-    assert reboot_targets.chosen(named, EVERY, of_play) == hosts
-
-
-@pytest.mark.parametrize(
-    "named, of_play, said",
-    [
-        ([], EVERY, "llama_reboot_hosts names no host"),
-        (["", " "], EVERY, "llama_reboot_hosts names no host"),
-        (["b\x1b", "a", "one"], EVERY, r"llama_reboot_hosts names a, b\\x1b, which the cluster does not have"),
-        (None, ["one", "two"], "--limit leaves out spare, top, and the cluster is verified as a whole"),
-        (["one"], ["one"], "--limit leaves out spare, top, two, and"),
-    ],
-)
-def test_hosts_that_cannot_be_chosen(named, of_play, said):
-    with pytest.raises(
-        Refusal, match=said + r".*\. Run this playbook without --limit, .* like -e llama_reboot_hosts=one,two$"
-    ):
-        reboot_targets.chosen(named, EVERY, of_play)
-
-
 @pytest.mark.programs
 def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
     """The operator gives them with -e, and what is empty is not what is missing."""
@@ -153,9 +128,15 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
     for name in ("two", "spare"):
         assert f"{name}: is not among llama_reboot_hosts" in shown
     assert hosts_of(tmp_path, ALL).count("reboots (it was asked for)") == 4
-    for named in ("one,strix9", "", None):
-        shown = hosts_of(tmp_path, named)
-        assert "-e llama_reboot_hosts=" in shown
+    refusals = {
+        "llama_reboot_hosts names strix9, which the cluster does not have": ("one,strix9",),
+        "llama_reboot_hosts names no host": ("",),
+        "--limit leaves out top, spare": (ALL, "--limit", "one,two"),
+    }
+    for refusal, arguments in refusals.items():
+        shown = hosts_of(tmp_path, *arguments)
+        assert refusal in shown
+        assert "-e llama_reboot_hosts=top,one" in shown
         assert "reboots (" not in shown
 
 
@@ -166,7 +147,7 @@ def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
     variables = {
-        "__llama_reboot_chosen": {"hosts": [*WORKERS, "top"]},
+        "__llama_reboot_named": [*WORKERS, "top"],
         "llama_reboot_needed": needed,
         "__llama_reboot_marks": marks,
         "__llama_reboot_tuned": waits,
@@ -238,7 +219,6 @@ def reboots(path, answers):
         (path / name).write_text(content)
     planned = plan(["one:cpu", "two"], 60)
     given = {"__llama_changes": changed(planned), "__llama_reboot_causes": ["it was asked for"]}
-    given["__llama_reboot_chosen"] = {"wait_s": 600}
     done = run(path, "inventory.yml", "plays.yml", given, ANSIBLE_LIBRARY=str(path / "library"))
     return json.loads((path / "told.json").read_text())["done"], done
 
@@ -275,7 +255,8 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
 
 
 def test_there_is_time_until_the_head_serves_the_whole_plan_again():
-    assert reboot_targets.WAIT_SECONDS >= serving.LONGEST_STEADY_SECONDS + 600
+    verify = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())[1]["block"][-1]
+    assert verify["retries"] * verify["delay"] >= serving.LONGEST_STEADY_SECONDS + 600
     plan_of_a_fallback = {
         "head": {"fallback_after": 60, "url": "http://127.0.0.1:8080"},
         "fallbacks": [],

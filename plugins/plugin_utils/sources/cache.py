@@ -57,18 +57,13 @@ def folder(name: str, variable: str) -> Path:
 def _make_private(path: Path) -> None:
     path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     check_owner(path)
-    before = stat.S_IMODE(path.stat().st_mode)
-    if before == PRIVATE:
-        return
-    reason = "its file system keeps no modes"
-    try:
+    with suppress(OSError):
         path.chmod(PRIVATE)
-    except OSError as error:
-        reason = error.strerror or str(error)
-    if stat.S_IMODE(path.stat().st_mode) & OF_OTHERS:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & OF_OTHERS:
         raise CacheError(
-            f"The controller's cache {path} has the mode {before:04o}, which cannot be changed to {PRIVATE:04o} ({reason}): what it holds is "
-            "installed on hosts, so that no other account may change it. Set XDG_CACHE_HOME to a folder on a file system of your own"
+            f"The controller's cache {path} has the mode {mode:04o}, which cannot be changed to {PRIVATE:04o}: what it holds is installed on hosts, so "
+            "that no other account may change it. Set XDG_CACHE_HOME to a folder on a file system of your own that keeps modes"
         )
 
 
