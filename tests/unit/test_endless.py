@@ -179,10 +179,10 @@ def test_each_limit_is_named(attacked, monkeypatch):
     assert f"{subject} cannot be looked up: {hub.url} is longer than 8192 KiB" in refusal(on_hub, hub.url)
     assert f"whose manifest {hub.url}/v2/library/m/manifests/1 is longer than 1024 KiB" in refusal(in_registry, hub.url)
     hub.attack = nested_lists
-    monkeypatch.setattr(on_controller, "MOST_PARTS", 800)
+    monkeypatch.setattr(on_controller, "MAX_PARTS", 800)
     assert "(its answer has more than 800 lists and objects)" in refusal(on_hub, hub.url)
     hub.attack = packed
-    assert f"{subject} {hub.url} does not describe as a repository (" in refusal(on_hub, hub.url)
+    assert f"{subject} cannot be looked up: the answer of {hub.url} is not that of" in refusal(on_hub, hub.url)
     hub.attack = endless_redirects
     for look in (in_registry, behind_url, of_archive):
         assert "is redirected more than 5 times: use the URL of the file itself" in refusal(look, hub.url)

@@ -157,7 +157,7 @@ def test_any_listing_of_a_repository(server, new, text, quantisation):
     server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, said, {})
     source = on_huggingface(quantisation=quantisation).sources()[0]
     try:
-        listed = hub.listing(source, None)
+        listed = hub.list_files(source, None)
         for file in hub.choose(listed, source):
             assert download_record.problem_of_name(file.name) is None
             hub.quantisations(listed, source, file.name)

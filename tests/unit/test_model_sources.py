@@ -421,7 +421,7 @@ def test_a_server_that_refuses(server, repo, code, token, said):
 def test_a_server_that_is_no_hub(server, repo, answer):
     answer_listing(server, 200, answer)
     message = refusal(looked_up, on_huggingface())
-    assert f"which {server.url} describes with " in message or f"which {server.url} does not describe as" in message
+    assert f"cannot be looked up: the answer of {server.url} is not that of Hugging Face (" in message
 
 
 @pytest.mark.parametrize("name", ["a\nb.gguf", "-m.gguf", "x/.gguf"])
@@ -429,7 +429,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
     listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
     answer_listing(server, 200, json.dumps(listing).encode())
     message = refusal(looked_up, on_huggingface())
-    assert "no name for a file of a model" in message or "a value that is not possible (files.name is" in message
+    assert "a file of a model cannot have: use another file" in message or "(files.name is" in message
     assert "\n" not in message
 
 
@@ -440,7 +440,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
         ("http://mirror.example:99999", "HF_ENDPOINT of the controller is '"),
         ("http://me:secret@h:port", "HF_ENDPOINT of the controller is '"),
         ("http://[::1", "HF_ENDPOINT of the controller is '"),
-        ("mirror", "HF_ENDPOINT of the controller is 'mirror', which is no address of a server: use one like https://"),
+        ("mirror", "HF_ENDPOINT of the controller is 'mirror', which is not the address of a server: use one"),
     ],
 )
 def test_a_mirror_whose_address_cannot_be_used(tmp_path, monkeypatch, address, said):

@@ -43,7 +43,7 @@ SHAPE: dict[str, Any] = {
 ``name``."""
 
 
-class Kept(NamedTuple):
+class StoredDownload(NamedTuple):
     """What the head has of a source: its record, and what of it is not whole."""
 
     record: Mapping[str, Any]
@@ -80,7 +80,7 @@ def problem_of_record(record: Mapping[str, Any]) -> str | None:
     return next((f"{name!r} {why}" for name in named if (why := problem_of_name(name))), None)
 
 
-def read_record(folder: str) -> Kept | None:
+def read_record(folder: str) -> StoredDownload | None:
     """The record of a folder of this host, and which of its files are whole by their size; None without a record that can be used."""
     try:
         record = reading.read_object(Path(folder) / RECORD, RECORD_BYTES)
@@ -90,7 +90,7 @@ def read_record(folder: str) -> Kept | None:
         return None
     record = validation.complete(record, SHAPE)
     missing = tuple(file["name"] for file in record["resolved"] if not _is_whole(Path(folder), file))
-    return Kept(record, missing)
+    return StoredDownload(record, missing)
 
 
 def _is_whole(folder: Path, file: Mapping[str, Any]) -> bool:

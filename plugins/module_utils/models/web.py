@@ -181,15 +181,15 @@ def _permission(url: str, token: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {token}"}
     path = os.environ.get("NETRC") or None  # None lets netrc look at the mode of the file
     try:
-        known = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
+        login = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
     except OSError:
         return {}
     except (netrc.NetrcParseError, ValueError) as error:
         why = error.msg if isinstance(error, netrc.NetrcParseError) else "it is not text"
         file = path or os.path.expanduser("~/.netrc")
         raise RemoteError(f"is asked for with {file}, which cannot be read ({why}): correct or remove it") from None
-    login, _account, password = known or ("", "", "")
-    return {"Authorization": basic_auth_header(login, password)} if login and password else {}
+    user, _account, password = login or ("", "", "")
+    return {"Authorization": basic_auth_header(user, password)} if user and password else {}
 
 
 def content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:

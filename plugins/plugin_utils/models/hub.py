@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hugging Face: what a repository has at a commit, and which of its files are the model that is wanted."""
+"""Hugging Face: what a repository has at a commit, and which of its files are the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files as parts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
@@ -26,16 +26,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 ENDPOINT = "https://huggingface.co"
-MOST_FILES = 20000
+MAX_FILES = 20000
 REPLY_BYTES = 8 << 20
 """Of an answer: 20,000 files take 5.4 MB."""
-MOST_PARTS = 100_000
+MAX_PARTS = 100_000
 """Lists and objects in an answer, which take 50 times their size in memory; 20,000 files are 40,000."""
-MOST_NAMED = 60
+MAX_NAMES = 60
 """Names in a message."""
+OFFLINE = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 TOKEN_BYTES = 4096
 TOKEN_FILE = "llama_model_token_file"
-LISTED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(download_record.SHA256))}
+FILE = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(download_record.SHA256))}
 COMMIT = r"[0-9a-f]{40,64}"
 LABEL = re.compile(
     r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
@@ -44,7 +45,7 @@ LABEL = re.compile(
 """A quantisation in the name of a file or a folder, as people write it."""
 
 
-class Listed(NamedTuple):
+class RepositoryFile(NamedTuple):
     """A file of a repository."""
 
     name: str
@@ -56,22 +57,22 @@ class Listing(NamedTuple):
     """What a repository has at a commit."""
 
     commit: str
-    files: tuple[Listed, ...]
+    files: tuple[RepositoryFile, ...]
 
 
 def endpoint() -> str:
     """The server: ``HF_ENDPOINT`` of the controller, as Hugging Face's own programs take it.
 
-    :raises Refusal: it is no address.
+    :raises Refusal: it is not an address.
     """
-    given = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
+    url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
     try:
-        if urlsplit(given).hostname and urlsplit(given).port != 0:
-            return given
+        if urlsplit(url).hostname and urlsplit(url).port != 0:
+            return url
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.shown(given))}, which is no address of a server: use one like {ENDPOINT}"
+        f"HF_ENDPOINT of the controller is {validation.show(web.shown(url))}, which is not the address of a server: use one like {ENDPOINT}"
     )
 
 
@@ -82,53 +83,47 @@ def read_token(path: str | None) -> str | None:
     """
     if path is None:
         return None
-    named = f"{TOKEN_FILE} is {path}, which"
+    subject = f"{TOKEN_FILE} is {path}, which"
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise Refusal(f"{named} is not a file: write the token into a file")
+            raise Refusal(f"{subject} is not a file: write the token into a file")
         if status.st_mode & 0o077:
-            raise Refusal(f"{named} others can read: run chmod 600 {path}")
+            raise Refusal(f"{subject} others can read: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
-        raise Refusal(f"{named} cannot be read on the controller ({error.strerror}): correct the path") from None
+        raise Refusal(f"{subject} cannot be read on the controller ({error.strerror}): correct the path") from None
     if not re.fullmatch(r"[!-~]+", token):
-        raise Refusal(f"{named} has no token: write it there as its only line, as its server shows it")
+        raise Refusal(f"{subject} has no token: write it there as its only line, as its server shows it")
     return token
 
 
-def listing(source: ModelSource, token: str | None) -> Listing:
+def list_files(source: ModelSource, token: str | None) -> Listing:
     """What the repository has.
 
-    :raises Refusal: it cannot be asked, or has no such revision.
+    :raises Refusal: the hub cannot be reached, or has no such repository or revision.
     """
-    wanted = cast(HuggingFace, source.huggingface)
+    repository = cast(HuggingFace, source.huggingface)
     if validation.has_secret(endpoint()):
         raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
-        about = _ask(wanted.repo, f"revision/{quote(wanted.revision, safe='')}?blobs=true", token)
+        about = _ask(repository.repo, f"revision/{quote(repository.revision, safe='')}?blobs=true", token)
         files = [
             {"name": file["rfilename"], "bytes": file.get("size"), "sha256": (file.get("lfs") or {}).get("sha256")}
             for file in about.get("siblings") or ()
         ]
     except web.RemoteError as error:
-        why = (
-            _why_refused(wanted, error, token)
-            if error.status
-            else f"cannot be looked up: {endpoint()} {error}; {_offline()}"
-        )
-        raise Refusal(f"{_subject(source)} {why}") from None
+        reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE}"
+        if error.status:
+            reason = _why_refused(repository, error, token)
+        raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refusal(
-            f"{_subject(source)} {endpoint()} does not describe as a repository ({_short(error)}): {_offline()}"
-        ) from None
+        raise _no_hub(source, validation.printable(error, 200)) from None
     problem = validation.mismatch("", {"commit": about.get("sha")}, {"commit": Text(COMMIT)}) or _problem(files)
     if problem:
-        raise Refusal(
-            f"{_subject(source)} {endpoint()} describes with a value that is not possible ({problem.where} {problem.why}): {_offline()}"
-        )
-    return Listing(about["sha"], tuple(Listed(**file) for file in files if validation.is_plain(file["name"])))
+        raise _no_hub(source, f"{problem.where} {problem.why}")
+    return Listing(about["sha"], tuple(RepositoryFile(**file) for file in files if validation.is_plain(file["name"])))
 
 
 def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
@@ -139,35 +134,33 @@ def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
     :raises ValueError: it is something else.
     """
     text = web.content(f"{endpoint()}/api/models/{repo}/{what}", {"Accept-Encoding": "identity"}, REPLY_BYTES, token)
-    if text.count(b"[") + text.count(b"{") > MOST_PARTS:
-        raise ValueError(f"its answer has more than {MOST_PARTS} lists and objects")
+    if text.count(b"[") + text.count(b"{") > MAX_PARTS:
+        raise ValueError(f"its answer has more than {MAX_PARTS} lists and objects")
     return reading.parse(text)
 
 
 def _problem(files: Sequence[Mapping[str, Any]]) -> validation.Problem | None:
-    if len(files) > MOST_FILES:
+    if len(files) > MAX_FILES:
         return validation.Problem("files", f"are {len(files)}")
-    return next(filter(None, (validation.mismatch("files", file, LISTED) for file in files)), None)
+    return next(filter(None, (validation.mismatch("files", file, FILE) for file in files)), None)
 
 
-def _short(error: BaseException) -> str:
-    return validation.printable(str(error).strip().partition("\n")[0] or type(error).__name__, 200)
-
-
-def _offline() -> str:
-    return "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
+def _no_hub(source: ModelSource, reason: str) -> Refusal:
+    return Refusal(
+        f"{_subject(source)} cannot be looked up: the answer of {endpoint()} is not that of Hugging Face ({reason}); {OFFLINE}"
+    )
 
 
 def _subject(source: ModelSource) -> str:
     return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
-def _why_refused(wanted: HuggingFace, error: web.RemoteError, token: str | None) -> str:
+def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
     """What a server's refusal means, as the end of a sentence. The hub names the reason in a header, and refuses a repository that does not exist
     with 401 where no token is given."""
-    code, page = error.status, f"{endpoint()}/{wanted.repo}"
+    code, page = error.status, f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
-        return f"has no revision {wanted.revision!r}: {_revisions(wanted)}"
+        return f"has no revision {repository.revision!r}: {_revisions(repository)}"
     if error.reason == "GatedRepo" and not token:
         return f"is gated (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
     if error.reason == "GatedRepo":
@@ -188,27 +181,27 @@ def _why_refused(wanted: HuggingFace, error: web.RemoteError, token: str | None)
     return f"cannot be looked up at {endpoint()} (HTTP {code}): try again later"
 
 
-def _revisions(wanted: HuggingFace) -> str:
+def _revisions(repository: HuggingFace) -> str:
     """The revisions that a repository has."""
     try:
-        references = _ask(wanted.repo, "refs", None)
+        references = _ask(repository.repo, "refs", None)
         return f"it has {_names(entry['name'] for kind in ('branches', 'tags') for entry in references[kind])}"
     except (web.RemoteError, ValueError, TypeError, KeyError, AttributeError):
-        return f"see {endpoint()}/{wanted.repo}/tree/main"
+        return f"see {endpoint()}/{repository.repo}/tree/main"
 
 
 def _names(names: Iterable[str]) -> str:
     """A list for a message, with an end."""
-    known = [validation.printable(name, 200) for name in dict.fromkeys(names)]
-    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-    return ", ".join(known[:MOST_NAMED]) + more
+    shown = [validation.printable(name, 200) for name in dict.fromkeys(names)]
+    more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
+    return ", ".join(shown[:MAX_NAMES]) + more
 
 
 class Candidate(NamedTuple):
     """A model of a repository: its files, and what its quantisation is called."""
 
     label: str
-    files: tuple[Listed, ...]
+    files: tuple[RepositoryFile, ...]
     missing: tuple[str, ...]
 
     @property
@@ -220,19 +213,19 @@ def is_projector(name: str) -> bool:
     return "mmproj" in download_record.base_name(name).lower()
 
 
-def candidates(found: Listing, role: str) -> list[Candidate]:
+def candidates(listing: Listing, role: str) -> list[Candidate]:
     """The models that a repository has for a role."""
-    known = {file.name: file for file in found.files}
+    files = {file.name: file for file in listing.files}
     names = [
         name
-        for name in known
+        for name in files
         if name.lower().endswith(".gguf")
         and is_projector(name) == (role == download_record.MMPROJ)
         and "imatrix" not in download_record.base_name(name).lower()
     ]
     return [
-        Candidate(label_of(model.names[0]), tuple(known[name] for name in model.names), model.missing)
-        for model in parts.grouped(names)
+        Candidate(label_of(model.names[0]), tuple(files[name] for name in model.names), model.missing)
+        for model in split_files.group(names)
     ]
 
 
@@ -245,7 +238,7 @@ def label_of(name: str) -> str:
 
 def _stem(name: str) -> str:
     """The name of a file without its number and its ending."""
-    match = parts.PART.fullmatch(name)
+    match = split_files.PART.fullmatch(name)
     return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
 
 
@@ -254,46 +247,46 @@ def _without_label(name: str) -> str:
     return LABEL.sub("", download_record.base_name(_stem(name))).lower()
 
 
-def quantisations(found: Listing, source: ModelSource, name: str) -> list[Quantisation]:
+def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quantisation]:
     """Those of a model that ``quantisation`` chooses and that the repository has whole, the smallest first.
 
     :param name: of a file of the model.
     """
-    models = candidates(found, source.role)
+    models = candidates(listing, source.role)
     count = Counter(model.label.lower() for model in models)
-    own = [
+    offered = [
         Quantisation(model.label, model.bytes)
         for model in models
         if count[model.label.lower()] == 1
         and not model.missing
         and _without_label(model.files[0].name) == _without_label(name)
     ]
-    return sorted((one for one in own if one.name), key=lambda one: one.bytes)
+    return sorted((entry for entry in offered if entry.name), key=lambda entry: entry.bytes)
 
 
-def choose(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
-    """The files that are wanted, parts in their order.
+def choose(listing: Listing, source: ModelSource) -> tuple[RepositoryFile, ...]:
+    """The files that are repository, parts in their order.
 
     :raises Refusal: the repository does not have them, or several models are meant.
     """
-    wanted = cast(HuggingFace, source.huggingface)
-    if wanted.files:
-        return _by_name(found, source, wanted.files)
-    models = candidates(found, source.role)
-    named = f"{_subject(source)} has"
+    repository = cast(HuggingFace, source.huggingface)
+    if repository.files:
+        return _by_name(listing, source, repository.files)
+    models = candidates(listing, source.role)
+    subject = f"{_subject(source)} has"
     if not models:
         kind = "projector (mmproj)" if source.role == download_record.MMPROJ else "GGUF file"
-        others = _names(file.name for file in found.files)
-        raise Refusal(f"{named} no {kind}: use a repository that has one; it has {others or 'no files'}")
-    fitting = models if wanted.quantisation is None else _of_quantisation(models, wanted.quantisation)
+        available = _names(file.name for file in listing.files)
+        raise Refusal(f"{subject} no {kind}: use a repository that has one; it has {available or 'no files'}")
+    fitting = models if repository.quantisation is None else _of_quantisation(models, repository.quantisation)
     if not fitting:
-        raise Refusal(f"{named} no quantisation {wanted.quantisation}: it has {_labels(models)}")
+        raise Refusal(f"{subject} no quantisation {repository.quantisation}: it has {_labels(models)}")
     if len(fitting) > 1:
         remedy = f"set quantisation to one of {_labels(models)}"
-        if wanted.quantisation is not None:
+        if repository.quantisation is not None:
             remedy = f"set files to one of {_names(model.files[0].name for model in fitting)}"
         raise Refusal(
-            f"{named} {len(fitting)} models{f' of {wanted.quantisation}' if wanted.quantisation else ''}: {remedy}"
+            f"{subject} {len(fitting)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
     _check_whole(source, fitting[0].missing)
     return _with_sizes(source, fitting[0].files)
@@ -301,25 +294,25 @@ def choose(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
 
 def _of_quantisation(models: Sequence[Candidate], quantisation: str) -> list[Candidate]:
     """Those of a quantisation; where its name is not a usual one, those that have it as a word in the name of a file or a folder."""
-    same = [model for model in models if model.label.lower() == quantisation.lower()]
-    if same:
-        return same
+    matching = [model for model in models if model.label.lower() == quantisation.lower()]
+    if matching:
+        return matching
     word = re.compile(rf"(?:^|[-._/ ]){re.escape(quantisation)}(?=$|[-._/ ])", re.IGNORECASE)
     return [] if LABEL.fullmatch(quantisation) else [model for model in models if word.search(model.files[0].name)]
 
 
 def _labels(models: Sequence[Candidate]) -> str:
-    return _names(model.label or model.files[0].name for model in sorted(models, key=lambda one: one.bytes))
+    return _names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
 
 
-def _by_name(found: Listing, source: ModelSource, names: Sequence[str]) -> tuple[Listed, ...]:
-    known = {file.name: file for file in found.files}
-    missing = [name for name in names if name not in known]
-    if len(missing) == len(names) or (missing and not parts.PART.fullmatch(names[0])):
-        models = [name for name in known if name.lower().endswith(".gguf")]
-        raise Refusal(f"{_subject(source)} has no {missing[0]}: it has {_names(models or known)}")
+def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[RepositoryFile, ...]:
+    files = {file.name: file for file in listing.files}
+    missing = [name for name in names if name not in files]
+    if len(missing) == len(names) or (missing and not split_files.PART.fullmatch(names[0])):
+        models = [name for name in files if name.lower().endswith(".gguf")]
+        raise Refusal(f"{_subject(source)} has no {missing[0]}: it has {_names(models or files)}")
     _check_whole(source, missing)
-    return _with_sizes(source, [known[name] for name in names])
+    return _with_sizes(source, [files[name] for name in names])
 
 
 def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
@@ -329,17 +322,17 @@ def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
         )
 
 
-def _with_sizes(source: ModelSource, files: Sequence[Listed]) -> tuple[Listed, ...]:
-    strange = next(
+def _with_sizes(source: ModelSource, files: Sequence[RepositoryFile]) -> tuple[RepositoryFile, ...]:
+    unusable = next(
         (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
     )
-    if strange:
+    if unusable:
         raise Refusal(
-            f"{_subject(source)} has {validation.show(strange)}, which has no size or no name for a file of a model: use another file"
+            f"{_subject(source)} has {validation.show(unusable)}, whose size is not known, or whose name a file of a model cannot have: use another file"
         )
     return tuple(files)
 
 
-def url_of(wanted: HuggingFace, commit: str, name: str) -> str:
+def url_of(repository: HuggingFace, commit: str, name: str) -> str:
     """Where a file is at a commit."""
-    return f"{endpoint()}/{wanted.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"
+    return f"{endpoint()}/{repository.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

@@ -114,7 +114,7 @@ def _read_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
 
 def _huggingface(query: Query) -> ResolvedSource:
     source, repository = query.source, cast(HuggingFace, query.source.huggingface)
-    listing = hub.listing(source, query.token)
+    listing = hub.list_files(source, query.token)
     files = [
         SourceFile(file.name, file.bytes or 0, hub.url_of(repository, listing.commit, file.name), file.sha256)
         for file in hub.choose(listing, source)

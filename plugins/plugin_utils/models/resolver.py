@@ -57,7 +57,7 @@ def resolve(action: Action, request: ModelRequest, options: Options) -> dict:
         "sources": [
             {"role": role, "source": source.source, "revision": source.revision} for role, source in sources.items()
         ],
-        "offered": [{"quantisation": one.name, "bytes": one.bytes} for one in served.offered],
+        "offered": [{"quantisation": entry.name, "bytes": entry.bytes} for entry in served.offered],
         "further": {
             role: source.summary for role, source in sources.items() if source.summary and role != download_record.MODEL
         },

@@ -44,11 +44,11 @@ def uses_flash(summary: ModelSummary, settings: kv_cache.Settings, generation: i
     """Whether it is sure that attention is computed without scores."""
     if settings.fork == IK_LLAMA:
         return kv_cache.flashes(settings, generation)
-    wanted = settings.flash_attention or ("auto" if generation >= AUTO_FLASH_SINCE else "off")
-    if summary.architecture in NO_FLASH or wanted == "off":
+    flash = settings.flash_attention or ("auto" if generation >= AUTO_FLASH_SINCE else "off")
+    if summary.architecture in NO_FLASH or flash == "off":
         return False
     alike = settings.type_k == settings.type_v and summary.key_dimension == summary.value_dimension
-    return wanted == "on" or (alike and summary.key_dimension in FLASH_SIZES)
+    return flash == "on" or (alike and summary.key_dimension in FLASH_SIZES)
 
 
 def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files as parts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tensor_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files, tensor_types
 
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
@@ -162,8 +161,8 @@ class _Reader:
         rest = self.window[self.at :]
         self.start, self.at = self.start + self.at, 0
         begin = self.start + len(rest)
-        wanted = min(max(count - len(rest), self.chunk), self.limit - begin)
-        self.window = rest + self.source.read(begin, wanted)
+        length = min(max(count - len(rest), self.chunk), self.limit - begin)
+        self.window = rest + self.source.read(begin, length)
         self.chunk = min(2 * self.chunk, LARGEST_CHUNK)
 
     def skip(self, count: int) -> None:
@@ -228,13 +227,13 @@ class _Reader:
         return self.scalars(SCALARS[kind], count), (TYPES if count is None else ARRAYS)[kind]
 
     def scalars(self, form: str, count: int | None) -> Any:
-        one = struct.Struct("<" + form)
+        single = struct.Struct("<" + form)
         if count is None:
-            return one.unpack(self.keep(one.size))[0]
+            return single.unpack(self.keep(single.size))[0]
         if count > KEPT_ARRAY:
-            self.skip(count * one.size)
+            self.skip(count * single.size)
             return count
-        return list(struct.unpack(f"<{count}{form}", self.keep(count * one.size)))
+        return list(struct.unpack(f"<{count}{form}", self.keep(count * single.size)))
 
     def texts(self, count: int) -> list[str] | int:
         self.left(count * U64.size)
@@ -273,7 +272,7 @@ def _metadata(reader: _Reader, count: int) -> tuple[dict[str, Any], dict[str, st
     return metadata, types
 
 
-def hold_type(types: Mapping[str, str], key: str, *taken: str) -> None:
+def check_type(types: Mapping[str, str], key: str, *taken: str) -> None:
     """Checks that llama.cpp takes the type of this key, if the file has it."""
     if types.get(key, taken[0]) not in taken:
         raise GGUFError(f"is refused: its {short(key)} is of type {types[key]}, llama.cpp takes {' or '.join(taken)}")
@@ -344,7 +343,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tupl
     alignment = metadata.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
-    hold_type(types, "general.alignment", "uint32")
+    check_type(types, "general.alignment", "uint32")
     if count + len(tensors) > MAX_TENSORS:
         reader.left(count * 24)
         raise GGUFError(f"is refused: it has {count + len(tensors)} tensors, at most {MAX_TENSORS} are read")
@@ -360,9 +359,9 @@ def _other_parts(name: str, metadata: dict[str, Any], types: Mapping[str, str]) 
     """Names of the files that belong to the first one, whose name is ``name``."""
     count = metadata.get("split.count", 1)
     if count in (0, 1):
-        hold_type(types, "split.count", "uint16")
+        check_type(types, "split.count", "uint16")
         return
-    match = parts.FIRST.fullmatch(name)
+    match = split_files.FIRST.fullmatch(name)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"
@@ -372,8 +371,8 @@ def _other_parts(name: str, metadata: dict[str, Any], types: Mapping[str, str]) 
     if metadata.get("split.no") != 0:
         raise GGUFError(f"is refused: it says that it is part {short(metadata.get('split.no'))}, counted from 0, not 0")
     for key, taken in (("split.count", "uint16"), ("split.no", "uint16"), ("split.tensors.count", "int32")):
-        hold_type(types, key, taken)
-    yield from parts.siblings(name)[1:]
+        check_type(types, key, taken)
+    yield from split_files.siblings(name)[1:]
 
 
 def read(name: str, open_file: Callable[[str], Any]) -> Model:
@@ -391,9 +390,9 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
     for index, part in enumerate(_other_parts(name, metadata, types), 1):
         try:
             with closing(open_file(part)) as source:
-                own, own_types = _read_file(reader, source, tensors)
-                number = own.get("split.no")
-                hold_type(own_types, "split.no", "uint16")
+                keys, key_types = _read_file(reader, source, tensors)
+                number = keys.get("split.no")
+                check_type(key_types, "split.no", "uint16")
                 files.append({"name": printable(part), "bytes": source.size})
         except FileNotFoundError:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
@@ -426,10 +425,10 @@ class Place(NamedTuple):
 def places(path: str) -> dict[str, Place]:
     """Where the tensors of the model at ``path`` lie, by their names. Errors as of :func:`read`."""
     model = read_path(path)
-    tensors, found = iter(model.tensors.items()), {}
+    tensors, result = iter(model.tensors.items()), {}
     for file, (start, alignment, count) in zip(model.files, model.data):
         offset = 0
         for name, tensor in itertools.islice(tensors, count):
-            found[name] = Place(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
+            result[name] = Place(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
             offset += -(-tensor.bytes // alignment) * alignment
-    return found
+    return result

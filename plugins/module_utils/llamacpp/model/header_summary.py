@@ -79,10 +79,10 @@ def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
 
 
 def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> str | None:
-    """The file's own word for it, else the type that most of its bytes have."""
-    said = metadata.get("general.file_type")
-    if gguf.is_whole(said) and said in FILE_TYPES:
-        return FILE_TYPES[said]
+    """What the file calls it, else the type that most of its bytes have."""
+    number = metadata.get("general.file_type")
+    if gguf.is_whole(number) and number in FILE_TYPES:
+        return FILE_TYPES[number]
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.bytes
@@ -103,12 +103,12 @@ def _types_of(key: str) -> Sequence[str]:
     return BY_LAYER if key in KEYS_BY_LAYER else FLAGS if key in FLAGS_BY_LAYER else FLAGS[:1]
 
 
-def _kept_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
+def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
     """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
         value = model.metadata.get(f"{architecture}.{key}")
-        gguf.hold_type(model.types, f"{architecture}.{key}", *_types_of(key))
+        gguf.check_type(model.types, f"{architecture}.{key}", *_types_of(key))
         if model.types.get(f"{architecture}.{key}") in FLAGS[1:]:
             count = len(value) if isinstance(value, list) else int(value or 0)
             if count > kv_cache.MAX_LAYERS or (key in KEYS_BY_LAYER and count != layers):
@@ -120,8 +120,8 @@ def _kept_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, i
     for key, value in keys.items():
         if not all(0 <= entry <= gguf.MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
             raise gguf.GGUFError(f"is refused: its {key} is {gguf.short(value)}")
-    further = keys.get("nextn_predict_layers", 0)
-    if not isinstance(further, int) or further >= layers:
+    predicting = keys.get("nextn_predict_layers", 0)
+    if not isinstance(predicting, int) or predicting >= layers:
         raise gguf.GGUFError(f"is refused: all of its {layers} layers are for predicting further tokens")
     return keys
 
@@ -131,7 +131,7 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
 
     def count(key: str, what: str, default: int | None = None, taken: Sequence[str] = ("uint32",)) -> int:
         number = _whole(model.metadata.get(f"{architecture}.{key}", default), what)
-        gguf.hold_type(model.types, f"{architecture}.{key}", *taken)
+        gguf.check_type(model.types, f"{architecture}.{key}", *taken)
         return number
 
     layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
@@ -141,8 +141,8 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
     if architecture not in kv_cache.RECURRENT:
         heads = count("attention.head_count", "number of heads", taken=BY_LAYER)
         kv_heads = count("attention.head_count_kv", "number of KV heads", heads, taken=BY_LAYER)
-    tokens, said = model.metadata.get("tokenizer.ggml.tokens"), count("vocab_size", "vocabulary", 1)
-    gguf.hold_type(model.types, "tokenizer.ggml.tokens", "array of string")
+    tokens, size = model.metadata.get("tokenizer.ggml.tokens"), count("vocab_size", "vocabulary", 1)
+    gguf.check_type(model.types, "tokenizer.ggml.tokens", "array of string")
     return {
         "layers": layers,
         "width": width,
@@ -151,7 +151,7 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
         "key_dimension": count("attention.key_length", "key length", width // heads),
         "value_dimension": count("attention.value_length", "value length", width // heads),
         "context": count("context_length", "context length"),
-        "vocabulary": said if tokens is None else len(tokens) if isinstance(tokens, list) else tokens,
+        "vocabulary": size if tokens is None else len(tokens) if isinstance(tokens, list) else tokens,
     }
 
 
@@ -193,8 +193,8 @@ def summarize(model: gguf.Model, whole: bool = True) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise gguf.GGUFError("is refused: it has no architecture")
-    gguf.hold_type(model.types, "general.name", "string")
-    gguf.hold_type(model.types, "general.file_type", "uint32")
+    gguf.check_type(model.types, "general.name", "string")
+    gguf.check_type(model.types, "general.file_type", "uint32")
     counts = _counts(model, architecture)
     summary = {
         "architecture": printable(architecture),
@@ -202,16 +202,16 @@ def summarize(model: gguf.Model, whole: bool = True) -> dict[str, Any]:
         "parameters": sum(tensor.elements for tensor in tensors.values()),
         "quantisation": _quantisation(metadata, tensors),
         **counts,
-        "keys": _kept_keys(model, architecture, counts["layers"]),
+        "keys": _cache_keys(model, architecture, counts["layers"]),
         **_sizes(tensors, counts["layers"], whole),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
         "tensors": group(tensors),
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }
-    wrong = problem(summary)
-    if wrong:
-        raise gguf.GGUFError(f"is refused: it {wrong}")
+    reason = problem(summary)
+    if reason:
+        raise gguf.GGUFError(f"is refused: it {reason}")
     return summary
 
 

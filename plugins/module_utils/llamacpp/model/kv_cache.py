@@ -192,9 +192,9 @@ def windowed(summary: ModelSummary, build: int) -> list[bool]:
     window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
     if summary.listed(pattern) is not None and (build == NEW or window.period is None):
         return [bool(entry) for entry in summary.by_layer(pattern)]
-    period, given = window.period or 0, summary.number(pattern)
-    if build != OLD and given is not None:
-        period = given
+    period, stored = window.period or 0, summary.number(pattern)
+    if build != OLD and stored is not None:
+        period = stored
     last = layers - next_layers(summary)
     dense = 0 if window.dense_first else period - 1
     return [index < last and (not period or index % period != dense) for index in range(layers)]
@@ -343,8 +343,8 @@ def _sizes(summary: ModelSummary, settings: Settings, build: int, latent_values:
 
 def flashes(settings: Settings, generation: int) -> bool:
     """Whether ik_llama.cpp of this commit uses flash attention: its default since FUSED_SINCE."""
-    wanted = settings.flash_attention or ("on" if generation >= FUSED_SINCE else "off")
-    return wanted != "off" or settings.type_v not in WHOLE
+    flash = settings.flash_attention or ("on" if generation >= FUSED_SINCE else "off")
+    return flash != "off" or settings.type_v not in WHOLE
 
 
 def latent_mode(settings: Settings, generation: int) -> int:

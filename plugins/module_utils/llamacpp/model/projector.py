@@ -61,10 +61,10 @@ def _encoder(model: gguf.Model, kind: str) -> dict[str, Any]:
     """Numbers of one encoder; null of those that the header does not have."""
     keys = {**COUNTS, **(SIZES if kind == "vision" else {})}
     numbers = {key: model.metadata.get(f"clip.{kind}.{name}") for key, name in keys.items()}
-    own = model.metadata.get(f"clip.{kind}.projector_type") or model.metadata.get("clip.projector_type")
+    projector = model.metadata.get(f"clip.{kind}.projector_type") or model.metadata.get("clip.projector_type")
     return {
         "kind": kind,
-        "projector": printable(own[: header_summary.MAX_TITLE]) if isinstance(own, str) else "",
+        "projector": printable(projector[: header_summary.MAX_TITLE]) if isinstance(projector, str) else "",
         **{key: value if _is_count(value) else None for key, value in numbers.items()},
     }
 

@@ -13,32 +13,31 @@ FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 """Name of the first one."""
 
 
-class Together(NamedTuple):
-    """Files that are one model: a single one, or the parts of a split one in their order."""
+class ModelFiles(NamedTuple):
+    """Files that are one model: a single one, or those of a split model in their order."""
 
     names: tuple[str, ...]
     missing: tuple[str, ...] = ()
-    """Parts that their names ask for and that are not there."""
+    """Files of the split model that are not there."""
 
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def siblings(name: str) -> list[str]:
-    """Names of all parts of the split model that a file belongs to; of any other, its own."""
+    """Names of all files of the split model that a file belongs to; of another model, its own."""
     match = PART.fullmatch(name)
     if not match or not 0 < int(match[2]) <= int(match[3]):
         return [name]
     return [f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1)]
 
 
-def grouped(names: Iterable[str]) -> list[Together]:
-    """Models that files are, in the order of their first names."""
-    known = dict.fromkeys(names)
-    groups: dict[tuple[str, ...], Together] = {}
-    for name in known:
-        whole = tuple(siblings(name))
-        groups[whole] = Together(
-            tuple(part for part in whole if part in known), tuple(part for part in whole if part not in known)
-        )
+def group(names: Iterable[str]) -> list[ModelFiles]:
+    """The models that files make up, in the order of their first names."""
+    unique = dict.fromkeys(names)
+    groups: dict[tuple[str, ...], ModelFiles] = {}
+    for name in unique:
+        files = tuple(siblings(name))
+        present = tuple(file for file in files if file in unique)
+        groups[files] = ModelFiles(present, tuple(file for file in files if file not in unique))
     return list(groups.values())

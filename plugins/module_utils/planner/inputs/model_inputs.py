@@ -144,7 +144,7 @@ def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
 
     :raises Refusal: they are not of one model.
     """
-    models = split_files.grouped(names)
+    models = split_files.group(names)
     if len(models) > 1:
         raise Refusal(
             f"{variable} has {' and '.join(model.names[0] for model in models[:3])}, which are not parts of one model: give one file, or the parts of "
