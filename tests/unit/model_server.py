@@ -18,14 +18,15 @@ SHA = hashlib.sha256(DATA).hexdigest()
 class Server:
     """Sends ``files`` by ranges, and at most ``cut`` bytes for a connection. ``faults`` answer in its place, once for each entry."""
 
-    def __init__(self):
+    def __init__(self, tls=None):
+        """:param tls: an SSLContext."""
         self.files, self.faults, self.asked, self.sent, self.cut = {}, {}, [], 0, None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 path = self.path.partition("?")[0]
-                outer.asked.append((path, dict(self.headers)))
+                outer.asked.append((self.path, dict(self.headers)))
                 faults = outer.faults.get(path)
                 if faults:
                     (faults.pop(0) if isinstance(faults, list) else faults)(self)
@@ -39,7 +40,9 @@ class Server:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        if tls:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def send(self, handler, data):
@@ -62,12 +65,16 @@ class Server:
         self.server.server_close()
 
 
-def answer(status, **headers):
+def answer(status, body=b"", **headers):
+    """A fault: this reply, whatever is asked for."""
+
     def send(handler):
         handler.send_response(status)
-        for name, value in {"Content_Length": 0, **headers}.items():
+        common = {"Content_Length": len(body), "Content_Type": "application/octet-stream"}
+        for name, value in {**common, **headers}.items():
             handler.send_header(name.replace("_", "-"), str(value))
         handler.end_headers()
+        handler.wfile.write(body)
 
     return send
 

@@ -6,7 +6,6 @@ import socket
 import ssl
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gguf_files as files
 import pytest
@@ -16,70 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_server import Server, answer
 
 MODULE = gguf_info
-
-
-class Server:
-    """A web server on a free port of 127.0.0.1, which keeps what it was asked for. ``faults`` change how it answers."""
-
-    def __init__(self, context=None):
-        self.files, self.asked, self.faults, self.sent = {}, [], {}, 0
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                outer.asked.append((self.path, dict(self.headers)))
-                fault = outer.faults.get(self.path.partition("?")[0])
-                if fault:
-                    fault(self)
-                else:
-                    outer.answer(self, outer.files.get(self.path.partition("?")[0]))
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        if context:
-            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, handler, content):
-        if content is None:
-            handler.send_error(404)
-            return
-        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"]).groups())
-        if first >= len(content):
-            handler.send_response(416)
-            handler.send_header("Content-Range", f"bytes */{len(content)}")
-            handler.end_headers()
-            return
-        part = content[first : last + 1]
-        self.sent += len(part)
-        send(handler, 206, part, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"})
-
-    def stop(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
-def send(handler, status, body, headers):
-    handler.send_response(status)
-    for name, value in {"Content-Length": len(body), "Content-Type": "application/octet-stream", **headers}.items():
-        handler.send_header(name, str(value))
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
-@pytest.fixture
-def server(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    made = Server()
-    yield made
-    made.stop()
 
 
 def test_only_the_header_is_read(server, tmp_path):
@@ -130,8 +68,8 @@ def test_redirects_are_followed_and_what_permits_stays_with_its_server(server, t
     other = Server()
     try:
         other.files["/m.gguf"] = files.model()
-        server.faults["/a"] = lambda handler: send(handler, 302, b"", {"Location": "/b"})
-        server.faults["/b"] = lambda handler: send(handler, 307, b"", {"Location": other.url + "/m.gguf?signature=1"})
+        server.faults["/a"] = answer(302, Location="/b")
+        server.faults["/b"] = answer(307, Location=other.url + "/m.gguf?signature=1")
         found = web.read_model(server.url + "/a", token)
         assert found.files[0]["name"] == "a"
         assert [headers.get("Authorization") for _path, headers in server.asked] == [sent] * 2
@@ -163,12 +101,7 @@ def test_a_redirect_to_a_name_with_spaces_and_letters_beyond_ascii_is_followed(s
 
 
 def redirect(location):
-    return lambda handler: send(handler, 302, b"", {"Location": location} if location else {})
-
-
-def answer(status, body=b"", **headers):
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda handler: send(handler, status, body, named)
+    return answer(302, **({"Location": location} if location else {}))
 
 
 HTML = answer(200, b"<html>", Content_Type="text/html; charset=utf-8")
@@ -260,25 +193,12 @@ def test_broken_replies(server, call, reply, said):
     assert re.search(said, call(url=server.url + "/m.gguf")["msg"])
 
 
-def test_headers_without_end(server, call):
-    def endless(handler):
-        handler.send_response(206)
-        try:
-            for number in range(1000):
-                handler.wfile.write(f"X-{number}: {'x' * 60000}\r\n".encode())
-        except OSError:
-            return
-
-    server.faults["/m.gguf"] = endless
-    assert "cannot be read (" in call(url=server.url + "/m.gguf")["msg"]
-
-
 def test_a_file_that_changes_while_it_is_read(server, call, monkeypatch):
     monkeypatch.setattr(gguf, "FIRST_CHUNK", 64)
     data = files.vocabulary(5000)
 
     def grows(handler):
-        server.answer(handler, data + bytes(len(server.asked)))
+        server.send(handler, data + bytes(len(server.asked)))
 
     server.faults["/m.gguf"] = grows
     assert re.search(
@@ -302,7 +222,7 @@ def test_a_header_without_end_is_given_up_after_bounded_bytes(server, call, monk
         first, last = map(int, handler.headers["Range"][6:].split("-"))
         part = content[first : last + 1]
         server.sent += len(part)
-        send(handler, 206, part, {"Content-Range": f"bytes {first}-{last}/{1 << 50}"})
+        answer(206, part, Content_Range=f"bytes {first}-{last}/{1 << 50}")(handler)
 
     server.faults["/m.gguf"] = endless
     assert "its header is longer than 2 MiB" in call(url=server.url + "/m.gguf")["msg"]
@@ -319,7 +239,7 @@ def test_a_server_that_says_nothing(server, call, monkeypatch):
 
 def test_a_server_may_be_silent_for_longer_where_it_makes_what_it_sends(server, monkeypatch):
     monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.05)
-    server.faults["/m.gguf"] = lambda handler: time.sleep(0.3) or send(handler, 200, b"made", {})
+    server.faults["/m.gguf"] = lambda handler: time.sleep(0.3) or answer(200, b"made")(handler)
     with pytest.raises(web.RemoteError, match="did not answer in time"):
         web.answer(server.url + "/m.gguf", {})
     with web.answer(server.url + "/m.gguf", {}, silence=20) as reply:
@@ -345,28 +265,18 @@ def test_a_server_that_answers_byte_by_byte(server, call, begin):
     released.set()
 
 
-def test_nobody_listens(call):
+def test_a_server_that_cannot_be_reached(call):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         message = call(url=f"http://127.0.0.1:{held.getsockname()[1]}/m.gguf")["msg"]
     assert re.search(r"cannot be read \(.*refused.*\): check the server, the network and https_proxy", message)
-
-
-def test_a_host_that_is_not_there(call):
     assert "has an unknown host name" in call(url="http://host.invalid/m.gguf")["msg"]
-
-
-def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
-    monkeypatch.setenv("http_proxy", server.url)
-    server.files["http://models.example.org/m.gguf"] = files.model()
-    assert call(url="http://models.example.org/m.gguf")["summary"]["layers"] == 2
 
 
 @pytest.mark.parametrize(
     "url, said",
     [
         ("file:///etc/passwd", "is not the URL of a web server"),
-        ("ftp://127.0.0.1/m.gguf", "is not the URL of a web server"),
         ("model.gguf", "is not the URL of a web server"),
         ("http://127.0.0.1:port/m.gguf", "is not a URL (nonnumeric port"),
         ("http://[broken/m.gguf", "is not a URL (Invalid IPv6 URL): correct it"),
@@ -376,6 +286,12 @@ def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
 )
 def test_what_is_no_url(call, url, said):
     assert said in call(url=url)["msg"]
+
+
+def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url)
+    server.files["http://models.example.org/m.gguf"] = files.model()
+    assert call(url="http://models.example.org/m.gguf")["summary"]["layers"] == 2
 
 
 def test_a_password_in_the_url_is_not_shown(server, call):
@@ -404,15 +320,6 @@ def test_a_certificate_that_nobody_trusts(call, certify):
 def test_no_way_from_https_to_http():
     with pytest.raises(web.RemoteError, match=r"redirected to http://other/m\.gguf, but only https is followed"):
         web._redirect_target("https://here/m.gguf", "http://other/m.gguf")
-
-
-def test_what_the_module_returns(server, call):
-    server.files["/m.gguf"] = files.model()
-    found = call(url=server.url + "/m.gguf", tensors=True)
-    assert found["summary"]["files"] == [{"name": "m.gguf", "bytes": len(server.files["/m.gguf"])}]
-    assert found["tensors"][1]["layers"] == [0, 1]
-    assert not found["changed"]
-    assert "closed" not in found
 
 
 WORDS = (
