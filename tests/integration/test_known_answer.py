@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from conftest import ROOT, TREE
 
 SIZE = (2, 64, "f32")
@@ -45,13 +45,13 @@ def test_model_and_record_are_written_once_and_again_where_they_differ(put, tmp_
     model = tmp_path / "model.gguf"
     record = tmp_path / known_answer.record_of(model.name)
     assert put()
-    assert model.stat().st_size == known_answer.file_bytes(*SIZE)
+    assert model.stat().st_size == known_answer_file.file_bytes(*SIZE)
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     assert record.read_text().strip() == digest
     assert not put()
     record.unlink()
     assert put()
     assert record.exists()
-    model.write_bytes(b"x" * known_answer.file_bytes(*SIZE))
+    model.write_bytes(b"x" * known_answer_file.file_bytes(*SIZE))
     assert put()
     assert hashlib.sha256(model.read_bytes()).hexdigest() == digest

@@ -14,7 +14,7 @@ import threading
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 
 pytestmark = pytest.mark.programs
@@ -100,7 +100,7 @@ def test_controllers_that_write_the_same_model_at_once():
     assert len(set(answers)) == 1
     assert len(set(answers[0].split())) == 1
     path, _record = sources.known_answer_model(*size)
-    assert path.stat().st_size == known_answer.file_bytes(*size)
+    assert path.stat().st_size == known_answer_file.file_bytes(*size)
 
 
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]

@@ -44,7 +44,7 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
         "bytes": size,
     }
     assert header_summary.summarize(gguf.read_path(str(path))) == told
-    assert known_answer.file_bytes(layers, width, kind) == size
+    assert known_answer_file.file_bytes(layers, width, kind) == size
 
 
 @pytest.mark.parametrize("kind", known_answer.BLOCKS)
@@ -54,10 +54,10 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
     known_answer_file.write(tmp_path / "model.gguf", 2, width, kind)
     read = library.GGUFReader(tmp_path / "model.gguf")
     contents = {name: field.contents() for name, field in read.fields.items()}
-    for key, _form, value in known_answer.metadata(2, width, kind):
+    for key, _form, value in known_answer_file.metadata(2, width, kind):
         assert contents[key] == (pytest.approx(value) if isinstance(value, float) else value), key
     tensors = {tensor.name: library.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in read.tensors}
-    assert [*tensors] == [name for name, _shape in known_answer.tensor_shapes(2, width)]
+    assert [*tensors] == [name for name, _shape in known_answer_file.tensor_shapes(2, width)]
     diagonal = {(index, index): 1 for index in range(width)}
     expected = {
         "token_embd.weight": known_answer.embedding(),
@@ -82,7 +82,7 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
 
 def test_the_size_of_a_large_model_is_known_at_once():
     parameters = known_answer.summary(32, 4096, "f16")["parameters"]
-    assert 2 * parameters < known_answer.file_bytes(32, 4096, "f16") < 2 * parameters + (1 << 20)
+    assert 2 * parameters < known_answer_file.file_bytes(32, 4096, "f16") < 2 * parameters + (1 << 20)
 
 
 def test_a_written_file_is_one_of_this_form(tmp_path):
@@ -124,7 +124,7 @@ def test_planning_writes_no_model(local, tmp_path, monkeypatch):
     plan = complete(local.plan())
     SCHEMA.validate(plan)
     model = "/opt/llamacpp/models/known-answer-8x1024-q8_0.gguf"
-    size = known_answer.file_bytes(8, 1024, "q8_0")
+    size = known_answer_file.file_bytes(8, 1024, "q8_0")
     assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size, "record": f"{model}.2.sha256"}
     assert list(tmp_path.iterdir()) == []
 

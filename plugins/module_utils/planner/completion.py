@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     FetchedModelPlan,
     FilePlan,
@@ -76,7 +76,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
     if plan.head.fallback_after is not None:
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.model.known_answer:
-        size = known_answer.file_bytes(*plan.model.known_answer)
+        size = known_answer_file.file_bytes(*plan.model.known_answer)
         files.append(FilePlan(plan.model.path, size, record=known_answer.record_of(plan.model.path)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     return [*files, _file(f"{prefix}/{names.KEPT_FACTS}", text.encode())]

@@ -146,7 +146,7 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
 
     :raises AnsibleError: it cannot be written here.
     """
-    size = known_answer.file_bytes(layers, width, kind)
+    size = known_answer_file.file_bytes(layers, width, kind)
     path = cache.folder("models", KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
     checksum = path.with_name(path.name + ".sha256")
     if not _is_as_recorded(path, checksum, size):

@@ -128,13 +128,6 @@ def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
     return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
 
 
-def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of all tensors in the file's order."""
-    first, *of_layer, norm, last = shapes(width)
-    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
-    return [first, *every, norm, last]
-
-
 def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
     """The tensors as header_summary.group returns them."""
     rows = []
@@ -186,59 +179,6 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
         "largest_tensor_bytes": bytes_of(width * max(width, vocabulary), kind),
         "tensors": _tensors(layers, width, kind),
     }
-
-
-EPSILON = 1e-9
-FIXED_BYTES = {"UINT32": 4, "INT32": 4, "FLOAT32": 4, "BOOL": 1}
-"""Type of a value in GGUF → its bytes. A string or an array has 8 bytes for its length beside what it holds."""
-ALIGNMENT = 32
-"""Of a tensor's bytes in the file."""
-
-
-def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
-    """Key, type and value of all metadata in the file's order. An array has the type of its elements, in brackets."""
-    model = summary(layers, width, kind)
-    words = pieces()
-    types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(words)
-    return [
-        ("general.architecture", "STRING", model["architecture"]),
-        ("general.name", "STRING", model["name"]),
-        ("llama.context_length", "UINT32", model["context"]),
-        ("llama.embedding_length", "UINT32", width),
-        ("llama.block_count", "UINT32", layers),
-        ("llama.feed_forward_length", "UINT32", width),
-        ("llama.attention.head_count", "UINT32", model["heads"]),
-        ("llama.attention.head_count_kv", "UINT32", model["kv_heads"]),
-        ("llama.rope.dimension_count", "UINT32", HEAD_DIMENSION),
-        ("llama.attention.layer_norm_rms_epsilon", "FLOAT32", EPSILON),
-        ("llama.vocab_size", "UINT32", model["vocabulary"]),
-        ("tokenizer.ggml.model", "STRING", "llama"),
-        ("tokenizer.ggml.tokens", "[STRING]", CONTROL_TOKENS + BYTE_TOKENS + words),
-        ("tokenizer.ggml.scores", "[FLOAT32]", [0.0] * model["vocabulary"]),
-        ("tokenizer.ggml.token_type", "[INT32]", types),
-        ("tokenizer.ggml.unknown_token_id", "UINT32", 0),
-        ("tokenizer.ggml.bos_token_id", "UINT32", 1),
-        ("tokenizer.ggml.eos_token_id", "UINT32", 2),
-        ("tokenizer.ggml.add_bos_token", "BOOL", True),
-        ("tokenizer.ggml.add_eos_token", "BOOL", False),
-    ]
-
-
-def _value_bytes(kind: str, value: Any) -> int:
-    if kind.startswith("["):
-        return 4 + 8 + sum(_value_bytes(kind[1:-1], entry) for entry in value)
-    return FIXED_BYTES[kind] if kind in FIXED_BYTES else 8 + len(value.encode())
-
-
-def file_bytes(layers: int, width: int, kind: str) -> int:
-    """Size of the written file, without writing it."""
-    size = 4 + 4 + 8 + 8
-    size += sum(8 + len(key) + 4 + _value_bytes(form, value) for key, form, value in metadata(layers, width, kind))
-    data = 0
-    for name, shape in tensor_shapes(layers, width):
-        size += 8 + len(name) + 4 + 8 * len(shape) + 4 + 8
-        data += kv_cache.pad(bytes_of(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
-    return kv_cache.pad(size, ALIGNMENT) + data
 
 
 FORM = 2

@@ -16,6 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 Buffer = Union[bytes, bytearray]
 VERSION = 3
+"""Of GGUF."""
+ALIGNMENT = 32
+"""Of a tensor's bytes in the file."""
+EPSILON = 1e-9
 TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
 """Type of a value in GGUF → its number, and how struct packs it."""
 ARRAY = 9
@@ -36,21 +40,68 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
         stream.write(_header(layers, width, kind))
         for tensor in _tensors(layers, width, kind):
             stream.write(tensor)
-            stream.write(bytes(-len(tensor) % known_answer.ALIGNMENT))
+            stream.write(bytes(-len(tensor) % ALIGNMENT))
+
+
+def file_bytes(layers: int, width: int, kind: str) -> int:
+    """Size of the written file, without writing it."""
+    data = sum(_stored_bytes(shape, kind) for _name, shape in tensor_shapes(layers, width))
+    return len(_header(layers, width, kind)) + data
+
+
+def _stored_bytes(shape: tuple[int, ...], kind: str) -> int:
+    """Of a tensor, up to where the next one begins."""
+    size = known_answer.bytes_of(math.prod(shape), kind if len(shape) == 2 else "f32")
+    return kv_cache.pad(size, ALIGNMENT)
+
+
+def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of all tensors in the file's order."""
+    first, *of_layer, norm, last = known_answer.shapes(width)
+    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
+    return [first, *every, norm, last]
+
+
+def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
+    """Key, type and value of all metadata in the file's order. An array has the type of its elements, in brackets."""
+    model = known_answer.summary(layers, width, kind)
+    words = known_answer.pieces()
+    types = [2, 3, 3] + [6] * len(known_answer.BYTE_TOKENS) + [1] * len(words)
+    return [
+        ("general.architecture", "STRING", model["architecture"]),
+        ("general.name", "STRING", model["name"]),
+        ("llama.context_length", "UINT32", model["context"]),
+        ("llama.embedding_length", "UINT32", width),
+        ("llama.block_count", "UINT32", layers),
+        ("llama.feed_forward_length", "UINT32", width),
+        ("llama.attention.head_count", "UINT32", model["heads"]),
+        ("llama.attention.head_count_kv", "UINT32", model["kv_heads"]),
+        ("llama.rope.dimension_count", "UINT32", known_answer.HEAD_DIMENSION),
+        ("llama.attention.layer_norm_rms_epsilon", "FLOAT32", EPSILON),
+        ("llama.vocab_size", "UINT32", model["vocabulary"]),
+        ("tokenizer.ggml.model", "STRING", "llama"),
+        ("tokenizer.ggml.tokens", "[STRING]", known_answer.CONTROL_TOKENS + known_answer.BYTE_TOKENS + words),
+        ("tokenizer.ggml.scores", "[FLOAT32]", [0.0] * model["vocabulary"]),
+        ("tokenizer.ggml.token_type", "[INT32]", types),
+        ("tokenizer.ggml.unknown_token_id", "UINT32", 0),
+        ("tokenizer.ggml.bos_token_id", "UINT32", 1),
+        ("tokenizer.ggml.eos_token_id", "UINT32", 2),
+        ("tokenizer.ggml.add_bos_token", "BOOL", True),
+        ("tokenizer.ggml.add_eos_token", "BOOL", False),
+    ]
 
 
 def _header(layers: int, width: int, kind: str) -> bytes:
-    keys = known_answer.metadata(layers, width, kind)
-    shapes = known_answer.tensor_shapes(layers, width)
-    infos, offset = b"", 0
+    keys, shapes = metadata(layers, width, kind), tensor_shapes(layers, width)
+    parts, offset = [b"GGUF" + struct.pack("<IQQ", VERSION, len(shapes), len(keys))], 0
+    parts += [_string(name) + _typed(form, value) for name, form, value in keys]
     for name, shape in shapes:
-        stored = kind if len(shape) == 2 else "f32"
-        infos += _string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape))
-        infos += struct.pack("<IQ", TENSOR_TYPES[stored], offset)
-        offset += kv_cache.pad(known_answer.bytes_of(math.prod(shape), stored), known_answer.ALIGNMENT)
-    header = b"GGUF" + struct.pack("<IQQ", VERSION, len(shapes), len(keys))
-    header += b"".join(_string(name) + _typed(form, value) for name, form, value in keys) + infos
-    return header + bytes(-len(header) % known_answer.ALIGNMENT)
+        number = TENSOR_TYPES[kind if len(shape) == 2 else "f32"]
+        dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        parts.append(_string(name) + dimensions + struct.pack("<IQ", number, offset))
+        offset += _stored_bytes(shape, kind)
+    header = b"".join(parts)
+    return header + bytes(-len(header) % ALIGNMENT)
 
 
 def _string(text: str) -> bytes:
