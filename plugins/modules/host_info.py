@@ -76,7 +76,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, links, ownership, plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 
 
@@ -106,8 +106,6 @@ def main():
     )
     with errors.reported(module, *state.ERRORS, Refusal):
         result = read(module.params)
-    for note in links.notes((module.params["plan"] or {"links": []})["links"]):
-        module.warn(note)
     taken = state.taken_ports(module.params["plan"], result["drift"]["services"]) if "drift" in result else None
     if taken:
         module.fail_json(msg=taken, drift=result["drift"])

@@ -100,9 +100,11 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection, problems
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 
 def main():
@@ -127,11 +129,12 @@ def main():
         },
         supports_check_mode=True,
     )
-    wanted = module.params["links"]
+    wanted = [typed_json.parse(LinkPlan, link) for link in module.params["links"]]
     waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
-    with errors.reported(module, links.LinkError, Refusal), waiting:
-        before, after = links.apply(wanted, module.check_mode, owner=names.of(module.params["cluster"]))
-    texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
+    with errors.reported(module, inspection.LinkError, Refusal), waiting:
+        system = inspection.System(names.of(module.params["cluster"]))
+        before, after = configuration.apply(wanted, module.check_mode, system)
+    texts = [f"{link.interface} has {link.address}." for link in problems.managed(wanted)]
     module.exit_json(
         changed=before != after,
         diff={"before": before, "after": after},

@@ -93,7 +93,7 @@ import functools
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, throughput
 
 
 def main():
@@ -119,11 +119,11 @@ def main():
     )
     with errors.reported(module, ValueError):
         if client:
-            links.listen(address, port, client, seconds, account, module.params["unit"])
+            throughput.listen(address, port, client, seconds, account, module.params["unit"])
             module.exit_json(changed=False)
-        send = functools.partial(links.run, account=account)
-        measured = links.measure(address, port, seconds, module.params["lacking"], sender=send)
-    module.exit_json(changed=False, **measured)
+        send = functools.partial(inspection.run, account=account)
+        measured = throughput.measure(address, port, seconds, module.params["lacking"], sender=send)
+    module.exit_json(changed=False, **measured._asdict())
 
 
 if __name__ == "__main__":

@@ -371,8 +371,8 @@ MODULES = {
     plan_history_module: ((plan_history, "mark_served"), {"state": "served", "prefix": "/p", "id": "x"}),
     plan_history_info: ((plan_history_info.plan_history, "read_all"), {"prefix": "/p"}),
     lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
-    link: ((link.links, "apply"), {"links": []}),
-    link_throughput: ((link_throughput.links, "measure"), {"address": "192.0.2.1"}),
+    link: ((link.configuration, "apply"), {"links": []}),
+    link_throughput: ((link_throughput.throughput, "measure"), {"address": "192.0.2.1"}),
     model_info: ((model_info.local_models, "report"), {}),
     model_upload: (
         (model_upload.download, "append"),

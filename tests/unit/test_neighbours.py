@@ -11,8 +11,10 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import CATALOGUE, FACTS, complete, make
@@ -185,17 +187,17 @@ def test_definitions_of_another_cluster_are_not_seen(tmp_path):
     assert (seen("a"), seen("ab"), seen("b")) == (["llamacpp-a-server"], ["llamacpp-ab-server"], [])
 
 
-def test_links_of_another_cluster_are_left_alone_and_refused(tmp_path):
-    link = {"interface": "eth1", "address": "10.99.0.12/24", "mtu": None, "manage": True}
+def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
+    link, night = LinkPlan("eth1", "10.99.0.12/24", None, None, manage=True), names.of("night")
     for manager in ("networkd", "NetworkManager"):
-        root = tmp_path / manager
-        for path, text in links.wanted([link], manager, names.of("night")).items():
-            (root / path.lstrip("/")).parent.mkdir(parents=True)
-            (root / path.lstrip("/")).write_text(text)
-        assert links.ours(root) == {} == links.ours(root, names.of("nigh"))
-        assert list(links.ours(root, names.of("night"))) == list(links.wanted([link], manager, names.of("night")))
-        assert "night" in links._of_other_cluster(link, root, names.DEFAULT)
-        assert links._of_other_cluster({**link, "interface": "eth2"}, root, names.DEFAULT) is None
+        system = inspection.System(root=tmp_path / manager)
+        files = network_files.planned([link], manager, night)
+        network_files.replace([], files, system)
+        assert network_files.installed(system) == {} == network_files.installed(system._replace(owner=names.of("nigh")))
+        assert network_files.installed(system._replace(owner=night)) == files
+        found = inspection.Inspection(None, {}, frozenset(), (), ())
+        assert "night" in network_files.foreign(link, found, system)
+        assert network_files.foreign(link._replace(interface="eth2"), found, system) is None
 
 
 def test_no_firewall_takes_rules_of_one_cluster_for_those_of_another(tmp_path):

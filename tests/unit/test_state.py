@@ -17,7 +17,7 @@ import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from model_server import download_record_of
@@ -381,8 +381,7 @@ def under_systemd(monkeypatch, host, firewall=False, links=False, tuned=""):
     """The host with systemd, and with a firewall, links or kernel parameters that differ."""
     host.update(service_manager="systemd", links=[{"interface": "eth1", "address": "192.0.2.1/24", "manage": True}])
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: firewall)
-    monkeypatch.setattr(state.links, "problems", lambda wanted, known, owner: [])
-    monkeypatch.setattr(state.links, "differs", lambda wanted, known, owner: links)
+    monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
     monkeypatch.setattr(
         state.kernel_parameters, "apply", lambda *_arguments, check: kernel_parameters.Change("", tuned, (), ())
     )
@@ -504,8 +503,8 @@ def test_every_kind_of_difference_is_found():
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.update(service_manager="systemd", links=[{"interface": "eth0", "address": "192.0.2.1/24", "manage": True}])
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: False)
-    monkeypatch.setattr(state.links, "problems", lambda wanted, known, owner: ["eth0 carries the connection"])
-    with pytest.raises(links.LinkError, match="carries the connection"):
+    monkeypatch.setattr(state.configuration.problems, "problems", lambda *_arguments: ["eth0 carries the connection"])
+    with pytest.raises(state.inspection.LinkError, match="carries the connection"):
         state.drift(planned)
 
 

@@ -23,16 +23,19 @@ GENERATIONS = 16
 def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:
     """The IPv4 address of this host at which the connection of the controller came in. Where it came by IPv6, the IPv4 address of the same
     interface. None where it did not come by SSH."""
-    fields = (environment.get(VARIABLE) or _of_ancestors(root, os.getppid())).split()
-    if len(fields) != 4:
-        return None
     try:
-        reached = ipaddress.ip_address(fields[2].split("%", 1)[0])
-    except ValueError:
+        reached = ipaddress.ip_address(ssh_addresses(environment, root)[1].split("%", 1)[0])
+    except (ValueError, IndexError):
         return None
     if isinstance(reached, ipaddress.IPv6Address):
         return str(reached.ipv4_mapped) if reached.ipv4_mapped else _beside(reached, ask(["ip", "-o", "address"]))
     return str(reached)
+
+
+def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
+    """Addresses of the client and of the server of the SSH session to which this process belongs; nothing where there is none."""
+    fields = (environment.get(VARIABLE) or _of_ancestors(root, os.getppid())).split()
+    return (fields[0], fields[2]) if len(fields) == 4 else ()
 
 
 def _of_ancestors(root: Path, process: int) -> str:

@@ -32,21 +32,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     firewall,
     kernel_parameters,
-    links,
     plan_history,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan, KernelTuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    FetchedModelPlan,
+    KernelTuning,
+    LinkPlan,
+)
 
 ERRORS = (
     CommandError,
     firewall.FirewallError,
-    links.LinkError,
+    inspection.LinkError,
     managers.ServiceError,
     kernel_parameters.KernelParameterError,
 )
@@ -427,13 +431,9 @@ def _system(planned: dict) -> Iterator[Difference]:
     manager = planned["firewall_manager"] or "a firewall that is not active"
     if firewall.differs(planned["firewall_manager"], planned["firewall"], firewall.System(own=own)):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if links.managed(planned["links"]) or links.ours(owner=own):
-        known = links.facts()
-        problems = links.problems(planned["links"], known, owner=own)
-        if problems:
-            raise links.LinkError(" ".join(problems))
-        if links.differs(planned["links"], known, owner=own):
-            yield Difference("link", "links", "links are not as planned")
+    links = [typed_json.parse(LinkPlan, link) for link in planned["links"]]
+    if configuration.differs(links, inspection.System(own)):
+        yield Difference("link", "links", "links are not as planned")
     tuned = kernel_parameters.apply(typed_json.parse(KernelTuning, planned["tuning"]), own, check=True)
     if tuned.before != tuned.after:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")

@@ -1,0 +1,196 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has for links: interfaces, those that must not be touched, Thunderbolt devices, and the service that configures interfaces."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFAULT, Names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection
+
+COMMAND_SECONDS = 30
+NETWORKD, NETWORK_MANAGER = "networkd", "NetworkManager"
+SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
+"""Manager of interfaces → its service. netplan writes files for these two and configures nothing itself."""
+
+Run = Callable[[list[str]], str]
+
+
+class LinkError(ValueError):
+    """One sentence for each reason why the links cannot be configured."""
+
+
+def run(argv: list[str], seconds: float = COMMAND_SECONDS, account: str | None = None) -> str:
+    """What a command prints; LinkError where it is not installed or fails.
+
+    :param account: as which root runs it.
+    """
+    if not is_installed(argv[0]):
+        raise LinkError(f"The program {argv[0]} is not installed on this host.")
+    try:
+        return commands.run(argv, seconds, account=account)
+    except commands.CommandError as error:
+        raise LinkError(f"{' '.join(argv)} failed: {error.reason}") from error
+
+
+def is_installed(program: str) -> bool:
+    return commands.find(program) is not None
+
+
+class System(NamedTuple):
+    """Where a host's files are, what runs its commands, and the cluster whose links are looked at."""
+
+    owner: Names = DEFAULT
+    root: Path = Path("/")
+    run: Run = run
+
+    def output(self, *argv: str) -> str:
+        """What a command prints; nothing where it fails."""
+        try:
+            return self.run(list(argv))
+        except LinkError:
+            return ""
+
+    def path(self, name: str) -> Path:
+        return self.root / name.lstrip("/")
+
+    def text(self, name: str) -> str:
+        return text_of(self.path(name)).strip()
+
+    def of_interface(self, name: str) -> Path:
+        return self.root / "sys/class/net" / name
+
+
+class Interface(NamedTuple):
+    addresses: tuple[str, ...]
+    """IPv4, with prefix length"""
+    mtu: int | None
+    mac: str
+
+
+class ThunderboltDevice(NamedTuple):
+    """A device or host that is connected by Thunderbolt or USB4."""
+
+    name: str
+    """its route, as sysfs has it"""
+    product: str
+    uuid: str
+    is_authorized: bool | None
+    """None for another host: the kernel asks for none"""
+
+
+class Inspection(NamedTuple):
+    """What a host has for links."""
+
+    manager: str | None
+    interfaces: Mapping[str, Interface]
+    protected: frozenset[str]
+    """names of interfaces that must not be touched"""
+    ssh: tuple[str, ...]
+    """addresses of the controller and of this host, where Ansible is connected by SSH"""
+    thunderbolt: tuple[ThunderboltDevice, ...]
+
+
+def inspect(system: System) -> Inspection:
+    addresses = _addresses(system)
+    ssh = connection.ssh_addresses(os.environ, system.root)
+    return Inspection(
+        manager=_manager(system),
+        interfaces=_interfaces(addresses, system.root),
+        protected=_protected(addresses, ssh, system),
+        ssh=ssh,
+        thunderbolt=thunderbolt_devices(system.root),
+    )
+
+
+def _manager(system: System) -> str | None:
+    active = (
+        name for name, unit in SERVICES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
+    )
+    return next(active, None)
+
+
+def _addresses(system: System) -> dict[str, list[str]]:
+    """Interface → its IPv4 and IPv6 addresses with prefix length; empty where ``ip`` fails."""
+    try:
+        entries = json.loads(system.output("ip", "-json", "address"))
+    except ValueError:
+        return {}
+    return {
+        entry["ifname"]: [f"{address['local']}/{address['prefixlen']}" for address in entry.get("addr_info", [])]
+        for entry in entries
+        if "ifname" in entry
+    }
+
+
+def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, Interface]:
+    """Interfaces that could be a link. Ports of containers come and go and are left out, as is loopback."""
+    found = {}
+    for folder in sorted((root / "sys/class/net").glob("*")):
+        name = folder.name
+        is_port = (folder / "master").exists() and not (folder / "device").exists()
+        if name != "lo" and folder.is_dir() and not is_port:
+            ipv4 = sorted(address for address in addresses.get(name, []) if ":" not in address)
+            found[name] = Interface(tuple(ipv4), _number(folder / "mtu"), text_of(folder / "address").strip())
+    return found
+
+
+def _number(path: Path) -> int | None:
+    text = text_of(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
+    """Interfaces of the SSH session and of the default routes, and those below them (the ports of a bridge or bond)."""
+    names = set()
+    for fields in map(str.split, system.text("proc/net/route").splitlines()[1:]):
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000":
+            names.add(fields[0])
+    for fields in map(str.split, system.text("proc/net/ipv6_route").splitlines()):
+        if len(fields) > 9 and fields[0] == "0" * 32 and fields[1] == "00":
+            names.add(fields[9])
+    for text in ssh:
+        address, _separator, zone = text.partition("%")
+        names.add(zone)
+        names.update(name for name, held in addresses.items() if address in [entry.split("/")[0] for entry in held])
+    client = ssh[0].partition("%")[0] if ssh else ""
+    if is_address(client):
+        with contextlib.suppress(ValueError, KeyError):
+            names.update(route["dev"] for route in json.loads(system.output("ip", "-json", "route", "get", client)))
+    queue = list(names - {""})
+    while queue:
+        lower = {path.name.partition("_")[2] for path in system.of_interface(queue.pop()).glob("lower_*")} - names
+        names |= lower
+        queue += lower
+    return frozenset(names - {"", "lo"})
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def thunderbolt_devices(root: Path) -> tuple[ThunderboltDevice, ...]:
+    found = []
+    for folder in sorted((root / "sys/bus/thunderbolt/devices").glob("*-*")):
+        uuid, product, authorized = (
+            text_of(folder / name).strip() for name in ("unique_id", "device_name", "authorized")
+        )
+        if uuid:
+            is_authorized = authorized != "0" if re.fullmatch(r"\d+", authorized) else None
+            found.append(ThunderboltDevice(folder.name, product, uuid, is_authorized))
+    return tuple(found)
