@@ -203,19 +203,19 @@ def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, recor
     """Also after a run that was killed before it touched a service, when the inventory is what it was."""
 
     def differences():
-        return [found.kind for found in state._kept(record["id"], plans.summaries(str(prefix)))]
+        return [found.kind for found in state._record(record["id"], plans.summaries(str(prefix)))]
 
-    assert differences() == ["kept"]
+    assert differences() == ["record"]
     begin(prefix, record)
-    assert differences() == ["kept"]
+    assert differences() == ["record"]
     plans.mark_served(str(prefix), record["id"])
     assert differences() == []
     begin(prefix, with_id(record, 2))
-    assert differences() == ["kept"]
+    assert differences() == ["record"]
     assert not begin(prefix, record)
     assert plans.mark_served(str(prefix), record["id"])
     assert differences() == []
-    assert not list(state._kept(None, []))
+    assert not list(state._record(None, []))
 
 
 def test_the_info_module_reads_a_record_and_what_its_services_miss(prefix, record, monkeypatch):

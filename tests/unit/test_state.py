@@ -482,7 +482,7 @@ SPOILED = [
     ),
     ("service", "llamacpp-worker-x is stopped", lambda h, p, m: None),
     ("stale", "llamacpp-worker-x is not planned any more", lambda h, p, m: h["services"].clear()),
-    ("kept", "plan 0123456789abcdef is not recorded as", lambda h, p, m: h.update(id="0123456789abcdef")),
+    ("record", "plan 0123456789abcdef is not recorded as", lambda h, p, m: h.update(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda h, p, m: (p / "releases" / ".left").mkdir()),
 ]
 """Kind of a difference, a part of what it says, and what makes it: of the plan, the prefix and monkeypatch."""

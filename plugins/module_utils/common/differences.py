@@ -22,7 +22,7 @@ Kind = Literal[
     "service",
     "stale",
     "unneeded",
-    "kept",
+    "record",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
 

@@ -539,11 +539,11 @@ def _models(differs: model_files.Differences) -> Iterator[Difference]:
     yield from _all("model", differs.records, "{} does not say where the model comes from")
 
 
-def _kept(identity: str | None, summaries: list[history.PlanSummary]) -> Iterator[Difference]:
+def _record(identity: str | None, summaries: list[history.PlanSummary]) -> Iterator[Difference]:
     """:param identity: of the plan; None of one that is not recorded."""
     newest = [(plan.id, plan.state) for plan in history.newest_first(summaries)[:1]]
     if identity and newest != [(identity, history.SERVED)]:
-        yield Difference("kept", identity, f"plan {identity} is not recorded as the last one that served")
+        yield Difference("record", identity, f"plan {identity} is not recorded as the last one that served")
 
 
 def drift(planned: dict) -> dict:
@@ -602,7 +602,7 @@ def drift(planned: dict) -> dict:
                 *_services(services),
                 *_all("stale", stale, "{} is not planned any more"),
                 *_all("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
-                *_kept(planned.get("id"), summaries),
+                *_record(planned.get("id"), summaries),
             )
         ],
     }
