@@ -1573,12 +1573,12 @@ def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypat
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH
     both.hosts["worker1"]["variables"].update(variables)
-    sources.look_up(None, {}, entry.read("test", both.hosts), CATALOGUE)
+    sources.look_up(str, entry.read("test", both.hosts), CATALOGUE)
     assert looked_up == ["vulkan", "hip"]
     for host in both.hosts.values():
         host["variables"]["llama_release_hip"] = None
     looked_up.clear()
-    sources.look_up(None, {}, entry.read("test", both.hosts), CATALOGUE)
+    sources.look_up(str, entry.read("test", both.hosts), CATALOGUE)
     assert looked_up == ["vulkan", "master"]
 
 

@@ -82,7 +82,7 @@ def plan_of(source, **extra):
 def planned_of(task_vars):
     cluster, hosts = inventory.hosts(task_vars)
     try:
-        read = sources.look_up(None, task_vars, entry.read(cluster, hosts), CATALOGUE)
+        read = sources.look_up(str, entry.read(cluster, hosts), CATALOGUE)
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)

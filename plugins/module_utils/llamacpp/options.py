@@ -797,7 +797,7 @@ def render(name: str, value: str | Iterable[str] | None, build: int, fork: str =
     raise UnknownOption(f"{name} {text}")
 
 
-def sayable(name: str, build: int, fork: str = MAINLINE) -> list[str]:
+def supported_values(name: str, build: int, fork: str = MAINLINE) -> list[str]:
     """The values that a build can say of an option of llama-server with few values, the usual ones first."""
     option = _OPTIONS[name]
     spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
@@ -805,7 +805,7 @@ def sayable(name: str, build: int, fork: str = MAINLINE) -> list[str]:
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
 
-def first_saying(name: str, value: str, build: int, fork: str = MAINLINE) -> int | None:
+def first_with_value(name: str, value: str, build: int, fork: str = MAINLINE) -> int | None:
     """The first build after this one that can say a value of an option of llama-server; None where none can."""
     spellings = [one for one in _OPTIONS[name].spellings if one.fork == fork and one.written and one.first > build]
     valued = [one for one in spellings if one.form != SWITCH and (not one.values or value in one.values)]

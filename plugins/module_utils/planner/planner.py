@@ -50,7 +50,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, remedies, table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import unused_memory as idle
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
+    AdvisoryContext,
+    Finding,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
@@ -128,9 +131,9 @@ class Planned(NamedTuple):
     """A plan without remedies, and what these are chosen from."""
 
     plan: Plan
-    seen: Seen
-    met: list[table.Met]
-    idle: Sequence[idle.Idle]
+    context: AdvisoryContext
+    findings: list[Finding]
+    idle: Sequence[idle.UnusedMemory]
     offered: Sequence[Quantisation]
     """That the repository of the model has."""
 
@@ -138,7 +141,7 @@ class Planned(NamedTuple):
 def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> Plan:
     """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
     plan = planned.plan
-    if plan.fits and not planned.met:
+    if plan.fits and not planned.findings:
         return plan
 
     def judged(changed: Cluster) -> Plan | None:
@@ -152,7 +155,7 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
     offer = idle.sentence(planned.idle, trial)
     return plan._replace(
         reasons=(*plan.reasons, *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])),
-        advisories=table.with_remedies(planned.seen, planned.met, trial),
+        advisories=table.with_remedies(planned.context, planned.findings, trial),
     )
 
 
@@ -186,7 +189,7 @@ class Prepared(NamedTuple):
     case: layout.Case
     """What was placed; its devices are all that could be used."""
     placed: device_load.Placed
-    idle: Sequence[idle.Idle]
+    idle: Sequence[idle.UnusedMemory]
     """What could hold layers of a model that does not fit."""
 
     @property
@@ -310,7 +313,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
         neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
     model = model_source.model_of(cluster.model, report, head.facts, names.of(cluster.name).account)
-    server_settings.check_further(cluster.server, cluster.model)
+    server_settings.check_auxiliary(cluster.server, cluster.model)
     server_settings.check(head.name, cluster.server, equipped[head.name].workers, release)
     server_settings.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving and cluster.within is None:
@@ -334,8 +337,8 @@ class Laid(NamedTuple):
 def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
     cluster = prepared.cluster
     uncounted = auxiliary_models.uncounted(prepared.model, cluster.server, prepared.release, prepared.case.devices)
-    drafts = any(one.role == download_record.DRAFT for one in placed.further)
-    sizes = [server_settings.size_of_further(prepared.model, role) for role in uncounted]
+    drafts = any(one.role == download_record.DRAFT for one in placed.auxiliary)
+    sizes = [server_settings.size_of_auxiliary(prepared.model, role) for role in uncounted]
     sizes += auxiliary_models.states_of_speculation(prepared.model, cluster.server, prepared.release)
     as_planned = server_settings.as_planned(cluster.server, drafts) and not sizes
     without = [*sizes, *server_settings.uncounted(cluster.server, drafts)]
@@ -377,26 +380,26 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     if judged != lost:
         plan = _write(prepared, laid, judged, runtime_id, staged)
     hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
-    seen = _seen(prepared, plan, laid)
-    met = table.meet(seen)
+    context = _context(prepared, plan, laid)
+    findings = table.evaluate(context)
     return Planned(
-        plan._replace(hosts=hosts, advisories=table.untried(met)),
-        seen,
-        met,
+        plan._replace(hosts=hosts, advisories=table.untried(findings)),
+        context,
+        findings,
         prepared.idle,
         prepared.model.offered,
     )
 
 
-def _seen(prepared: Prepared, plan: Plan, laid: Laid) -> Seen:
-    return Seen(plan, prepared.cluster, prepared.release, prepared.model.summary, laid.holders)
+def _context(prepared: Prepared, plan: Plan, laid: Laid) -> AdvisoryContext:
+    return AdvisoryContext(plan, prepared.cluster, prepared.release, prepared.model.summary, laid.holders)
 
 
 def _judge_fallbacks(
     prepared: Prepared, plan: Plan, laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
 ) -> list[fallbacks.Fallback]:
     """The fallbacks without those that meet an error which the plan itself does not meet, and which is not accepted."""
-    known = {one.advisory.id for one in table.meet(_seen(prepared, plan, laid))} if lost else set()
+    known = {one.advisory.id for one in table.evaluate(_context(prepared, plan, laid))} if lost else set()
     judged = []
     for entry in lost:
         errors = []
@@ -405,9 +408,9 @@ def _judge_fallbacks(
             serving = _serving_head(prepared, other, runtime_id, False)
             head = heads.plan_of(serving, plan.head.environment, plan.head.backends, plan.estimate.load_s)
             served = plan._replace(head=head, placement=other.entries)
-            met = table.meet(_seen(prepared, served, other))
+            met = table.evaluate(_context(prepared, served, other))
             errors = [
-                one.as_plan(["-"]).message
+                table.as_plan(one, ["-"]).message
                 for one in met
                 if one.advisory.severity == "error" and one.advisory.id not in known | prepared.cluster.accepted
             ]
@@ -438,7 +441,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
         head=_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged, predicted.load_s),
         external_workers=_external(prepared),
         placement=laid.entries,
-        further=auxiliary_models.as_plan(placed.further, model, cluster.head),
+        further=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
         further_uncounted=tuple(
             UncountedModel(role, why)
             for role, why in auxiliary_models.uncounted(model, cluster.server, release, prepared.case.devices).items()
@@ -678,7 +681,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
         service=names.of(prepared.cluster.name).service("server", staged),
-        beside=auxiliary_models.arguments(laid.placed.further, prepared.model, server, prepared.release),
+        beside=auxiliary_models.arguments(laid.placed.auxiliary, prepared.model, server, prepared.release),
     )
 
 
@@ -696,7 +699,7 @@ def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: boo
         any(_drives(other) for other in run),
         any(other.placed.lent() for other in run),
     )
-    own.update(next(filter(None, (auxiliary_models.environment(other.placed.further) for other in run)), {}))
+    own.update(next(filter(None, (auxiliary_models.environment(other.placed.auxiliary) for other in run)), {}))
     own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
     used = sorted({device.backend for other in run for device in _drives(other)})
@@ -705,7 +708,7 @@ def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: boo
 
 def _drives(laid: Laid) -> list[Device]:
     """The head's own devices that hold something."""
-    beside = [one.device for one in laid.placed.further if one.device]
+    beside = [one.device for one in laid.placed.auxiliary if one.device]
     return list({device.buffer: device for device in (*laid.placed.own(), *beside)}.values())
 
 

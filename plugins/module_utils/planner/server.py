@@ -193,8 +193,8 @@ def _device_names(release: Release, placed: device_load.Placed) -> list[str] | N
 
 def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
-    known = options.sayable(name, release.generation, release.fork)
-    first = options.first_saying(name, str(value), release.generation, release.fork)
+    known = options.supported_values(name, release.generation, release.fork)
+    first = options.first_with_value(name, str(value), release.generation, release.fork)
     newer = f", or a build from b{first} on" if first and release.mainline else ""
     return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
 

@@ -145,14 +145,14 @@ def uncounted(server: Server, drafts: bool = False) -> list[str]:
     return list(dict.fromkeys(option.adds for option in _unplanned(server, drafts) if option.adds))
 
 
-def size_of_further(model: Model, role: str) -> str:
+def size_of_auxiliary(model: Model, role: str) -> str:
     """A further model and its size, where that is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
     mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
     return f"{model_source.VARIABLES[role]}{mib}"
 
 
-def check_further(server: Server, request: ModelRequest) -> None:
+def check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuses options for a further model that a variable gives already."""
     for source in request.sources():
         option = options.of_name(model_source.FURTHER[source.role]) if source.role in model_source.FURTHER else None

@@ -326,7 +326,7 @@ class Model(NamedTuple):
         return next((file.path for file in self.files if file.role == role), None)
 
 
-class Further(NamedTuple):
+class AuxiliaryModel(NamedTuple):
     """What a model beside the one that is served takes, in bytes."""
 
     role: str
@@ -460,7 +460,7 @@ class Worker(NamedTuple):
     build: str
     """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU."""
     device: str
-    alone: bool
+    hides_other_devices: bool
     """Whether its environment hides the other devices of its backend."""
     threads: int | None
     cache: bool

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What conditions and remedies of advisories look at."""
+"""Values of advisories: what conditions look at, what they find, and how an operator may fix it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
@@ -19,7 +19,7 @@ Cases = list[tuple[Any, dict[str, Any]]]
 host; cases that differ in nothing else become one advisory."""
 
 
-class Seen(NamedTuple):
+class AdvisoryContext(NamedTuple):
     """``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
 
     plan: Plan
@@ -60,3 +60,55 @@ class Seen(NamedTuple):
         """What a host builds for; nothing of one where others run the workers."""
         own = self.plan.hosts.get(host)
         return [build.backend for build in own.builds] if own else []
+
+
+Change = Callable[[Cluster], Cluster]
+"""Takes the cluster as the inventory and the facts describe it, and returns it as it is once the operator has acted."""
+
+
+class Fix(NamedTuple):
+    """One way to carry out a remedy: values for its text, and what it changes. Each change has to help.
+
+    Without a change planning cannot try it.
+    """
+
+    values: Mapping[str, Any]
+    changes: tuple[Change, ...] = ()
+    accepts: bool = False
+    """Whether it accepts the advisory, which changes nothing else."""
+
+
+class Finding(NamedTuple):
+    """An advisory that a plan meets: all its cases that differ in nothing but the place."""
+
+    advisory: Advisory
+    hosts: tuple[str, ...]
+    """Where it is met; empty for the whole cluster."""
+    values: Mapping[str, Any]
+    """Of message and remedies."""
+
+
+Fixes = Callable[[AdvisoryContext, Finding], Iterable[Fix]]
+
+
+class Remedy(NamedTuple):
+    """``text`` is a clause, as docs/plan.md has it. The first of its fixes that helps is shown."""
+
+    text: str
+    fixes: Fixes
+
+
+class Advisory(NamedTuple):
+    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning.
+
+    ``{where}`` of a message lists the places, ``{hosts}`` the hosts, of all cases that differ in nothing else.
+    """
+
+    id: str
+    severity: str
+    condition: Callable[[AdvisoryContext], Cases]
+    message: str
+    remedies: tuple[Remedy, ...]
+    reference: str
+    example: tuple[tuple[str, str], ...] = ()
+    """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the remedies of advisories may be carried out on the cluster that is planned, each as remedies.Way."""
+"""How the remedies of advisories may be carried out on the cluster that is planned, each as remedies.Fix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -13,157 +13,162 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Seen
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.remedies import Change, Remedy, Way
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
+    AdvisoryContext,
+    Change,
+    Finding,
+    Fix,
+    Fixes,
+    Remedy,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Endpoint, Facts, Host
-
-Ways = Callable[[Seen, Sequence[str], Mapping[str, Any]], Iterable[Way]]
-"""From what is seen, the hosts concerned and the values of the advisory."""
 
 LARGEST_MTU = 65522
 """Of a Thunderbolt link between hosts (docs.kernel.org/admin-guide/thunderbolt.html)."""
 
 
-def always(text: str, *changes: Callable[[Seen, Sequence[str]], Change]) -> Remedy:
+def always(text: str, *changes: Callable[[AdvisoryContext, Finding], Change]) -> Remedy:
     """A remedy that every plan with the advisory may use.
 
     :param changes: what each of the hosts concerned becomes; without one it is something that planning cannot try.
     """
-    return Remedy(text, lambda seen, hosts, _values: [Way({}, tuple(change(seen, hosts) for change in changes))])
+    return Remedy(text, lambda context, finding: [Fix({}, tuple(change(context, finding) for change in changes))])
 
 
-def facts_become(**fields: Any) -> Callable[[Seen, Sequence[str]], Change]:
-    return lambda _seen, hosts: remedies.with_facts(hosts, lambda facts: facts._replace(**fields))
+def facts_become(**fields: Any) -> Callable[[AdvisoryContext, Finding], Change]:
+    return lambda _context, finding: remedies.with_facts(finding.hosts, lambda facts: facts._replace(**fields))
 
 
-def server_becomes(**fields: Any) -> Callable[[Seen, Sequence[str]], Change]:
-    return lambda _seen, _hosts: remedies.serving(**fields)
+def server_becomes(**fields: Any) -> Callable[[AdvisoryContext, Finding], Change]:
+    return lambda _context, _finding: remedies.serving(**fields)
 
 
 def accept(text: str) -> Remedy:
     """A remedy that is enough for the operator to accept the advisory."""
-    return Remedy(text, lambda _seen, _hosts, _values: [Way({}, accepts=True)])
+    return Remedy(text, lambda _context, _finding: [Fix({}, accepts=True)])
 
 
-def newer(first: int) -> Ways:
+def newer(first: int) -> Fixes:
     """Releases of the serving backend from a build on."""
-    return lambda seen, _hosts, _values: remedies.newer_releases(seen.cluster, seen.release_variables, first)
+    return lambda context, _finding: remedies.newer_releases(context.cluster, context.release_variables, first)
 
 
-def outside(first: int, last: int) -> Ways:
-    return lambda seen, _hosts, _values: remedies.releases_outside(seen.cluster, seen.release_variables, first, last)
+def builds_outside_range(first: int, last: int) -> Fixes:
+    return lambda context, _finding: remedies.releases_outside(context.cluster, context.release_variables, first, last)
 
 
-def patch_of(path: str) -> Ways:
+def patch_of(path: str) -> Fixes:
     """A patch of a file of the tree, where the hosts compile it."""
 
-    def ways(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-        variables = seen.release_variables
-        request = remedies.patched(seen.cluster.releases[variables[0]], path)
-        compiled = seen.release.source in release_request.COMPILED
+    def fixes(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
+        variables = context.release_variables
+        request = remedies.patched(context.cluster.releases[variables[0]], path)
+        compiled = context.release.source in release_request.COMPILED
         shown = {"variables": remedies.listed(variables)}
-        return [Way(shown, (remedies.releasing(variables, request),))] if compiled else []
+        return [Fix(shown, (remedies.releasing(variables, request),))] if compiled else []
 
-    return ways
-
-
-def safe_releases(seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-    return remedies.newer_releases(seen.cluster, values["variables"], capabilities.SECURITY_FLOOR)
+    return fixes
 
 
-def serve_by(backend: str) -> Ways:
+def safe_releases(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    return remedies.newer_releases(context.cluster, finding.values["variables"], capabilities.SECURITY_FLOOR)
+
+
+def serve_by(backend: str) -> Fixes:
     """The head uses the workers of another backend that the hosts build for already."""
 
-    def ways(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-        built = all(backend in seen.backends_of(name) for name in hosts)
-        return [Way({"backend": backend}, (remedies.serving(backend=backend),))] if built else []
+    def fixes(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+        built = all(backend in context.backends_of(name) for name in finding.hosts)
+        return [Fix({"backend": backend}, (remedies.serving(backend=backend),))] if built else []
 
-    return ways
+    return fixes
 
 
-def build_for(backend: str) -> Ways:
+def build_for(backend: str) -> Fixes:
     """The hosts build for another backend that drives the same devices."""
 
-    def ways(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-        new = not any(backend in seen.backends_of(name) for name in hosts)
-        return remedies.other_backends(seen.cluster, hosts, [backend]) if new else []
+    def fixes(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+        new = not any(backend in context.backends_of(name) for name in finding.hosts)
+        return remedies.other_backends(context.cluster, finding.hosts, [backend]) if new else []
 
-    return ways
+    return fixes
 
 
-def modes_without_mmap(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    mode = heads.unmapped_mode(seen.release)
-    return [Way({"mode": mode}, (remedies.serving(load_mode=mode),))]
+def modes_without_mmap(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
+    mode = heads.unmapped_mode(context.release)
+    return [Fix({"mode": mode}, (remedies.serving(load_mode=mode),))]
 
 
 EXTENDING = ("--rope-scal", "--rope-freq-", "--yarn-orig-ctx")
 """How options of llama-server begin with which a model serves a longer context than it was trained for."""
 
 
-def shorter_context(_seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-    return [Way({}, (remedies.serving(context=values["context"]),))]
+def shorter_context(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    return [Fix({}, (remedies.serving(context=finding.values["context"]),))]
 
 
-def extended_context(seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+def extended_context(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """Where the operator extends the model: llama-server keeps to what the file says of it."""
-    if not any(option in word for word in seen.server.extra_args for option in EXTENDING):
+    if not any(option in word for word in context.server.extra_args for option in EXTENDING):
         return []
-    added = ("--override-kv", f"{values['key']}=int:{values['wanted']}")
-    return [Way({}, (remedies.serving(extra_args=(*seen.server.extra_args, *added)),))]
+    added = ("--override-kv", f"{finding.values['key']}=int:{finding.values['wanted']}")
+    return [Fix({}, (remedies.serving(extra_args=(*context.server.extra_args, *added)),))]
 
 
-def one_cache(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    return [Way({}, (remedies.serving(extra_args=(*seen.server.extra_args, "--kv-unified")),))]
+def one_cache(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
+    return [Fix({}, (remedies.serving(extra_args=(*context.server.extra_args, "--kv-unified")),))]
 
 
-def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+def unified_heap(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """Of workers in their endpoints, of the head's own devices in the environment of llama-server."""
     option = {backends.UNIFIED_HEAP: "true"}
-    lending = [name for name in hosts if any(device.host == name and device.endpoint for device in seen.used)]
-    own = any(device.host in hosts and not device.endpoint for device in seen.used)
+    lending = [
+        name for name in finding.hosts if any(device.host == name and device.endpoint for device in context.used)
+    ]
+    own = any(device.host in finding.hosts and not device.endpoint for device in context.used)
     places = [f"environment in llama_worker_endpoints of {remedies.listed(lending)}"] * bool(lending)
     places += ["llama_server_environment"] * own
 
     def lend(host: Host) -> Host:
-        return remedies.with_environment(host, len(seen.plan.hosts[host.name].workers), option)
+        return remedies.with_environment(host, len(context.plan.hosts[host.name].workers), option)
 
     def change(cluster: Cluster) -> Cluster:
         cluster = remedies.on_hosts(lending, lend)(cluster)
         return remedies.serving(environment={**cluster.server.environment, **option})(cluster) if own else cluster
 
-    return [Way({"places": " and in ".join(places)}, (change,))]
+    return [Fix({"places": " and in ".join(places)}, (change,))]
 
 
-def root(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    known = [seen.cluster.places[name].facts for name in hosts]
+def root(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    known = [context.cluster.places[name].facts for name in finding.hosts]
     possible = all(facts.system == "Linux" and facts.service_manager == "systemd_user" for facts in known)
-    return [Way({}, (remedies.with_facts(hosts, remedies.with_root),))] if possible else []
+    return [Fix({}, (remedies.with_facts(finding.hosts, remedies.with_root),))] if possible else []
 
 
-def firewalls(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    change = remedies.with_facts(hosts, lambda facts: facts._replace(firewall=names.FIREWALLS[0]))
-    possible = all(seen.plan.hosts[name].host_settings for name in hosts)
-    return [Way({"managers": remedies.listed(names.FIREWALLS, "or")}, (change,))] if possible else []
+def firewalls(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    change = remedies.with_facts(finding.hosts, lambda facts: facts._replace(firewall=names.FIREWALLS[0]))
+    possible = all(context.plan.hosts[name].host_settings for name in finding.hosts)
+    return [Fix({"managers": remedies.listed(names.FIREWALLS, "or")}, (change,))] if possible else []
 
 
-def compiled_source(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    """The same build, compiled on the hosts."""
-    if seen.release.source in release_request.COMPILED:
+def compiled_source(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    """The same build, compiled on the finding.hosts."""
+    if context.release.source in release_request.COMPILED:
         return []
-    variables = seen.release_variables
-    number = seen.release.build or seen.generation
-    return [Way({"variables": remedies.listed(variables)}, (remedies.releasing(variables, f"b{number}"),))]
+    variables = context.release_variables
+    number = context.release.build or context.generation
+    return [Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, f"b{number}"),))]
 
 
-def kernels(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+def kernels(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """Kernels of flash attention for all types, where the operator's options alone keep them out."""
     names_of_options = {record.all_quants for record in backends.RECORDS.values() if record.all_quants}
     return [
-        Way({"option": option}, (remedies.on_hosts(hosts, _without_cmake(option)),))
+        Fix({"option": option}, (remedies.on_hosts(finding.hosts, _without_cmake(option)),))
         for option in sorted(names_of_options)
-        if all(option in seen.cluster.places[name].cmake_options for name in hosts)
+        if all(option in context.cluster.places[name].cmake_options for name in finding.hosts)
     ]
 
 
@@ -175,7 +180,7 @@ def _without(options_given: Mapping[str, str], option: str) -> dict[str, str]:
     return {name: value for name, value in options_given.items() if name != option}
 
 
-def without_arguments(words: Sequence[str], variables: Sequence[str]) -> Ways:
+def without_arguments(words: Sequence[str], variables: Sequence[str]) -> Fixes:
     """llama-server without these options and their values, and without these variables of its environment."""
 
     def change(cluster: Cluster) -> Cluster:
@@ -184,18 +189,18 @@ def without_arguments(words: Sequence[str], variables: Sequence[str]) -> Ways:
         arguments = tuple(_without_options(cluster.server.extra_args, words))
         return remedies.serving(extra_args=arguments, environment=environment)(cluster)
 
-    return lambda _seen, _hosts, _values: [Way({}, (change,))]
+    return lambda _context, _finding: [Fix({}, (change,))]
 
 
-def without_placing(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+def without_placing(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """Without the options that say where a model beside the one that is served is."""
-    server = seen.server
+    server = context.server
     placing = [options.of_name(name) for names in auxiliary_models.PLACING.values() for name in names]
     words = [word for word in server.extra_args if options.of_word(word) in placing]
     variables = [name for name in server.environment if options.of_variable(name) in placing]
     plain = [options.normalize(word) for word in words]
-    ways = without_arguments(plain, variables)(seen, _hosts, _values)
-    return [way._replace(values={"word": remedies.listed([*words, *variables])}) for way in ways if words or variables]
+    fixes = without_arguments(plain, variables)(context, finding)
+    return [fix._replace(values={"word": remedies.listed([*words, *variables])}) for fix in fixes if words or variables]
 
 
 def _without_options(arguments: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -211,71 +216,73 @@ def _without_options(arguments: Sequence[str], words: Sequence[str]) -> list[str
     return kept
 
 
-def packets(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+def larger_mtu(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
     def change(host: Host) -> Host:
         return host._replace(
             links=tuple(link._replace(mtu=LARGEST_MTU) if link.manage else link for link in host.links)
         )
 
-    return [Way({"mtu": LARGEST_MTU}, (remedies.on_hosts(hosts, change),))]
+    return [Fix({"mtu": LARGEST_MTU}, (remedies.on_hosts(finding.hosts, change),))]
 
 
-def tuned(by_the_run: bool) -> Ways:
+def tuned(by_the_run: bool) -> Fixes:
     """Kernel parameters, set by the run, or by hand where it has neither root nor systemd."""
 
-    def ways(seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-        if by_the_run != all(seen.plan.hosts[name].host_settings for name in hosts):
+    def fixes(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+        if by_the_run != all(context.plan.hosts[name].host_settings for name in finding.hosts):
             return []
-        given = kernel_parameters.parameters(values["memory"])
+        given = kernel_parameters.parameters(finding.values["memory"])
         shown = {"parameters": " ".join(f"{name}={value}" for name, value in given.items())}
         wanted = remedies.on_hosts(
-            hosts, lambda host: host._replace(tuning=host.tuning._replace(wanted=True, gtt_mib=None, reboot=True))
+            finding.hosts,
+            lambda host: host._replace(tuning=host.tuning._replace(wanted=True, gtt_mib=None, reboot=True)),
         )
         by_hand = remedies.with_facts(
-            hosts, lambda facts: kernel_parameters.lending(facts, facts.memory_mib - kernel_parameters.KEPT_MIB)
+            finding.hosts, lambda facts: kernel_parameters.lending(facts, facts.memory_mib - kernel_parameters.KEPT_MIB)
         )
-        return [Way(shown, (wanted if by_the_run else by_hand,))]
+        return [Fix(shown, (wanted if by_the_run else by_hand,))]
 
-    return ways
+    return fixes
 
 
-def maintained(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+def maintained(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     wanted = sorted(backends.IK_LLAMA_MAINTAINED, key=lambda name: backends.RECORDS[name].preference)
-    return remedies.other_backends(seen.cluster, hosts, wanted)
+    return remedies.other_backends(context.cluster, finding.hosts, wanted)
 
 
-def of_llama_cpp(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    variables = seen.release_variables
+def switch_to_mainline(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
+    variables = context.release_variables
     newest = remedies.releasing(variables, f"b{remedies.newest_known()}")
-    return [Way({"variables": remedies.listed(variables)}, (newest,))]
+    return [Fix({"variables": remedies.listed(variables)}, (newest,))]
 
 
-def further_backends(seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+def further_backends(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """Of the idle devices, beside those that are built for already."""
-    kept = tuple(name for name in seen.backends_of(hosts[0]) if name != backends.CPU.name)
-    wanted = [name for name in backends.PREFERRED if name in values["kinds"]]
+    kept = tuple(name for name in context.backends_of(finding.hosts[0]) if name != backends.CPU.name)
+    wanted = [name for name in backends.PREFERRED if name in finding.values["kinds"]]
     return [
-        Way({"backend": remedies.as_list((*kept, name))}, (remedies.building(hosts, (*kept, name)),)) for name in wanted
+        Fix({"backend": remedies.as_list((*kept, name))}, (remedies.building(finding.hosts, (*kept, name)),))
+        for name in wanted
     ]
 
 
-def built_backends(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    return [Way({}, (remedies.building(hosts, seen.backends_of(hosts[0])),))]
+def built_backends(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    return [Fix({}, (remedies.building(finding.hosts, context.backends_of(finding.hosts[0])),))]
 
 
-def toolkits(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+def toolkits(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """What compiles for the best backend of the idle devices."""
-    ways = []
+    fixes = []
     for backend in backends.PREFERRED:
         toolkit = backends.RECORDS[backend].toolkit
-        if not toolkit or backend not in values["kinds"]:
+        if not toolkit or backend not in finding.values["kinds"]:
             continue
         wanted = dict.fromkeys([*backends.tools(backend), *backends.libraries(backend)], "1")
         wanted[toolkit.command] = toolkit.declared
-        change = remedies.with_facts(hosts, _with_tools(wanted))
+        change = remedies.with_facts(finding.hosts, _with_tools(wanted))
         parts = [toolkit.title, *backends.libraries(backend)]
-        ways.append(Way({"toolkit": remedies.listed(parts)}, (change,)))
-    return ways
+        fixes.append(Fix({"toolkit": remedies.listed(parts)}, (change,)))
+    return fixes
 
 
 def _with_tools(tools: Mapping[str, str]) -> Callable[[Facts], Facts]:
@@ -286,68 +293,68 @@ def _with_tools(tools: Mapping[str, str]) -> Callable[[Facts], Facts]:
     return change
 
 
-def smaller_buffers(seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+def smaller_buffers(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """The settings that the condition has computed; without any there is nothing to try."""
-    given: Mapping[str, Any] = values["settings"]
-    arguments = (*seen.server.extra_args, *given.get("extra_args", ()))
-    return [Way({}, (remedies.serving(**{**given, "extra_args": arguments}),) if given else ())]
+    given: Mapping[str, Any] = finding.values["settings"]
+    arguments = (*context.server.extra_args, *given.get("extra_args", ()))
+    return [Fix({}, (remedies.serving(**{**given, "extra_args": arguments}),) if given else ())]
 
 
-def known_variables(renamed: bool) -> Ways:
+def known_variables(renamed: bool) -> Fixes:
     """The name that was meant, or none where no name of ours is like it."""
 
-    def ways(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-        variable = values["variable"]
+    def fixes(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+        variable = finding.values["variable"]
         change = remedies.on_hosts(
-            hosts, lambda host: host._replace(unknown_variables=_without(host.unknown_variables, variable))
+            finding.hosts, lambda host: host._replace(unknown_variables=_without(host.unknown_variables, variable))
         )
-        return [Way({}, (change,))] if renamed == (values["meant"] != "none") else []
+        return [Fix({}, (change,))] if renamed == (finding.values["meant"] != "none") else []
 
-    return ways
+    return fixes
 
 
-def known_ids(renamed: bool) -> Ways:
+def known_ids(renamed: bool) -> Fixes:
     """The advisory's id that was meant, or none where no id is like it."""
 
-    def ways(_seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-        unknown, meant = values["identifier"], values["meant"]
+    def fixes(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+        unknown, meant = finding.values["identifier"], finding.values["meant"]
         new = frozenset([meant] if renamed else [])
 
         def change(cluster: Cluster) -> Cluster:
             return cluster._replace(accepted=cluster.accepted - {unknown} | new)
 
-        return [Way({}, (change,))] if not renamed or meant != "none" else []
+        return [Fix({}, (change,))] if not renamed or meant != "none" else []
 
-    return ways
+    return fixes
 
 
-def sized_devices(_seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+def sized_devices(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """With some memory."""
 
     def change(facts: Facts) -> Facts:
         sized = (device._replace(memory_mib=device.memory_mib or facts.memory_mib) for device in facts.accelerators)
         return facts._replace(accelerators=tuple(sized))
 
-    return [Way({}, (remedies.with_facts(hosts, change),))]
+    return [Fix({}, (remedies.with_facts(finding.hosts, change),))]
 
 
-def without_option(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-    return [Way({}, (remedies.on_hosts(hosts, _without_cmake(values["option"])),))]
+def without_option(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    return [Fix({}, (remedies.on_hosts(finding.hosts, _without_cmake(finding.values["option"])),))]
 
 
-def releases_with_option(seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-    first, last = backends.OPTION_BUILDS[values["option"]]
-    variables = values["variables"]
+def releases_with_option(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    first, last = backends.OPTION_BUILDS[finding.values["option"]]
+    variables = finding.values["variables"]
     return [
-        Way({"variables": remedies.listed(variables)}, (remedies.releasing(variables, f"b{build}"),))
+        Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, f"b{build}"),))
         for build in (last, max(first, capabilities.SECURITY_FLOOR), first)
         if build and first <= build <= (last or build)
     ]
 
 
-def smaller_shares(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
-    """Less memory for each worker of these hosts."""
-    most = values["crashed"] - 1
+def smaller_shares(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    """Less memory for each worker of these finding.hosts."""
+    most = finding.values["crashed"] - 1
 
     def change(host: Host) -> Host:
         endpoints = host.endpoints or (Endpoint(),)
@@ -357,13 +364,14 @@ def smaller_shares(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any])
 
     def of_others(cluster: Cluster) -> Cluster:
         external = tuple(
-            own._replace(memory_mib=min(own.memory_mib, most)) if own.host in hosts else own for own in cluster.external
+            own._replace(memory_mib=min(own.memory_mib, most)) if own.host in finding.hosts else own
+            for own in cluster.external
         )
         return cluster._replace(external=external)
 
-    return [Way({"mib": most}, (lambda cluster: of_others(remedies.on_hosts(hosts, change)(cluster)),))]
+    return [Fix({"mib": most}, (lambda cluster: of_others(remedies.on_hosts(finding.hosts, change)(cluster)),))]
 
 
-def other_toolkit(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+def other_toolkit(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
     """Another installed toolkit."""
-    return [Way({}, (remedies.on_hosts(hosts, lambda host: host._replace(toolchain=values["other"])),))]
+    return [Fix({}, (remedies.on_hosts(finding.hosts, lambda host: host._replace(toolchain=finding.values["other"])),))]

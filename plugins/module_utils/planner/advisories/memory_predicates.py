@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 
 MICRO_BATCHES = (256, 128, 64)
 ATTENTION_BATCH = 256
@@ -50,7 +50,7 @@ def _smaller(settings: kv_cache.Settings, flashes: bool, parallel: int) -> Itera
         yield f"{words}, and set llama_server_context to {tokens}", settings._replace(context=tokens)
 
 
-class Crowded(NamedTuple):
+class OvercommittedDevice(NamedTuple):
     """A device with more than it holds: MiB that weights leave, and of its cache."""
 
     room: float
@@ -70,7 +70,11 @@ def _given(settings: kv_cache.Settings, smaller: kv_cache.Settings) -> dict[str,
 
 
 def _remedy(
-    settings: kv_cache.Settings, summary: ModelSummary, generation: int, over: Sequence[Crowded], parallel: int
+    settings: kv_cache.Settings,
+    summary: ModelSummary,
+    generation: int,
+    over: Sequence[OvercommittedDevice],
+    parallel: int,
 ) -> tuple[str, dict[str, Any]]:
     """The mildest change with which all of the devices hold cache and compute buffer: in words, and variables ``llama_server_…``."""
     flashes = compute_buffers.uses_flash(summary, settings, generation)
@@ -83,16 +87,18 @@ def _remedy(
     return "use a smaller model, or devices with more memory", {}
 
 
-def over_capacity(seen: Seen) -> Cases:
+def over_capacity(context: AdvisoryContext) -> Cases:
     """Devices whose weights, cache and bound of the compute buffer are more together than they hold."""
-    entries: Sequence[DevicePlacement] = seen.plan.placement if seen.plan.fits else ()
+    entries: Sequence[DevicePlacement] = context.plan.placement if context.plan.fits else ()
     over = [entry for entry in entries if entry.total_mib > entry.capacity_mib]
     if not over:
         return []
-    crowded = [Crowded(entry.capacity_mib - entry.weights_mib - entry.further_mib, entry.kv_mib) for entry in over]
+    crowded = [
+        OvercommittedDevice(entry.capacity_mib - entry.weights_mib - entry.further_mib, entry.kv_mib) for entry in over
+    ]
     hosts = {entry.host for entry in over}
-    settings = server_settings.settings_of(seen.server, seen.summary, seen.release.fork)
-    words, given = _remedy(settings, seen.summary, seen.generation, crowded, seen.server.parallel)
+    settings = server_settings.settings_of(context.server, context.summary, context.release.fork)
+    words, given = _remedy(settings, context.summary, context.generation, crowded, context.server.parallel)
     values = {
         "devices": ", ".join(
             f"{entry.device} of {entry.host} (≤ {entry.total_mib:.0f} of {entry.capacity_mib:.0f} MiB)"
@@ -105,26 +111,26 @@ def over_capacity(seen: Seen) -> Cases:
     return [(hosts.pop() if len(hosts) == 1 else None, values)]
 
 
-def uncounted(seen: Seen) -> Cases:
+def uncounted(context: AdvisoryContext) -> Cases:
     """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
     return [
-        (seen.plan.head.host, {"variable": f"llama_model_{one.role}", "why": one.reason})
-        for one in seen.plan.further_uncounted
+        (context.plan.head.host, {"variable": f"llama_model_{one.role}", "why": one.reason})
+        for one in context.plan.further_uncounted
     ]
 
 
-def cut_context(seen: Seen) -> Cases:
+def cut_context(context: AdvisoryContext) -> Cases:
     """A context that was asked for and is longer than the one for which the model was trained."""
-    head, server = seen.plan.head, seen.server
+    head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    values = {"wanted": server.context, "context": head.context, "model": seen.summary.name}
-    return [(head.host, {**values, "key": server_settings.context_key(seen.summary)})]
+    values = {"wanted": server.context, "context": head.context, "model": context.summary.name}
+    return [(head.host, {**values, "key": server_settings.context_key(context.summary)})]
 
 
-def shared_context(seen: Seen) -> Cases:
+def shared_context(context: AdvisoryContext) -> Cases:
     """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
-    head, server, summary = seen.plan.head, seen.server, seen.summary
+    head, server, summary = context.plan.head, context.server, context.summary
     if head.context_per_request == head.context:
         return []
     longest = server_settings.context_of(server._replace(context=head.context * server.parallel), summary)

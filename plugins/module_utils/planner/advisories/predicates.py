@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When the advisories of a plan are met: a function for each, from what is seen to its cases."""
+"""When the advisories of a plan are met: a function for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Facts, Link
@@ -72,13 +72,13 @@ ROUTER_OPTIONS = ("--models-preset", "--models-dir")
 ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_DIR")
 
 
-def security_floor(seen: Seen) -> Cases:
+def security_floor(context: AdvisoryContext) -> Cases:
     """One case for all builds of llama.cpp, and one for each commit of a fork."""
     floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
     cases: Cases = []
     old: dict[str, list[str]] = {}
-    for identifier, release in seen.plan.releases.items():
-        build, fork, variables = release.generation, release.fork, seen.variables_of(identifier)
+    for identifier, release in context.plan.releases.items():
+        build, fork, variables = release.generation, release.fork, context.variables_of(identifier)
         if fork:
             checked = f", which is newer than {known}, the last one that was checked" if build > known else ""
             cases.append((None, {"builds": f"commit {build} of {fork}{checked}", "variables": variables}))
@@ -90,40 +90,40 @@ def security_floor(seen: Seen) -> Cases:
     return cases
 
 
-def unmaintained_backends(seen: Seen) -> Cases:
-    known = seen.plan.releases
+def unmaintained_backends(context: AdvisoryContext) -> Cases:
+    known = context.plan.releases
     return [
         (name, {"fork": known[build.release].fork, "unmaintained": build.backend})
-        for name, host in seen.plan.hosts.items()
+        for name, host in context.plan.hosts.items()
         for build in host.builds
         if known[build.release].fork and build.backend not in backends.IK_LLAMA_MAINTAINED
     ]
 
 
-def unprotected_workers(seen: Seen) -> Cases:
+def unprotected_workers(context: AdvisoryContext) -> Cases:
     cases = []
-    for name, host in seen.plan.hosts.items():
+    for name, host in context.plan.hosts.items():
         exposed = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
         if exposed and not host.unit_closes and not host.firewall_manager:
-            reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
+            reason = f"{_why_no_unit_closes(context, name)}, and the run sets up no firewall there"
             cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
     return cases
 
 
-def external_workers(seen: Seen) -> Cases:
+def external_workers(context: AdvisoryContext) -> Cases:
     """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
     ports: dict[str, list[str]] = {}
-    for worker in seen.plan.external_workers:
+    for worker in context.plan.external_workers:
         if not names.is_loopback(worker.endpoint):
             ports.setdefault(worker.host, []).append(worker.endpoint)
     return [
-        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": seen.cluster.head})
+        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": context.cluster.head})
         for name, endpoints in ports.items()
     ]
 
 
-def _why_no_unit_closes(seen: Seen, name: str) -> str:
-    facts = seen.cluster.hosts[name].facts
+def _why_no_unit_closes(context: AdvisoryContext, name: str) -> str:
+    facts = context.cluster.hosts[name].facts
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         return f"{facts.service_manager} does not filter addresses"
     if facts.units_filter is None:
@@ -134,56 +134,56 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
     return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
 
-def open_server(seen: Seen) -> Cases:
-    head = seen.plan.head
+def open_server(context: AdvisoryContext) -> Cases:
+    head = context.plan.head
     if names.is_loopback(head.address) or "--api-key-file" in head.argv:
         return []
     return [(head.host, {"address": f"{head.address}:{head.port}"})]
 
 
-def server_for_everybody(seen: Seen) -> Cases:
-    head = seen.plan.head
+def server_for_everybody(context: AdvisoryContext) -> Cases:
+    head = context.plan.head
     if names.is_loopback(head.address) or head.allowed:
         return []
     return [(head.host, {"address": f"{head.address}:{head.port}"})]
 
 
-def unlimited_server(seen: Seen) -> Cases:
-    head = seen.plan.head
-    host = seen.plan.hosts[head.host]
+def unlimited_server(context: AdvisoryContext) -> Cases:
+    head = context.plan.head
+    host = context.plan.hosts[head.host]
     closes = host.unit_closes or host.firewall_manager or names.EVERYBODY in head.allowed
     if not head.allowed or names.is_loopback(head.address) or closes:
         return []
-    name, reason = head.host, _why_no_unit_closes(seen, head.host)
+    name, reason = head.host, _why_no_unit_closes(context, head.host)
     if host.host_settings:
         reason += ", and neither firewalld nor ufw nor nftables is active there"
     return [(name, {"networks": ", ".join(head.allowed), "reason": reason})]
 
 
-def unused_accelerators(seen: Seen) -> Cases:
+def unused_accelerators(context: AdvisoryContext) -> Cases:
     """Hosts with the same builds, and devices for the same backends, share their remedies."""
     cases: Cases = []
-    for name, host in seen.plan.hosts.items():
+    for name, host in context.plan.hosts.items():
         unused = host.unused_accelerators
         if unused:
-            devices_of = seen.cluster.hosts[name].facts.accelerators
+            devices_of = context.cluster.hosts[name].facts.accelerators
             kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
-            values = {"kinds": kinds, "built": remedies.as_list(seen.backends_of(name))}
+            values = {"kinds": kinds, "built": remedies.as_list(context.backends_of(name))}
             cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
     return cases
 
 
-def slower_than_one_host(seen: Seen) -> Cases:
+def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """The known-answer model is there to try workers, however fast."""
-    estimate, server = seen.plan.estimate, seen.server
+    estimate, server = context.plan.estimate, context.server
     together, best = estimate.generation_tokens_per_s, estimate.best_single_host
-    if seen.plan.model.known_answer or not estimate.links or not together or not best.fits:
+    if context.plan.model.known_answer or not estimate.links or not together or not best.fits:
         return []
-    alone, host, head = best.generation_tokens_per_s or 0, best.host, seen.cluster.head
+    alone, host, head = best.generation_tokens_per_s or 0, best.host, context.cluster.head
     if alone < FASTER_ALONE * together:
         return []
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
-    if any(own.is_worker for own in seen.cluster.hosts.values()):
+    if any(own.is_worker for own in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     of_head = () if host == head else ("memory_mib", "reserve_mib")
     given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
@@ -191,14 +191,14 @@ def slower_than_one_host(seen: Seen) -> Cases:
         steps.append(f"set llama_server_gpu_layers to {best.gpu_layers}")
     elif server.gpu_layers is not None:
         given.append("llama_server_gpu_layers")
-    given += ["llama_external_workers"] if seen.cluster.external else []
+    given += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in given]
     return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": ", ".join(steps)})]
 
 
-def slow_load(seen: Seen) -> Cases:
+def slow_load(context: AdvisoryContext) -> Cases:
     """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
-    estimate, release = seen.plan.estimate, seen.release
+    estimate, release = context.plan.estimate, context.release
     patch = fast_load.known(release.protocol, release.mainline)
     slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S
     if not slow or not str(estimate.load_limited_by).startswith(RPC_LIMITS) or not patch or release.loads_fast:
@@ -210,20 +210,20 @@ def slow_load(seen: Seen) -> Cases:
     )
 
 
-def unknown_variables(seen: Seen) -> Cases:
-    pairs = {pair for host in seen.cluster.hosts.values() for pair in host.unknown_variables.items()}
+def unknown_variables(context: AdvisoryContext) -> Cases:
+    pairs = {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
     return [
         (name, {"variable": variable, "meant": meant or "none"})
         for variable, meant in sorted(pairs)
-        for name, host in seen.cluster.hosts.items()
+        for name, host in context.cluster.hosts.items()
         if host.unknown_variables.get(variable) == meant
     ]
 
 
-def unsized_devices(seen: Seen) -> Cases:
+def unsized_devices(context: AdvisoryContext) -> Cases:
     """Accelerators of the head that its llama-server would drive, if their memory were known."""
-    head = seen.plan.head.host
-    facts, planned = seen.cluster.places[head].facts, seen.plan.hosts[head]
+    head = context.plan.head.host
+    facts, planned = context.cluster.places[head].facts, context.plan.hosts[head]
     same = same_device.canonical_device_names(facts)
     taken = {same[worker.device] for worker in planned.workers if worker.device in same}
     serving = [build.backend for build in planned.builds if "llama-server" in build.targets]
@@ -234,43 +234,43 @@ def unsized_devices(seen: Seen) -> Cases:
     ]
 
 
-def unknown_options(seen: Seen) -> Cases:
+def unknown_options(context: AdvisoryContext) -> Cases:
     cases: Cases = []
-    for name, host in seen.plan.hosts.items():
+    for name, host in context.plan.hosts.items():
         set_for = {
             (option, build.release)
             for build in host.builds
-            if not seen.plan.releases[build.release].fork
+            if not context.plan.releases[build.release].fork
             for option in build.cmake_options
         }
         for option, identifier in sorted(set_for):
             first, last = backends.OPTION_BUILDS.get(option, (0, None))
-            generation = seen.plan.releases[identifier].generation
+            generation = context.plan.releases[identifier].generation
             if not first <= generation <= (last or generation):
                 known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
-                variables = seen.variables_of(identifier)
+                variables = context.variables_of(identifier)
                 values = {"option": option, "build": generation, "known": known, "variables": variables}
                 cases.append((name, values))
     return cases
 
 
-def _reads_pages(seen: Seen) -> bool:
+def _reads_pages(context: AdvisoryContext) -> bool:
     """Whether llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does so in older
     builds."""
-    mode = seen.plan.head.load_mode
-    chosen = mode in (None, "auto") and not (seen.release.mainline and seen.generation >= options.AUTO_SINCE)
+    mode = context.plan.head.load_mode
+    chosen = mode in (None, "auto") and not (context.release.mainline and context.generation >= options.AUTO_SINCE)
     return chosen or mode in ("mmap", "mmap+mlock")
 
 
-def mmap_crawls(seen: Seen) -> Cases:
+def mmap_crawls(context: AdvisoryContext) -> Cases:
     return [
-        (device.host, {"where": f"{device.name} of {device.host}", "mode": seen.plan.head.load_mode})
-        for device in seen.used
-        if device.is_gb10 and device.host == seen.plan.head.host and _reads_pages(seen)
+        (device.host, {"where": f"{device.name} of {device.host}", "mode": context.plan.head.load_mode})
+        for device in context.used
+        if device.is_gb10 and device.host == context.plan.head.host and _reads_pages(context)
     ]
 
 
-def mmap_hangs(seen: Seen) -> Cases:
+def mmap_hangs(context: AdvisoryContext) -> Cases:
     return [
         (
             device.host,
@@ -279,12 +279,12 @@ def mmap_hangs(seen: Seen) -> Cases:
                 "limit": devices.MMAP_LIMIT_MIB,
             },
         )
-        for device in seen.used
-        if device.hangs_on_mmap and _reads_pages(seen)
+        for device in context.used
+        if device.hangs_on_mmap and _reads_pages(context)
     ]
 
 
-def mmap_is_slow(seen: Seen) -> Cases:
+def mmap_is_slow(context: AdvisoryContext) -> Cases:
     return [
         (
             device.host,
@@ -292,96 +292,96 @@ def mmap_is_slow(seen: Seen) -> Cases:
                 "where": f"{round(device.weights_mib)} of {device.host_memory_mib} MiB on {device.name} of {device.host}",
             },
         )
-        for device in seen.used
-        if device.slow_on_mmap and not device.hangs_on_mmap and _reads_pages(seen)
+        for device in context.used
+        if device.slow_on_mmap and not device.hangs_on_mmap and _reads_pages(context)
     ]
 
 
-def vulkan_without_mmap(seen: Seen) -> Cases:
+def vulkan_without_mmap(context: AdvisoryContext) -> Cases:
     """Not where HIP would hang or crawl with mmap."""
-    head, mode = seen.plan.head.host, seen.plan.head.load_mode
-    own = any(device.needs_less_with_mmap and device.host == head for device in seen.used)
-    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in seen.used)
+    head, mode = context.plan.head.host, context.plan.head.load_mode
+    own = any(device.needs_less_with_mmap and device.host == head for device in context.used)
+    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in context.used)
     return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
 
 
-def vulkan_memory(seen: Seen) -> Cases:
+def vulkan_memory(context: AdvisoryContext) -> Cases:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
-    if seen.plan.fits:
+    if context.plan.fits:
         return [
             (
                 device.host,
                 {"where": f"{device.name} of {device.host} gets {share} MiB, and {device.visible_mib} MiB are shown"},
             )
-            for device in seen.used
+            for device in context.used
             for share in [round(device.held_mib)]
             if share > device.visible_mib
         ]
     cases: Cases = []
-    for device in seen.used:
-        accelerator = devices.accelerator_of(seen.cluster.places[device.host].facts, device.name)
+    for device in context.used:
+        accelerator = devices.accelerator_of(context.cluster.places[device.host].facts, device.name)
         if accelerator and device.visible_mib < accelerator.memory_mib:
             where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
             cases.append((device.host, {"where": where}))
     return cases
 
 
-def _sends_whole_tensors(seen: Seen) -> bool:
+def _sends_whole_tensors(context: AdvisoryContext) -> bool:
     """Whether a tensor goes to a worker in one piece, and no patch changes how it is sent."""
-    patched = any(SENDING in patch.files for patch in seen.release.patches)
-    remote = any(device.endpoint for device in seen.used)
-    return seen.release.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
+    patched = any(SENDING in patch.files for patch in context.release.patches)
+    remote = any(device.endpoint for device in context.used)
+    return context.release.mainline and context.generation < CHUNKED_SENDS and remote and not patched
 
 
-def wide_tensor(seen: Seen) -> Cases:
-    largest = seen.summary.largest_tensor_bytes or 0
-    concerned = {seen.plan.head.host, *(device.host for device in seen.used if device.endpoint)}
-    mac = [name for name in sorted(concerned) if seen.cluster.places[name].facts.system == "Darwin"]
-    if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
+def wide_tensor(context: AdvisoryContext) -> Cases:
+    largest = context.summary.largest_tensor_bytes or 0
+    concerned = {context.plan.head.host, *(device.host for device in context.used if device.endpoint)}
+    mac = [name for name in sorted(concerned) if context.cluster.places[name].facts.system == "Darwin"]
+    if not _sends_whole_tensors(context) or largest < LARGEST_SEND or not mac:
         return []
-    return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
+    return [(mac[0], {"build": context.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
 
 
-def wide_model(seen: Seen) -> Cases:
+def wide_model(context: AdvisoryContext) -> Cases:
     architecture, width = WIDE_MODELS
-    is_one = seen.summary.architecture == architecture and seen.summary.width >= width
-    if not is_one or not _sends_whole_tensors(seen):
+    is_one = context.summary.architecture == architecture and context.summary.width >= width
+    if not is_one or not _sends_whole_tensors(context):
         return []
-    return [(None, {"build": seen.generation, "model": seen.summary.name, "first": CHUNKED_SENDS})]
+    return [(None, {"build": context.generation, "model": context.summary.name, "first": CHUNKED_SENDS})]
 
 
-def three_endpoints(seen: Seen) -> Cases:
-    endpoints = [device.endpoint for device in seen.used if device.endpoint]
+def three_endpoints(context: AdvisoryContext) -> Cases:
+    endpoints = [device.endpoint for device in context.used if device.endpoint]
     first, last = THREE_ENDPOINTS_HANG
-    if not seen.release.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
+    if not context.release.mainline or len(endpoints) < 3 or not first <= context.generation <= last:
         return []
-    return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
+    return [(None, {"count": len(endpoints), "build": context.generation, "first": first, "last": last})]
 
 
-def garbage(seen: Seen) -> Cases:
+def garbage(context: AdvisoryContext) -> Cases:
     first, last = RDNA35_GARBAGE
-    patched = any(READING in patch.files for patch in seen.release.patches)
-    if not seen.release.mainline or not first <= seen.generation <= last or patched:
+    patched = any(READING in patch.files for patch in context.release.patches)
+    if not context.release.mainline or not first <= context.generation <= last or patched:
         return []
     return [
         (
             device.host,
-            {"where": f"{device.name} of {device.host} ({device.architecture})", "build": seen.generation},
+            {"where": f"{device.name} of {device.host} ({device.architecture})", "build": context.generation},
         )
-        for device in seen.used
+        for device in context.used
         if device.backend == "hip" and device.architecture in RDNA35
     ]
 
 
-def cache_kernels(seen: Seen) -> Cases:
-    kinds = seen.server.cache_type_k, seen.server.cache_type_v
-    if not seen.release.mainline or not backends.needs_all_quants(*kinds):
+def cache_kernels(context: AdvisoryContext) -> Cases:
+    kinds = context.server.cache_type_k, context.server.cache_type_v
+    if not context.release.mainline or not backends.needs_all_quants(*kinds):
         return []
     cases = []
-    for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
+    for name in dict.fromkeys(device.host for device in context.used if backends.RECORDS[device.backend].all_quants):
         options = [
             build.cmake_options.get(option, "OFF")
-            for build in (seen.plan.hosts[name].builds if name in seen.plan.hosts else ())
+            for build in (context.plan.hosts[name].builds if name in context.plan.hosts else ())
             for option in [backends.RECORDS[build.backend].all_quants]
             if option
         ]
@@ -390,30 +390,30 @@ def cache_kernels(seen: Seen) -> Cases:
     return cases
 
 
-def router(seen: Seen) -> Cases:
-    words = [word for word in seen.server.extra_args if options.normalize(word) in ROUTER_OPTIONS]
-    names = [name for name in seen.server.environment if name in ROUTER_VARIABLES]
+def router(context: AdvisoryContext) -> Cases:
+    words = [word for word in context.server.extra_args if options.normalize(word) in ROUTER_OPTIONS]
+    names = [name for name in context.server.environment if name in ROUTER_VARIABLES]
     given = [("llama_server_extra_args", word) for word in words]
     given += [("llama_server_environment", name) for name in names]
-    if not given or not any(device.endpoint for device in seen.used):
+    if not given or not any(device.endpoint for device in context.used):
         return []
-    return [(seen.plan.head.host, {"variable": given[0][0], "option": given[0][1]})]
+    return [(context.plan.head.host, {"variable": given[0][0], "option": given[0][1]})]
 
 
-def ollama(seen: Seen) -> Cases:
-    architecture = seen.summary.architecture
-    source = seen.cluster.model.source
+def ollama(context: AdvisoryContext) -> Cases:
+    architecture = context.summary.architecture
+    source = context.cluster.model.source
     if architecture not in OLLAMA_ARCHITECTURES or source is None:
         return []
-    values = {"source": seen.plan.model.source, "variable": source.variable, "architecture": architecture}
-    return [(seen.plan.head.host, values)]
+    values = {"source": context.plan.model.source, "variable": source.variable, "architecture": architecture}
+    return [(context.plan.head.host, values)]
 
 
 def _by_thunderbolt(link: LinkPlan) -> bool:
     return link.kind in ("thunderbolt", "usb4") or str(link.interface or "").startswith("thunderbolt")
 
 
-def narrow_thunderbolt(seen: Seen) -> Cases:
+def narrow_thunderbolt(context: AdvisoryContext) -> Cases:
     return [
         (
             name,
@@ -423,14 +423,14 @@ def narrow_thunderbolt(seen: Seen) -> Cases:
                 "gbit": f"{connection.gbit_per_lane:g}",
             },
         )
-        for name, host in seen.plan.hosts.items()
+        for name, host in context.plan.hosts.items()
         if any(map(_by_thunderbolt, host.links))
-        for connection in seen.cluster.hosts[name].facts.thunderbolt
+        for connection in context.cluster.hosts[name].facts.thunderbolt
         if connection.lanes < THUNDERBOLT_LANES or connection.gbit_per_lane < THUNDERBOLT_GBIT
     ]
 
 
-def large_vulkan_shares(seen: Seen) -> Cases:
+def large_vulkan_shares(context: AdvisoryContext) -> Cases:
     """Shares within what the driver shows: others are the case of VULKAN_MEMORY. Of a model that does not fit there are none yet."""
     return [
         (
@@ -438,61 +438,63 @@ def large_vulkan_shares(seen: Seen) -> Cases:
             {
                 "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
                 "crashed": VULKAN_SHARE_MIB,
-                "variable": "llama_worker_endpoints" if device.host in seen.cluster.hosts else "llama_external_workers",
+                "variable": "llama_worker_endpoints"
+                if device.host in context.cluster.hosts
+                else "llama_external_workers",
             },
         )
-        for device in seen.used
-        if seen.plan.fits
+        for device in context.used
+        if context.plan.fits
         and device.endpoint
         and device.backend == "vulkan"
         and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
     ]
 
 
-def slow_prompts(seen: Seen) -> Cases:
+def slow_prompts(context: AdvisoryContext) -> Cases:
     """Hosts whose newest ROCm is the slow one, where another one is installed."""
-    own = [device for device in seen.used if device.host in seen.cluster.hosts]
+    own = [device for device in context.used if device.host in context.cluster.hosts]
     architectures = {device.host: device.architecture for device in own if device.architecture == STRIX_HALO}
     cases = []
     for name, architecture in architectures.items():
-        installed = [one for one in seen.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]
-        built = [build.environment.get("HIP_PATH") for build in seen.plan.hosts[name].builds]
+        installed = [one for one in context.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]
+        built = [build.environment.get("HIP_PATH") for build in context.plan.hosts[name].builds]
         slow = [one for one in installed if one["prefix"] in built and numbers(one["version"])[:2] == SLOW_ROCM]
         others = [one["prefix"] for one in installed if numbers(one["version"])[:2] != SLOW_ROCM]
-        if slow and others and not seen.cluster.hosts[name].toolchain:
+        if slow and others and not context.cluster.hosts[name].toolchain:
             where = f"{name} (ROCm {slow[0]['version']})"
             cases.append((name, {"where": where, "architecture": architecture, "other": others[-1]}))
     return cases
 
 
-def rdma(seen: Seen) -> Cases:
+def rdma(context: AdvisoryContext) -> Cases:
     """Hosts whose programs are compiled with RDMA and that compute."""
-    computing = {seen.plan.head.host, *(device.host for device in seen.used)}
+    computing = {context.plan.head.host, *(device.host for device in context.used)}
     cases = []
-    for name, host in seen.plan.hosts.items():
+    for name, host in context.plan.hosts.items():
         compiled = any(backends.is_on(build.cmake_options.get(RDMA, "OFF")) for build in host.builds)
-        if compiled and name in computing and any(device.endpoint for device in seen.used):
+        if compiled and name in computing and any(device.endpoint for device in context.used):
             closed = host.scope == "system" and service_managers.MANAGERS[host.service_manager].closes_ports_by
             reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
             cases.append((name, {"where": name, "option": RDMA, "reason": reason}))
     return cases
 
 
-def small_packets(seen: Seen) -> Cases:
+def default_mtu_on_thunderbolt(context: AdvisoryContext) -> Cases:
     return [
         (name, {"where": f"llama_links[{index}] of {name} ({link.interface})"})
-        for name, host in seen.plan.hosts.items()
+        for name, host in context.plan.hosts.items()
         for index, link in enumerate(host.links)
         if _by_thunderbolt(link) and link.manage and (link.mtu or DEFAULT_MTU) <= DEFAULT_MTU
     ]
 
 
-def strange_peers(seen: Seen) -> Cases:
+def strange_peers(context: AdvisoryContext) -> Cases:
     """Links to a host that this cluster does not have, or to the host itself."""
-    known = {*seen.cluster.hosts, *(worker.host for worker in seen.cluster.external)}
+    known = {*context.cluster.hosts, *(worker.host for worker in context.cluster.external)}
     return [
         (name, {"where": f"llama_links[{index}].peer of {name} ({validation.show(link.peer)})"})
-        for name, host in seen.cluster.hosts.items()
+        for name, host in context.cluster.hosts.items()
         for index, link in enumerate(host.links)
         if link.peer and link.peer not in known - {name}
     ]
@@ -505,20 +507,20 @@ def _is_outside(address: str, own: str, links: Iterable[Link]) -> bool:
     return bool(known) and not any(ipaddress.IPv4Address(address) in network for network in known)
 
 
-def parted_links(seen: Seen) -> Cases:
+def links_in_different_networks(context: AdvisoryContext) -> Cases:
     """Workers and the head with addresses of different networks, as they are planned to connect."""
-    head = seen.cluster.hosts[seen.cluster.head]
+    head = context.cluster.hosts[context.cluster.head]
     cases = []
-    for name, host in seen.cluster.hosts.items():
-        rules = [] if host.is_head else seen.plan.hosts[name].firewall
+    for name, host in context.cluster.hosts.items():
+        rules = [] if host.is_head else context.plan.hosts[name].firewall
         for address, source in dict.fromkeys((rule.address, rule.sources[0]) for rule in rules):
             if _is_outside(source, address, host.links) or _is_outside(address, source, head.links):
                 cases.append((name, {"where": f"{address} of {name} and {source} of {head.name}", "head": head.name}))
     return cases
 
 
-def untuned(seen: Seen) -> Cases:
-    if seen.plan.fits:
+def untuned(context: AdvisoryContext) -> Cases:
+    if context.plan.fits:
         return []
     return [
         (
@@ -529,7 +531,7 @@ def untuned(seen: Seen) -> Cases:
                 "memory": host.facts.memory_mib,
             },
         )
-        for name, host in seen.cluster.hosts.items()
+        for name, host in context.cluster.hosts.items()
         for accelerator in host.facts.accelerators
         if accelerator.backend == "hip"
         and accelerator.unified
@@ -538,15 +540,15 @@ def untuned(seen: Seen) -> Cases:
     ]
 
 
-def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
+def _strix_halos(context: AdvisoryContext) -> list[tuple[str, Facts]]:
     """Name and facts of hosts with graphics of this kind that get layers."""
-    names = dict.fromkeys(device.host for device in seen.used if device.architecture == STRIX_HALO)
-    return [(name, seen.cluster.hosts[name].facts) for name in names if name in seen.cluster.hosts]
+    names = dict.fromkeys(device.host for device in context.used if device.architecture == STRIX_HALO)
+    return [(name, context.cluster.hosts[name].facts) for name in names if name in context.cluster.hosts]
 
 
-def old_kernel(seen: Seen) -> Cases:
+def old_kernel(context: AdvisoryContext) -> Cases:
     cases = []
-    for name, facts in _strix_halos(seen):
+    for name, facts in _strix_halos(context):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
             first = ".".join(map(str, STRIX_HALO_KERNEL))
@@ -554,19 +556,21 @@ def old_kernel(seen: Seen) -> Cases:
     return cases
 
 
-def faulty_firmware(seen: Seen) -> Cases:
+def faulty_firmware(context: AdvisoryContext) -> Cases:
     return [
-        (name, {"version": facts.firmware}) for name, facts in _strix_halos(seen) if FAULTY_FIRMWARE in facts.firmware
+        (name, {"version": facts.firmware})
+        for name, facts in _strix_halos(context)
+        if FAULTY_FIRMWARE in facts.firmware
     ]
 
 
-def memory_of_neighbours(seen: Seen) -> Cases:
+def memory_of_neighbours(context: AdvisoryContext) -> Cases:
     """Each memory of a host once, whichever devices use it: a device has several names where several backends drive it, and graphics may share
     the memory of the processor."""
     cases: Cases = []
-    for name in seen.plan.hosts:
-        host = seen.cluster.hosts[name]
-        own = neighbours.memory_of(seen.plan, name)
+    for name in context.plan.hosts:
+        host = context.cluster.hosts[name]
+        own = neighbours.memory_of(context.plan, name)
         for neighbour in host.facts.neighbours:
             for devices_of, capacity in neighbours.memories(host.facts, own, neighbour.memory_mib):
                 total = sum(own[device][0] for device in devices_of if device in own)
@@ -580,17 +584,17 @@ def memory_of_neighbours(seen: Seen) -> Cases:
     return cases
 
 
-def option_files(seen: Seen) -> Cases:
+def option_files(context: AdvisoryContext) -> Cases:
     """Only llama-server reads them."""
-    head = seen.cluster.head
-    files = seen.cluster.hosts[head].facts.option_files
-    reads = seen.release.mainline and seen.generation > READS_NO_OPTION_FILES
+    head = context.cluster.head
+    files = context.cluster.hosts[head].facts.option_files
+    reads = context.release.mainline and context.generation > READS_NO_OPTION_FILES
     return [(head, {"files": " and ".join(files)})] if files and reads else []
 
 
-def without_fallback(seen: Seen) -> Cases:
+def without_fallback(context: AdvisoryContext) -> Cases:
     """The workers that cannot be spared, where the operator wants that."""
-    if not seen.server.fallback:
+    if not context.server.fallback:
         return []
-    lost = [f"{entry.without} ({entry.reason})" for entry in seen.plan.no_fallback]
+    lost = [f"{entry.without} ({entry.reason})" for entry in context.plan.no_fallback]
     return [(None, {"where": place}) for place in lost]

@@ -17,6 +17,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
+    AdvisoryContext,
+    Change,
+    Finding,
+    Fix,
+    Remedy,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
@@ -26,39 +33,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Quantisation,
 )
 
-Change = Callable[[Cluster], Cluster]
 Attempt = Callable[[Cluster], Optional[Plan]]
 """The plan of a changed cluster, without remedies; None where its input is refused."""
 
 LEAST_CONTEXT = 1024
 """Tokens of a slot below which a shorter context is no remedy."""
-
-
-class Way(NamedTuple):
-    """One way in which a remedy may be carried out: values for its text, and what it changes. Each change has to help.
-
-    Without a change planning cannot try it.
-    """
-
-    values: Mapping[str, Any]
-    changes: tuple[Change, ...] = ()
-    accepts: bool = False
-    """Whether it accepts the advisory, which changes nothing else."""
-
-
-class Remedy(NamedTuple):
-    """``text`` is a clause, as docs/plan.md has it. ``ways`` are from an advisory's condition: the first one that helps is shown."""
-
-    text: str
-    ways: Callable[[Any, Sequence[str], Mapping[str, Any]], Iterable[Way]]
-    """From what is seen, the hosts concerned and the values of the advisory."""
-
-
-class Subject(NamedTuple):
-    """What a remedy is for: an advisory's id and the hosts that it is met on; no hosts stand for the cluster."""
-
-    id: str
-    hosts: tuple[str, ...]
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -82,13 +61,13 @@ def _errors(plan: Plan) -> set[str]:
     return {entry.id for entry in plan.advisories if entry.severity == "error" and not entry.accepted}
 
 
-def _is_met(plan: Plan, subject: Subject) -> bool:
-    met = [entry for entry in plan.advisories if entry.id == subject.id and not entry.accepted]
-    return any(not subject.hosts or not entry.hosts or set(subject.hosts) & set(entry.hosts) for entry in met)
+def _is_met(plan: Plan, finding: Finding) -> bool:
+    met = [entry for entry in plan.advisories if entry.id == finding.advisory.id and not entry.accepted]
+    return any(not finding.hosts or not entry.hosts or set(finding.hosts) & set(entry.hosts) for entry in met)
 
 
 class Effect(enum.IntEnum):
-    """What a way does to the advisory that it is for."""
+    """What a fix does to the advisory that it is for."""
 
     NONE = 0
     LIFTS = 1
@@ -105,14 +84,14 @@ class Trial(NamedTuple):
     """Of the cluster as it is, with advisories."""
     attempt: Attempt
 
-    def effect(self, way: Way, subject: Subject) -> Effect:
-        """What all changes of a way have in common."""
-        if way.accepts:
+    def effect(self, fix: Fix, finding: Finding) -> Effect:
+        """What all changes of a fix have in common."""
+        if fix.accepts:
             return Effect.HELPS if self.plan.fits else Effect.LIFTS
         before, effect = _errors(self.plan), Effect.HELPS
-        for change in way.changes:
+        for change in fix.changes:
             plan = self.attempt(change(self.cluster))
-            if plan is None or _is_met(plan, subject):
+            if plan is None or _is_met(plan, finding):
                 return Effect.NONE
             if not plan.fits or not _errors(plan) <= before:
                 effect = Effect.LIFTS
@@ -124,25 +103,23 @@ class Trial(NamedTuple):
         return plan is not None and plan.fits and _errors(plan) <= _errors(self.plan)
 
 
-def chosen(
-    remedies: Sequence[Remedy], seen: Any, subject: Subject, values: Mapping[str, Any], trial: Trial
-) -> list[str]:
+def chosen(context: AdvisoryContext, finding: Finding, trial: Trial) -> list[str]:
     """The clauses of those remedies that help; where none does, of those that lift the advisory; else of all that there are."""
-    best: list[tuple[Effect, Remedy, Way]] = []
-    for remedy in remedies:
-        tried: tuple[Effect, Way] | None = None
-        for way in remedy.ways(seen, subject.hosts, values):
-            effect = trial.effect(way, subject)
+    best: list[tuple[Effect, Remedy, Fix]] = []
+    for remedy in finding.advisory.remedies:
+        tried: tuple[Effect, Fix] | None = None
+        for fix in remedy.fixes(context, finding):
+            effect = trial.effect(fix, finding)
             if tried is None or effect > tried[0]:
-                tried = effect, way
+                tried = effect, fix
             if effect == Effect.HELPS:
                 break
         if tried:
             best.append((tried[0], remedy, tried[1]))
-    most = max((effect for effect, _remedy, _way in best), default=Effect.NONE)
+    most = max((effect for effect, _remedy, _fix in best), default=Effect.NONE)
     return [
-        remedy.text.format(**{**values, "hosts": listed(subject.hosts), **way.values})
-        for effect, remedy, way in best
+        remedy.text.format(**{**finding.values, "hosts": listed(finding.hosts), **fix.values})
+        for effect, remedy, fix in best
         if effect == most
     ]
 
@@ -324,35 +301,35 @@ def _named(request: Any, build: int, later: bool) -> str:
     return f"version {fitting[0]}" if fitting else f"build {build} (source: git)"
 
 
-def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> list[Way]:
-    """Ways to a release from the build ``first`` on, where all up to the newest one that is known will do, or else to this build alone."""
+def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> list[Fix]:
+    """Fixes: a release from the build ``first`` on, where all up to the newest one that is known will do, or else to this build alone."""
     requests = [cluster.releases[variable] for variable in variables]
     shown = {"variables": listed(variables)}
     name = _named(requests[0], first, True)
     from_here, newest = releasing(variables, f"b{first}"), releasing(variables, f"b{max(first, newest_known())}")
     return [
-        Way({**shown, "release": f"{name} or newer"}, (from_here, newest)),
-        Way({**shown, "release": f"build {first}"}, (from_here,)),
+        Fix({**shown, "release": f"{name} or newer"}, (from_here, newest)),
+        Fix({**shown, "release": f"build {first}"}, (from_here,)),
     ]
 
 
-def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, last: int) -> list[Way]:
-    """Ways to a release before the build ``first`` or after ``last``."""
+def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, last: int) -> list[Fix]:
+    """Fixes: a release before the build ``first`` or after ``last``."""
     requests = [cluster.releases[variable] for variable in variables]
     shown = {"variables": listed(variables)}
     earlier, later = releasing(variables, f"b{first - 1}"), releasing(variables, f"b{last + 1}")
     before, after = f"a build before {first}", f"one from {_named(requests[0], last + 1, True)} on"
     return [
-        Way({**shown, "release": f"{before} or {after}"}, (earlier, later)),
-        Way({**shown, "release": after}, (later,)),
-        Way({**shown, "release": before}, (earlier,)),
+        Fix({**shown, "release": f"{before} or {after}"}, (earlier, later)),
+        Fix({**shown, "release": after}, (later,)),
+        Fix({**shown, "release": before}, (earlier,)),
     ]
 
 
-def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str] = backends.PREFERRED) -> list[Way]:
-    """Ways to another ``llama_backend`` that has devices on each of these hosts; of cpu, every host has one."""
+def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str] = backends.PREFERRED) -> list[Fix]:
+    """Fixes: another ``llama_backend`` that has devices on each of these hosts; of cpu, every host has one."""
     return [
-        Way({"backend": backend}, (building(hosts, [backend]),))
+        Fix({"backend": backend}, (building(hosts, [backend]),))
         for backend in wanted
         if all(name in cluster.hosts for name in hosts)
         and all(backend == backends.CPU.name or cluster.hosts[name].facts.of_backend(backend) for name in hosts)

@@ -3,15 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Known problems of a plan. An error whose id the operator has not accepted stops the run.
 
-ADVISORIES is the table; conditions.py says when each entry is met. Problems that planning avoids by itself have no entry: docs/plan.md lists
+ADVISORIES is the table; predicates.py says when each entry is met. Problems that planning avoids by itself have no entry: docs/plan.md lists
 every known symptom and its remedy.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
@@ -22,32 +21,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     predicates,
     remedies,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Cases, Seen
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.remedies import Remedy
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
+    Advisory,
+    AdvisoryContext,
+    Cases,
+    Finding,
+    Remedy,
+)
 
 THREAD = "ggml-org/llama.cpp#{}"
 
 
-class Advisory(NamedTuple):
-    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning.
-
-    ``{where}`` of a message lists the places, ``{hosts}`` the hosts, of all cases that differ in nothing else.
-    """
-
-    id: str
-    severity: str
-    condition: Callable[[Seen], Cases]
-    message: str
-    remedies: tuple[Remedy, ...]
-    reference: str
-    example: tuple[tuple[str, str], ...] = ()
-    """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""
-
-
-def _unknown_ids(seen: Seen) -> Cases:
+def _unknown_ids(context: AdvisoryContext) -> Cases:
     """What llama_accept_advisories has that is no advisory's id."""
     ids = [advisory.id for advisory in ADVISORIES]
-    unknown = sorted(seen.cluster.accepted.difference(ids))
+    unknown = sorted(context.cluster.accepted.difference(ids))
     return [
         (None, {"identifier": name, "meant": next(iter(difflib.get_close_matches(name, ids, 1)), "none")})
         for name in unknown
@@ -224,8 +212,8 @@ ADVISORIES = (
         predicates.three_endpoints,
         "The plan uses {count} workers with build {build}. Builds {first} to {last} were seen to hang with three or more.",
         (
-            Remedy("set {variables} to {release}", fixes.outside(*predicates.THREE_ENDPOINTS_HANG)),
-            fixes.always("set llama_placement to fastest", lambda _seen, _hosts: remedies.placing("fastest")),
+            Remedy("set {variables} to {release}", fixes.builds_outside_range(*predicates.THREE_ENDPOINTS_HANG)),
+            fixes.always("set llama_placement to fastest", lambda _context, _finding: remedies.placing("fastest")),
         ),
         THREAD.format(28487),
         (("release", "a build before *first* or one from build 10820 on"),),
@@ -236,7 +224,7 @@ ADVISORIES = (
         predicates.garbage,
         "Build {build} computes wrong results with HIP on {where}, without any error message.",
         (
-            Remedy("set {variables} to {release}", fixes.outside(*predicates.RDNA35_GARBAGE)),
+            Remedy("set {variables} to {release}", fixes.builds_outside_range(*predicates.RDNA35_GARBAGE)),
             Remedy("set llama_server_backend to {backend}", fixes.serve_by("vulkan")),
             Remedy("set llama_backend of {hosts} to {backend}", fixes.build_for("vulkan")),
         ),
@@ -307,7 +295,7 @@ ADVISORIES = (
     Advisory(
         "link-networks",
         "warning",
-        predicates.parted_links,
+        predicates.links_in_different_networks,
         "The head reaches a worker only if something routes between their networks, as llama_links gives them: {where}.",
         (fixes.always("give {hosts} and {head} a link in one network, with peer where a host has several links"),),
         "docs/variables.md",
@@ -316,9 +304,9 @@ ADVISORIES = (
     Advisory(
         "thunderbolt-mtu",
         "warning",
-        predicates.small_packets,
+        predicates.default_mtu_on_thunderbolt,
         "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
-        (Remedy("set mtu of these links to {mtu}, on both ends", fixes.packets),),
+        (Remedy("set mtu of these links to {mtu}, on both ends", fixes.larger_mtu),),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
         (("where", "llama_links[*index*] of *host* (*interface*)"),),
     ),
@@ -377,7 +365,7 @@ ADVISORIES = (
         "{fork} is built for {unmaintained} on {hosts}, which its maintainers do not support.",
         (
             Remedy("set llama_backend of {hosts} to {backend}", fixes.maintained),
-            Remedy("set {variables} to a release of llama.cpp", fixes.of_llama_cpp),
+            Remedy("set {variables} to a release of llama.cpp", fixes.switch_to_mainline),
         ),
         "https://github.com/ikawrakow/ik_llama.cpp#readme",
     ),
@@ -442,7 +430,11 @@ ADVISORIES = (
         "warning",
         predicates.slow_load,
         "A load of the model is predicted to take {seconds} s. For most of that time {release} hashes and copies what it sends to workers.",
-        (fixes.always("set llama_build_fast_load to true for all hosts", lambda _seen, _hosts: remedies.loading_fast),),
+        (
+            fixes.always(
+                "set llama_build_fast_load to true for all hosts", lambda _context, _finding: remedies.loading_fast
+            ),
+        ),
         "docs/operating.md",
     ),
     Advisory(
@@ -603,55 +595,47 @@ ADVISORIES = (
 )
 
 
-class Met(NamedTuple):
-    """An advisory of a plan: all its cases that differ in nothing but the place."""
+def as_plan(finding: Finding, clauses: Sequence[str]) -> AdvisoryPlan:
+    """A finding as the plan has it, not accepted yet.
 
-    advisory: Advisory
-    subject: remedies.Subject
-    values: Mapping[str, Any]
-
-    def as_plan(self, clauses: Sequence[str]) -> AdvisoryPlan:
-        """As the plan has it, not accepted yet.
-
-        :param clauses: of the remedy.
-        """
-        hosts = self.subject.hosts
-        return AdvisoryPlan(
-            id=self.advisory.id,
-            severity=self.advisory.severity,
-            host=hosts[0] if len(hosts) == 1 else None,
-            hosts=tuple(hosts),
-            message=self.advisory.message.format(**self.values),
-            remedy=remedies.sentence(clauses),
-            reference=self.advisory.reference,
-            accepted=False,
-        )
+    :param clauses: of the remedy.
+    """
+    advisory, hosts = finding.advisory, finding.hosts
+    return AdvisoryPlan(
+        id=advisory.id,
+        severity=advisory.severity,
+        host=hosts[0] if len(hosts) == 1 else None,
+        hosts=hosts,
+        message=advisory.message.format(**finding.values),
+        remedy=remedies.sentence(clauses),
+        reference=advisory.reference,
+        accepted=False,
+    )
 
 
-def meet(seen: Seen) -> list[Met]:
-    """The advisories of a plan, one for all hosts that share it."""
-    met = []
+def evaluate(context: AdvisoryContext) -> list[Finding]:
+    """The advisories that a plan meets, one for all hosts that share it."""
+    findings = []
     for advisory in ADVISORIES:
-        alike: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
-        for host, values in advisory.condition(seen):
+        alike: dict[str, Cases] = {}
+        for host, values in advisory.condition(context):
             shared = {key: value for key, value in values.items() if key != "where"}
-            alike.setdefault(repr({**shared, "host": host} if "{host}" in advisory.message else shared), []).append(
-                (host, values)
-            )
+            key = repr({**shared, "host": host} if "{host}" in advisory.message else shared)
+            alike.setdefault(key, []).append((host, values))
         for cases in alike.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
             where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
             shown = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
-            met.append(Met(advisory, remedies.Subject(advisory.id, hosts), {**shown, **cases[0][1], "where": where}))
-    return met
+            findings.append(Finding(advisory, hosts, {**shown, **cases[0][1], "where": where}))
+    return findings
 
 
-def untried(met: Sequence[Met]) -> tuple[AdvisoryPlan, ...]:
+def untried(findings: Sequence[Finding]) -> tuple[AdvisoryPlan, ...]:
     """Advisories without their remedies."""
-    return tuple(one.as_plan(["-"]) for one in met)
+    return tuple(as_plan(finding, ["-"]) for finding in findings)
 
 
-def with_remedies(seen: Seen, met: Sequence[Met], trial: remedies.Trial) -> tuple[AdvisoryPlan, ...]:
-    return tuple(
-        one.as_plan(remedies.chosen(one.advisory.remedies, seen, one.subject, one.values, trial)) for one in met
-    )
+def with_remedies(
+    context: AdvisoryContext, findings: Sequence[Finding], trial: remedies.Trial
+) -> tuple[AdvisoryPlan, ...]:
+    return tuple(as_plan(finding, remedies.chosen(context, finding, trial)) for finding in findings)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Change
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Placed
@@ -23,23 +24,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-class Idle(NamedTuple):
-    """A device that is not offered. ``mib`` is what it could hold."""
+class UnusedMemory(NamedTuple):
+    """Of a device that is not offered; ``mib`` is what it could hold."""
 
     host: str
     name: str
     mib: int
     remedy: str
-    change: remedies.Change
+    change: Change
 
 
-def devices_of(equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: Any) -> list[Idle]:
+def devices_of(
+    equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: Any
+) -> list[UnusedMemory]:
     """The devices of the cluster that are not offered.
 
     :param offered: all devices that the model may be on.
     :param release: that the head asks for.
     """
-    idle: list[Idle] = []
+    idle: list[UnusedMemory] = []
     for name, own in equipped.items():
         held = [device for device in offered if device.host == name]
         idle += _accelerators(own, held, release)
@@ -48,7 +51,7 @@ def devices_of(equipped: Mapping[str, Equipped], offered: Sequence[Device], plac
     return idle
 
 
-def sentence(idle: Sequence[Idle], trial: remedies.Trial) -> list[str]:
+def sentence(idle: Sequence[UnusedMemory], trial: remedies.Trial) -> list[str]:
     """What would offer more memory to a model that does not fit, and whether it fits then; nothing where all is offered."""
     if not idle:
         return []
@@ -63,12 +66,12 @@ def sentence(idle: Sequence[Idle], trial: remedies.Trial) -> list[str]:
     return [f"memory that could hold layers and is not offered: {', '.join(parts)}{enough}"]
 
 
-def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -> list[Idle]:
+def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -> list[UnusedMemory]:
     """Those of a host with memory of their own, by the backends of their vendors where these drive them."""
     host, same = equipped.host, same_device.canonical_device_names(equipped.host.facts)
     shown = {same[device.name] for device in offered if device.name in same}
     return [
-        Idle(
+        UnusedMemory(
             host.name,
             f"{accelerator.name} ({name})",
             accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, shared=False),
@@ -79,7 +82,7 @@ def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -
     ]
 
 
-def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed, release: Any) -> list[Idle]:
+def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed, release: Any) -> list[UnusedMemory]:
     """A host's processor, with what devices in the same memory and llama-server leave of it."""
     host = equipped.host
     if any(device.name == backends.CPU.device for device in offered):
@@ -91,7 +94,7 @@ def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed, re
     if room < workers.LEAST_MIB:
         return []
     cpu = backends.CPU
-    return [Idle(host.name, "the processor", room, *_remedy(equipped, cpu.name, cpu.device, release))]
+    return [UnusedMemory(host.name, "the processor", room, *_remedy(equipped, cpu.name, cpu.device, release))]
 
 
 def _is_shared(host: Host, device: Device) -> bool:
@@ -99,7 +102,7 @@ def _is_shared(host: Host, device: Device) -> bool:
     return bool(accelerator and accelerator.unified)
 
 
-def _remedy(equipped: Equipped, backend: str, device: str, release: Any) -> tuple[str, remedies.Change]:
+def _remedy(equipped: Equipped, backend: str, device: str, release: Any) -> tuple[str, Change]:
     """What has the host lend this device, for people and to be tried."""
     host, steps = equipped.host, []
     builds = backend in equipped.backends or (host.endpoints and backend == backends.CPU.name)

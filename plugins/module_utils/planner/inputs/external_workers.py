@@ -64,7 +64,7 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
                 backend=external.backend,
                 build="",
                 device=_device(externals, index),
-                alone=False,
+                hides_other_devices=False,
                 threads=None,
                 cache=False,
                 cache_mib=0,

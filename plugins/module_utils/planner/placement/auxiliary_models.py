@@ -25,9 +25,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    AuxiliaryModel,
     Device,
     Facts,
-    Further,
     Model,
     Release,
     Server,
@@ -107,7 +107,9 @@ def _why_not(role: str, model: Model, server: Server, release: Release, own: Seq
     return f"{word} is given, which puts it where the plan does not follow" if word else ""
 
 
-def homes(model: Model, server: Server, release: Release, own: Sequence[Device]) -> Iterator[tuple[Further, ...]]:
+def candidate_devices(
+    model: Model, server: Server, release: Release, own: Sequence[Device]
+) -> Iterator[tuple[AuxiliaryModel, ...]]:
     """What the models beside the one that is served may take, the best place of each first, that of a draft model before that of a projector.
     Of devices that hold the same the fastest one is tried.
 
@@ -135,20 +137,20 @@ def _places(role: str, model: Model, server: Server, own: Sequence[Device]) -> l
     return [*list(kinds.values())[: 1 if role == download_record.MMPROJ else None], None]
 
 
-def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> Further:
+def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> AuxiliaryModel:
     backend = backends.RECORDS[device.backend] if device else backends.CPU
     if role == download_record.MMPROJ:
         one = cast(Projector, model.projector)
         buffer = projector.bound(one, release.generation)
-        return Further(role, device, projector.weights(one, backend.alignment), 0, buffer)
+        return AuxiliaryModel(role, device, projector.weights(one, backend.alignment), 0, buffer)
     summary = cast(ModelSummary, model.draft)
     settings, contexts = _settings(server, model.summary, release)
     load = device_load.load_of(_loaded(summary), settings, release.generation)
     units = list(range(load.units))
     kv, buffers = contexts * _cache(load, summary), contexts * load.compute
     if not device:
-        return Further(role, None, load.on_head(units), kv, buffers)
-    return Further(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
+        return AuxiliaryModel(role, None, load.on_head(units), kv, buffers)
+    return AuxiliaryModel(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
 
 
 def _is_part(summary: ModelSummary) -> bool:
@@ -196,22 +198,24 @@ def _type(server: Server, name: str) -> str:
     return given[1] if given else "f16"
 
 
-def in_memory(held: Sequence[Further]) -> int:
+def in_memory(held: Sequence[AuxiliaryModel]) -> int:
     """Bytes in the head's memory."""
     return sum(one.in_memory + (0 if one.device else one.total) for one in held)
 
 
-def on_device(held: Sequence[Further], device: Device) -> int:
+def on_device(held: Sequence[AuxiliaryModel], device: Device) -> int:
     """Bytes on a device."""
     return sum(one.total for one in held if one.device and one.device.buffer == device.buffer)
 
 
-def without_buffers(held: Sequence[Further]) -> tuple[Further, ...]:
+def without_buffers(held: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, ...]:
     """The same without compute buffers, which are bounds and never a reason to refuse."""
     return tuple(one._replace(compute=0) for one in held)
 
 
-def leave(offered: Sequence[Device], held: Sequence[Further], head: str, facts: Facts) -> list[Device] | None:
+def remaining_capacity(
+    offered: Sequence[Device], held: Sequence[AuxiliaryModel], head: str, facts: Facts
+) -> list[Device] | None:
     """The devices with what is left of their capacities; None where one of them holds less. What is in the head's memory is taken from the
     largest device that shares it.
 
@@ -257,7 +261,7 @@ def states_of_speculation(model: Model, server: Server, release: Release) -> lis
     return ["states of tokens that may be taken back"] if recurrent and kinds & TAKES_BACK else []
 
 
-def arguments(held: Sequence[Further], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
+def arguments(held: Sequence[AuxiliaryModel], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
     """Options of llama-server that say where they are and how a draft model is used, and values."""
     words = [(options.SPECULATION, _speculation(model, server, release))]
     given = [name for name in itertools.chain(*PLACING.values()) if _given(server, name)]
@@ -270,13 +274,13 @@ def arguments(held: Sequence[Further], model: Model, server: Server, release: Re
     return [(name, value) for name, value in words if name not in given]
 
 
-def environment(held: Sequence[Further]) -> dict[str, str]:
+def environment(held: Sequence[AuxiliaryModel]) -> dict[str, str]:
     """What has llama-server use the planned device for a projector: all builds that were read take this variable."""
     names = [one.device.name for one in held if one.role == download_record.MMPROJ and one.device]
     return {options.of_name("projector-device").environment[0]: names[0]} if names else {}
 
 
-def refuse(held: Sequence[Further], offered: Sequence[Device], head: str) -> Refusal:
+def refuse(held: Sequence[AuxiliaryModel], offered: Sequence[Device], head: str) -> Refusal:
     """Where the operator chooses a device that cannot hold a model beside the one that is served, whatever else it holds."""
     full = {device.buffer: device for device in offered if on_device(held, device) > device.capacity_mib * MIB}
     return Refusal(
@@ -290,7 +294,7 @@ def refuse(held: Sequence[Further], offered: Sequence[Device], head: str) -> Ref
     )
 
 
-def sentences(held: Sequence[Further], head: str) -> list[str]:
+def sentences(held: Sequence[AuxiliaryModel], head: str) -> list[str]:
     """What they need at least, for a plan that does not fit."""
     return [
         f"{model_source.VARIABLES[one.role]} needs {-(-(one.weights + one.kv) // MIB)} MiB of {one.device.name if one.device else 'the memory'} of {head}, "
@@ -299,7 +303,7 @@ def sentences(held: Sequence[Further], head: str) -> list[str]:
     ]
 
 
-def as_plan(held: Sequence[Further], model: Model, head: str) -> tuple[AuxiliaryModelPlan, ...]:
+def as_plan(held: Sequence[AuxiliaryModel], model: Model, head: str) -> tuple[AuxiliaryModelPlan, ...]:
     """What the plan says of them."""
     return tuple(
         AuxiliaryModelPlan(

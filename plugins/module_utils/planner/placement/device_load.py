@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Further, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Worker
 
 ROWS = frozenset(("token_embd", "position_embd", "token_types"))
 STAYS = {kv_cache.OLD: ROWS | {"token_embd_norm"}, kv_cache.MIDDLE: ROWS, kv_cache.NEW: ROWS | {"per_layer_token_embd"}}
@@ -266,7 +266,7 @@ class Placed(NamedTuple):
     """Of each device why it gets what it gets."""
     missing_mib: int = 0
     """By how much it does not fit, on all devices and in the head's memory."""
-    further: tuple[Further, ...] = ()
+    auxiliary: tuple[AuxiliaryModel, ...] = ()
     """Models beside it, as far as they are counted."""
 
     def lent(self) -> list[Worker]:

@@ -202,7 +202,7 @@ def of_head(
     return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
 
 
-def alone(host: Host, backend: str, server: Server | None = None) -> list[Device]:
+def of_single_host(host: Host, backend: str, server: Server | None = None) -> list[Device]:
     """The devices that llama-server would drive if this host served without workers.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.

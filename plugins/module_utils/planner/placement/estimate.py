@@ -98,7 +98,7 @@ class Case(NamedTuple):
 
     def own_devices(self, host: Host) -> list[Device]:
         """Those that this host would use if it served without workers."""
-        return devices.alone(host, self.serves_of[host.name], self.server if host.is_head else None)
+        return devices.of_single_host(host, self.serves_of[host.name], self.server if host.is_head else None)
 
 
 class _Share(NamedTuple):
@@ -319,7 +319,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
     return tuple(links)
 
 
-class Alone(NamedTuple):
+class HostSpeed(NamedTuple):
     """How fast a host would be without others."""
 
     speeds: Speeds
@@ -330,8 +330,8 @@ class Alone(NamedTuple):
 def _best(case: Case) -> SingleHostEstimate:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
     needs = _needs(case.placed.load)
-    alone = {name: _alone(case, host, needs) for name, host in case.hosts.items()}
-    fitting = {name: found for name, found in alone.items() if found}
+    single = {name: _single_host(case, host, needs) for name, host in case.hosts.items()}
+    fitting = {name: found for name, found in single.items() if found}
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
     name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
     best = fitting.get(name)
@@ -374,12 +374,12 @@ def _needs(load: device_load.Load) -> Needs:
     return Needs(weights, read, multiplied, quantised, sizes)
 
 
-def _alone(case: Case, host: Host, needs: Needs) -> Alone | None:
+def _single_host(case: Case, host: Host, needs: Needs) -> HostSpeed | None:
     """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
     own = case.own_devices(host)
     filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
-    found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
-    return max(found, key=lambda alone: alone.speeds) if found else None
+    found = [HostSpeed(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
+    return max(found, key=lambda one: one.speeds) if found else None
 
 
 def _unit_of(part: device_load.Part) -> int | None:

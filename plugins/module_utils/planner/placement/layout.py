@@ -36,7 +36,7 @@ ALL = "all"
 """The value of ``llama_placement`` with which every device is used."""
 
 
-class Pace(NamedTuple):
+class DeviceCost(NamedTuple):
     """What a device's part of a token costs, in milliseconds; the last three are 0 of the head's own devices."""
 
     rate: cost_model.Rate
@@ -48,22 +48,22 @@ class Pace(NamedTuple):
     """For each layer, besides what the device takes for it."""
 
 
-def paces_of(
+def device_costs(
     devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: ModelSummary
-) -> dict[str, Pace]:
-    """Device, as the log names it → its pace."""
+) -> dict[str, DeviceCost]:
+    """Device, as the log names it → its cost."""
     nodes = cost_model.nodes_per_layer(summary)
-    paces = {}
+    costs_of = {}
     for device in devices:
-        pace = Pace(cost_model.rate_of(device, hosts[device.host].facts))
+        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
             link = estimate.link_of(device.endpoint, hosts[device.host], hosts)
             once = cost_model.worker_ms(release, 0, link)
             twice = cost_model.worker_ms(release, 0, link, visits=2)
             layer = cost_model.worker_ms(release, nodes, link) - once
-            pace = pace._replace(worker=once, visit=twice - once, layer=layer)
-        paces[device.buffer] = pace
-    return paces
+            cost = cost._replace(worker=once, visit=twice - once, layer=layer)
+        costs_of[device.buffer] = cost
+    return costs_of
 
 
 class Case(NamedTuple):
@@ -90,24 +90,24 @@ def lay_out(case: Case) -> device_load.Placed:
     """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
     own = [device for device in case.devices if not device.worker]
     own.sort(key=lambda device: -cost_model.rate_of(device, case.facts).gb_per_s)
-    places = list(auxiliary_models.homes(case.model, case.server, case.release, own))
+    places = list(auxiliary_models.candidate_devices(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
     for held, reserved in [
         *zip(places, places),
         *((held, auxiliary_models.without_buffers(held)) for held in places if held),
     ]:
-        left = auxiliary_models.leave(case.devices, reserved, case.head, case.facts)
+        left = auxiliary_models.remaining_capacity(case.devices, reserved, case.head, case.facts)
         if left is None:
             continue
         placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved))
-        placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), further=held)
+        placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), auxiliary=held)
         if not placed.reasons:
             return placed
         tried.append(placed)
     if not tried:
         raise auxiliary_models.refuse(auxiliary_models.without_buffers(places[-1]), case.devices, case.head)
     best = min(tried, key=lambda placed: placed.missing_mib)
-    return best._replace(reasons=(*best.reasons, *auxiliary_models.sentences(best.further, case.head)))
+    return best._replace(reasons=(*best.reasons, *auxiliary_models.sentences(best.auxiliary, case.head)))
 
 
 def _of_the_model(case: Case, beside: int) -> device_load.Placed:
@@ -133,8 +133,8 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
     else:
-        runners = _runners(load, devices, paces_of(devices, case.hosts, case.release, model.summary))
-        placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
+        candidates = _candidates(load, devices, device_costs(devices, case.hosts, case.release, model.summary))
+        placed, fits = _fastest(_ordered(candidates, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
     missing = _missing_on_head(case.facts, load, first, beside) if first or overrides or beside else 0
     over, stays = placed.over(), bool(first or overrides)
@@ -170,20 +170,22 @@ def _as_asked(
     )
 
 
-class Runner(NamedTuple):
+class Candidate(NamedTuple):
     """A device with what it costs there."""
 
     device: Device
-    pace: Pace
+    cost: DeviceCost
     place: solver.Place
 
 
-def _runners(load: device_load.Load, devices: Sequence[Device], paces: Mapping[str, Pace]) -> list[Runner]:
+def _candidates(
+    load: device_load.Load, devices: Sequence[Device], costs_of: Mapping[str, DeviceCost]
+) -> list[Candidate]:
     """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
     layers it gets then follows from the room, and whether it gets any from what its worker costs."""
     read, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(load.summary)
-    each = [paces[device.buffer] for device in devices]
-    whole = [cost_model.generation_ms(pace.rate, sum(read), nodes * load.layers) for pace in each]
+    each = [costs_of[device.buffer] for device in devices]
+    whole = [cost_model.generation_ms(cost.rate, sum(read), nodes * load.layers) for cost in each]
     groups = solver.groups_of([1 / ms for ms in whole])
     costs: dict[int, list[int]] = {}
     for group in set(groups):
@@ -193,17 +195,17 @@ def _runners(load: device_load.Load, devices: Sequence[Device], paces: Mapping[s
         ms = [cost_model.generation_ms(rate, size, nodes) + layer for size in read[: load.layers]]
         ms += [cost_model.generation_ms(rate, size, 0) for size in read[load.layers :]]
         costs[group] = [solver.cost_of(time) for time in ms]
-    visits = {buffer: solver.cost_of(pace.visit) for buffer, pace in paces.items()}
+    visits = {buffer: solver.cost_of(cost.visit) for buffer, cost in costs_of.items()}
     return [
-        Runner(device, pace, _place(load, device, pace, costs[group], visits, group))
-        for device, pace, group in zip(devices, each, groups)
+        Candidate(device, cost, _place(load, device, cost, costs[group], visits, group))
+        for device, cost, group in zip(devices, each, groups)
     ]
 
 
 def _place(
     load: device_load.Load,
     device: Device,
-    pace: Pace,
+    cost: DeviceCost,
     costs: Sequence[int],
     visits: Mapping[str, int],
     group: int,
@@ -216,7 +218,7 @@ def _place(
     for unit, others in load.moved.items():
         for other in others - {here}:
             own[unit] += visits[here] + visits.get(other, 0) + (solver.MOVE if other != device_load.CPU else 0)
-    base = solver.cost_of(pace.worker) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+    base = solver.cost_of(cost.worker) + solver.DEVICE + (solver.WORKER if device.worker else 0)
     return solver.Place(
         capacity=device.capacity_mib * MIB,
         fixed=fixed,
@@ -228,49 +230,52 @@ def _place(
     )
 
 
-def _ordered(runners: Sequence[Runner], load: device_load.Load, selects: bool) -> list[Runner]:
+def _ordered(candidates: Sequence[Candidate], load: device_load.Load, selects: bool) -> list[Candidate]:
     """The devices in the order in which llama-server takes layers: workers and then the head's own, each with the fastest last, which so gets
     the output, whose result then need not cross the network. With overrides devices have the order of the layers that are there.
 
     :param selects: whether llama-server can be told which devices to use; else it takes all of the head's own, then the workers.
     """
     if not selects:
-        return sorted(runners, key=lambda runner: runner.device.worker is not None)
-    by_speed = sorted(runners, key=lambda runner: (runner.device.worker is None, -runner.place.group))
+        return sorted(candidates, key=lambda candidate: candidate.device.worker is not None)
+    by_speed = sorted(candidates, key=lambda candidate: (candidate.device.worker is None, -candidate.place.group))
     layers: dict[str, list[int]] = {}
     for unit, devices in load.moved.items():
         for buffer in devices:
             layers.setdefault(buffer, []).append(unit)
     middle = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
-    return sorted(by_speed, key=lambda runner: middle.get(runner.device.buffer, load.units))
+    return sorted(by_speed, key=lambda candidate: middle.get(candidate.device.buffer, load.units))
 
 
 def _fastest(
-    runners: Sequence[Runner], load: device_load.Load, first: int, every: bool, selects: bool
+    candidates: Sequence[Candidate], load: device_load.Load, first: int, every: bool, selects: bool
 ) -> tuple[device_load.Placed, bool]:
     """The placement of the fewest seconds, and whether the model fits; where not, the shares are those of the capacities.
 
     :param every: whether every device gets layers, as far as there are enough.
     :param selects: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
     """
-    places = [runner.place for runner in runners]
+    places = [candidate.place for candidate in candidates]
     must = [place._replace(base=place.base - solver.MUST) for place in places] if every else places
     units, gpu_layers = solver.solve(must, first), load.units - first
     if units is None:
         room = [max(0, place.capacity - place.fixed) for place in places]
-        devices, shares = tuple(runner.device for runner in runners), tuple(device_load.proportional(gpu_layers, room))
+        devices, shares = (
+            tuple(candidate.device for candidate in candidates),
+            tuple(device_load.proportional(gpu_layers, room)),
+        )
         return device_load.Placed(
             devices, shares, load, gpu_layers, why=("the model does not fit",) * len(shares)
         ), False
     device_load.check(load, gpu_layers, units)
-    why = _why(runners, units, every)
+    why = _why(candidates, units, every)
     kept = [
         index
-        for index, runner in enumerate(runners)
-        if units[index] or runner.place.fixed or not (selects or runner.device.worker)
+        for index, candidate in enumerate(candidates)
+        if units[index] or candidate.place.fixed or not (selects or candidate.device.worker)
     ]
     placed = device_load.Placed(
-        tuple(runners[index].device for index in kept),
+        tuple(candidates[index].device for index in kept),
         tuple(units[index] for index in kept),
         load,
         gpu_layers,
@@ -279,26 +284,26 @@ def _fastest(
     return placed, True
 
 
-def _why(runners: Sequence[Runner], units: Sequence[int], every: bool) -> list[str]:
+def _why(candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> list[str]:
     """Why each device gets what it gets, in some words."""
-    groups = [runner.place.group for runner in runners]
+    groups = [candidate.place.group for candidate in candidates]
     used = [group for group, count in zip(groups, units) if count]
     sentences = []
-    for runner, count in zip(runners, units):
-        rate, several = runner.pace.rate, used.count(runner.place.group) > 1
+    for candidate, count in zip(candidates, units):
+        rate, several = candidate.cost.rate, used.count(candidate.place.group) > 1
         even = ", shared evenly" if count and several else ""
-        words = _words(runner, count, used, groups, every)
+        words = _words(candidate, count, used, groups, every)
         sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
     return sentences
 
 
-def _words(runner: Runner, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
+def _words(candidate: Candidate, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
     """:param used: groups of the devices with units.
     :param groups: of all devices.
     """
-    group = runner.place.group
+    group = candidate.place.group
     if not count:
-        return "what llama_server_override_tensor puts there" if runner.place.fixed else "nothing"
+        return "what llama_server_override_tensor puts there" if candidate.place.fixed else "nothing"
     if every and min(used) < group and count == 1:
         return "one layer, since every device is used"
     if min(used) < group:
@@ -403,7 +408,7 @@ def as_plan(
     load = placed.load
     entries = []
     for device, share, why in zip(placed.devices, placed.shares(), placed.why):
-        beside = auxiliary_models.on_device(placed.further, device)
+        beside = auxiliary_models.on_device(placed.auxiliary, device)
         mapped = (
             backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
         )

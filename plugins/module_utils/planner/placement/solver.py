@@ -74,7 +74,7 @@ class Limits(NamedTuple):
     least: int = 0
 
 
-class Placing(NamedTuple):
+class Placement(NamedTuple):
     """A result: what it costs, and units for each device."""
 
     cost: int
@@ -100,17 +100,17 @@ def prefix_sums(numbers: Sequence[int]) -> tuple[int, ...]:
 
 def cheapest(
     places: Sequence[Place], limits: Sequence[Limits], reach: Sequence[Sequence[int]], last: int
-) -> Placing | None:
+) -> Placement | None:
     """The cheapest placement, or None where the units do not fit.
 
     :param reach: before the first device and after each one, how many units may be placed by then.
     :param last: the first unit of each device is before this one.
     """
     units = reach[-1][-1]
-    best = _nothing_placed(places, reach[0][0])
+    best = _no_units_placed(places, reach[0][0])
     starts = []
     for index, (place, limit) in enumerate(zip(places, limits)):
-        best, chosen = _with(place, limit, best, reach[index], reach[index + 1], last)
+        best, chosen = _with_device(place, limit, best, reach[index], reach[index + 1], last)
         starts.append(chosen)
     if best[units] >= ENDLESS // 2:
         return None
@@ -119,21 +119,21 @@ def cheapest(
         start = end if chosen[end] < 0 else chosen[end]
         counts.append(end - start)
         end = start
-    return Placing(best[units], counts[::-1])
+    return Placement(best[units], counts[::-1])
 
 
-def _nothing_placed(places: Sequence[Place], first: int) -> list[int]:
+def _no_units_placed(places: Sequence[Place], first: int) -> list[int]:
     best = [ENDLESS] * len(places[0].cost)
     best[first] = 0
     return best
 
 
-def _anywhere(places: Sequence[Place], first: int) -> list[list[int]]:
+def _all_positions(places: Sequence[Place], first: int) -> list[list[int]]:
     units = len(places[0].cost) - 1
     return [[first], *([list(range(first, units + 1))] * len(places))]
 
 
-def _with(
+def _with_device(
     place: Place, limit: Limits, best: Sequence[int], starts: Sequence[int], ends: Sequence[int], last: int
 ) -> tuple[list[int], list[int]]:
     """The least costs of all units before each one with one device more, and the first of its units, -1 where it gets none.
@@ -182,20 +182,20 @@ def _solved(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
     """What ``solve`` returns: most attempts of a plan have the same devices and the same model."""
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
-        limits = _beside_compute(places, first, last)
-        placing = cheapest(places, limits, _anywhere(places, first), last) if limits else None
-        if limits and placing:
-            return tuple(_even(places, limits, first, last, placing))
+        limits = _limits_beside_compute(places, first, last)
+        placement = cheapest(places, limits, _all_positions(places, first), last) if limits else None
+        if limits and placement:
+            return tuple(_evened_out(places, limits, first, last, placement))
     return None
 
 
-def _beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limits] | None:
+def _limits_beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limits] | None:
     """Limits that leave the most room for compute buffers, whose bounds are no reason not to fit."""
 
     def limits_of(steps: int) -> list[Limits]:
         return [Limits(max(0, place.capacity - place.fixed - place.compute * steps // STEPS)) for place in places]
 
-    reach = _anywhere(places, first)
+    reach = _all_positions(places, first)
     needed = cheapest(places, limits_of(0), reach, last)
     if not needed:
         return None
@@ -212,21 +212,21 @@ def _beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limi
     return limits_of(low)
 
 
-def _on_a_cheapest_way(
+def _reachable_at_cost(
     places: Sequence[Place], limits: Sequence[Limits], first: int, last: int, cost: int
 ) -> list[list[int]]:
     """Before the first device and after each one, how many units may be placed by then if all are to cost so much."""
-    anywhere, units = _anywhere(places, first), len(places[0].cost) - 1
-    before = [_nothing_placed(places, first)]
-    for place, limit, starts, ends in zip(places, limits, anywhere, anywhere[1:]):
-        before.append(_with(place, limit, before[-1], starts, ends, last)[0])
-    after = [_nothing_placed(places, 0)]
+    every, units = _all_positions(places, first), len(places[0].cost) - 1
+    before = [_no_units_placed(places, first)]
+    for place, limit, starts, ends in zip(places, limits, every, every[1:]):
+        before.append(_with_device(place, limit, before[-1], starts, ends, last)[0])
+    after = [_no_units_placed(places, 0)]
     whole = list(range(units + 1))
     for place, limit in zip(reversed(places), reversed(limits)):
-        after.append(_with(_mirrored(place), limit, after[-1], whole, whole, units)[0])
+        after.append(_with_device(_mirrored(place), limit, after[-1], whole, whole, units)[0])
     return [
         [end for end in ends if costs[end] + rest[units - end] <= cost]
-        for ends, costs, rest in zip(anywhere, before, reversed(after))
+        for ends, costs, rest in zip(every, before, reversed(after))
     ]
 
 
@@ -311,18 +311,20 @@ class _Group(NamedTuple):
         return above(low), units
 
 
-def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int, placing: Placing) -> list[int]:
+def _evened_out(
+    places: Sequence[Place], limits: list[Limits], first: int, last: int, placement: Placement
+) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
     that where the emptiest one with units is fullest.
 
-    :param placing: one of the least cost.
+    :param placement: one of the least cost.
     """
-    cost, units = placing
-    reach = _on_a_cheapest_way(places, limits, first, last, cost)
+    cost, units = placement
+    reach = _reachable_at_cost(places, limits, first, last, cost)
 
     def alike(tried: list[Limits]) -> list[int] | None:
-        placing = cheapest(places, tried, reach, last)
-        return placing.units if placing and placing.cost == cost else None
+        placement = cheapest(places, tried, reach, last)
+        return placement.units if placement and placement.cost == cost else None
 
     for group in sorted({place.group for place in places}):
         members = [index for index, place in enumerate(places) if place.group == group and place.capacity]

@@ -360,7 +360,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 backend=device.backend,
                 build=device.build,
                 device=device.device,
-                alone=False,
+                hides_other_devices=False,
                 threads=threads,
                 cache=bool(endpoint.cache),
                 cache_mib=endpoint.cache_mib,
@@ -419,7 +419,7 @@ def with_one_visible_device(worker: Worker, release: Release, devices: int) -> W
     if variable not in worker.environment and devices > 1:
         value = visible.devices.format(re.sub(r"\D", "", worker.device))
         worker = worker._replace(environment={**worker.environment, variable: value})
-    return worker._replace(alone=variable in worker.environment)
+    return worker._replace(hides_other_devices=variable in worker.environment)
 
 
 def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
@@ -427,7 +427,7 @@ def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> 
     flags, program = release.capabilities.worker_flags, release.capabilities.worker_binary
     device = options.render_worker("worker-device", worker.device, flags)
     cache = options.render_worker("tensor-cache", "on", flags)
-    if not device and worker.device != backends.device_name(build.backend, 0) and not worker.alone:
+    if not device and worker.device != backends.device_name(build.backend, 0) and not worker.hides_other_devices:
         raise Refusal(
             f"the worker {worker.name} of {worker.host} lends {worker.device}, but rpc-server of {build.release} can lend "
             f"{backends.device_name(build.backend, 0)} only: declare only that one in llama_worker_endpoints, or set llama_release to a newer build"
