@@ -77,7 +77,6 @@ options:
     default: head
 seealso:
   - module: llamacpp.cluster.model_info
-  - module: llamacpp.cluster.model_upload
 """
 
 EXAMPLES = r"""

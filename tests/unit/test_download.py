@@ -1,7 +1,6 @@
 """Files of a model from a real server on this machine, whatever it does: they are whole in the end, or a sentence says why not."""
 
 import fcntl
-import hashlib
 import http.client
 import json
 import os
@@ -19,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
     model_files,
     web,
 )
-from ansible_collections.llamacpp.cluster.plugins.modules import model, model_upload
+from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import fill_disk
 from model_server import DATA, SHA, SIZE, Server, answer, below, download_record_of, parsed, planned
 
@@ -409,23 +408,3 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
     assert below(models) == WHOLE
     assert (models / "source" / "m.gguf").read_bytes() == data
     assert not call(**arguments)["changed"]
-
-
-def test_a_piece_that_finds_a_full_disk_leaves_the_part_as_it_was(server, small_disk, tmp_path, call, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.MODULE", model_upload)
-    models, piece = small_disk / "models", tmp_path / "piece"
-    path = models / "source" / "m.gguf"
-
-    def send(data, offset):
-        piece.write_bytes(data)
-        entry = {"path": str(piece), "offset": offset, "sha256": hashlib.sha256(data).hexdigest()}
-        return call(path=str(path), bytes=SIZE, folder=str(models), piece=entry)
-
-    assert send(DATA[:100_000], 0)["bytes"] == 100_000
-    message = send(DATA[100_000:400_000], 100_000)["msg"]
-    assert re.search(r"m\.gguf\.part: No space left on device\. Free some space .* is kept", message)
-    part = path.with_name("m.gguf.part")
-    assert part.read_bytes() == DATA[:100_000]
-    assert "has less than 200000 bytes: another run downloads it" in send(b"x", 200_000)["msg"]
-    assert send(DATA[100_000:150_000], 100_000)["bytes"] == 150_000
-    assert part.read_bytes() == DATA[:150_000]

@@ -43,7 +43,6 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     link_throughput,
     model,
     model_info,
-    model_upload,
     plan_history_info,
     prune,
     read_ahead,
@@ -374,10 +373,6 @@ MODULES = {
     link: ((link.configuration, "apply"), {"links": []}),
     link_throughput: ((link_throughput.throughput, "measure"), {"address": "192.0.2.1"}),
     model_info: ((model_info.local_models, "report"), {}),
-    model_upload: (
-        (model_upload.download, "append"),
-        {"path": "/p/m", "bytes": 1, "folder": "/p", "piece": {"path": "/x", "offset": 0, "sha256": "x"}},
-    ),
     model: ((model.model_files, "pending"), {"files": [], "folder": "/p"}),
     read_ahead: ((services, "read_ahead"), {"services": []}),
     release: ((store, "installed"), {"release": {"source": "git"}, "build": BUILD, "prefix": "/p", "cache": "/c"}),

@@ -28,7 +28,6 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     gguf_info,
     model,
     model_info,
-    model_upload,
 )
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup, sender
@@ -239,18 +238,22 @@ class Action(base.Action):
             return {"finished": True, **self.result}
         arguments = {"records": [], "fetched_by": "head", "token_pipe": None, **module_args}
         check_mode = self._task.check_mode
-        self.calls.append("upload" if module_name else "check" if check_mode else "download")
+        self.calls.append("check" if check_mode else "download")
         self.pipes.append(arguments["token_pipe"])
         try:
             with mock.patch.object(download, "take_token", return_value="hf_secret"):
-                run = {"bytes": model_upload.run(arguments)} if module_name else model.run(arguments, check_mode)
-                result = json.loads(json.dumps(run))
+                result = json.loads(json.dumps(model.run(arguments, check_mode)))
         except ValueError as error:
             result = {"failed": True, "msg": str(error)}
         if wrap_async:
             self.result = result
             return {"ansible_job_id": "j1.2"}
         return result
+
+    def _low_level_execute_command(self, text, **_arguments):
+        self.calls.append("command")
+        done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
+        return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
     def get_shell_option(self, _name, default):
         return default
@@ -288,7 +291,7 @@ def test_a_file_of_the_controller_is_sent_in_pieces(copied, tmp_path, models):
     result = action.run()
     assert result["changed"]
     assert result["digests"] == {copied["path"]: SHA}
-    assert action.calls == ["check", "check", *["transfer", "upload"] * 3, "download"]
+    assert action.calls == ["check", "check", *["transfer", "command"] * 3, "download"]
     assert Path(copied["path"]).read_bytes() == DATA
     again = Action(tmp_path, models, copied)
     assert not again.run()["changed"]
@@ -333,13 +336,39 @@ def test_a_file_of_the_controller_that_has_changed_is_named(copied, source, tmp_
         Action(tmp_path, models, copied).run()
 
 
-def test_a_piece_that_is_damaged_on_its_way_is_not_added(copied, tmp_path, models, monkeypatch):
+def test_a_piece_that_is_damaged_on_its_way_is_noticed(copied, tmp_path, models, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(b"other"))
-        with pytest.raises(AnsibleActionFail, match=r"is not what the controller sent"):
+        with pytest.raises(
+            AnsibleActionFail, match=r"could not add a piece to .*m\.gguf\.part \(it has 5 bytes, not 1048576\)"
+        ):
             Action(tmp_path, models, copied).run()
-    assert Path(copied["path"] + ".part").stat().st_size == 0
-    assert Action(tmp_path, models, copied).run()["changed"]
+        patched.setattr(
+            shutil, "copyfile", lambda source, target: Path(target).write_bytes(bytes(os.path.getsize(source)))
+        )
+        assert "planned is" in Action(tmp_path, models, copied).run()["msg"]
+    assert Action(tmp_path, models, copied).run()["digests"] == {copied["path"]: SHA}
+
+
+def test_a_piece_that_finds_a_full_disk_is_continued(copied, tmp_path, small_disk, monkeypatch):
+    models = small_disk / "models"
+    file = {**copied, "path": str(models / "source" / "m.gguf")}
+    monkeypatch.setattr(download, "check_room", lambda *_arguments: None)
+    with pytest.raises(AnsibleActionFail, match=r"m\.gguf\.part \(.*No space left on device\).*continues there"):
+        Action(tmp_path, models, file).run()
+    part = (models / "source" / "m.gguf.part").read_bytes()
+    assert 0 < len(part) < SIZE
+    assert DATA.startswith(part)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("other")])
+def test_a_part_on_the_host_that_is_no_file_is_not_written_to(copied, tmp_path, models, make):
+    part = models / "source" / "m.gguf.part"
+    part.parent.mkdir(parents=True)
+    make(part)
+    with pytest.raises(AnsibleActionFail, match=r"could not add a piece to .*m\.gguf\.part"):
+        Action(tmp_path, models, copied).run()
+    assert not (models / "source" / "other").exists()
 
 
 def test_the_controller_downloads_for_a_head_without_a_way_out(server, tmp_path, models):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings the files of a model onto this host, one after the other: downloads them, or adds the pieces that the controller sends.
+"""Brings the files of a model onto this host, one after the other.
 
 A file grows beside its place, as NAME.part, and takes its place when its size and its sha256 are right. The record beside the files is written last.
 What is recorded and was not changed since is not read again.
@@ -326,42 +326,3 @@ def _write_record(
     if current != text.encode():
         replace_file(path, text, 0o644)
     model_files.part_of(path).unlink(missing_ok=True)
-
-
-# ----------------------------------------------------------------------------------------------------- what the controller sends
-
-
-class Piece(NamedTuple):
-    """What the controller sent."""
-
-    path: Path
-    """Where it lies on this host."""
-    offset: int
-    """Its place in the file."""
-    sha256: str
-
-
-def append(file: ModelFile, folder: Path, piece: Piece) -> int:
-    """Adds a piece to the part of a file, which has ``offset`` bytes then; returns how many it has after that.
-
-    :raises Refusal: the piece is damaged, or the part has fewer bytes.
-    """
-    check_places([file], folder)
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with exclusive(folder):
-        file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with PartialFile(file.part) as part, reading.open_file(piece.path) as stream:
-            if part.size < piece.offset:
-                raise Refusal(
-                    f"{part.path} has less than {piece.offset} bytes: another run downloads it; run the playbook again"
-                )
-            part.truncate(piece.offset)
-            try:
-                while data := stream.read(PIECE):
-                    part.write(data)
-                if part.sha256 != piece.sha256:
-                    raise Refusal(f"{piece.path} is not what the controller sent: run the playbook again")
-            except BaseException:
-                part.truncate(piece.offset)
-                raise
-            return piece.offset + part.count

@@ -77,11 +77,8 @@ def run(action: Action, arguments: dict) -> dict:
         display.display(line)
     if action.check_mode:
         return result
-    token = (
-        hub.read_token(os.path.join(action.variables.get("inventory_dir") or "", os.path.expanduser(token_file)))
-        if token_file
-        else None
-    )
+    base = action.variables.get("inventory_dir") or ""
+    token = hub.read_token(os.path.join(base, os.path.expanduser(token_file))) if token_file else None
     _send(action, arguments, comparison, token)
     lookout = Lookout(action, host, arguments["folder"])
     if token and not all(file.sent for file in files):
@@ -141,7 +138,7 @@ def _send(action: Action, arguments: dict, comparison: Comparison, token: str | 
         row = rows.get(str(file.path))
         if file.sent and row:
             own = token if server and web.same_server(file.url, server) else None
-            work = sender.Sender(action, arguments["folder"], Line(action.host).show)
+            work = sender.Sender(action, os.path.dirname(arguments["folder"]), Line(action.host).show)
             entries[str(file.path)]["sha256"] = work.send(file, row.have, own)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease, why
 
-MODULE = "llamacpp.cluster.model_upload"
 PIECE = 256 << 20
 """Bytes that are sent at once: they lie twice on the host until they are added to the file."""
 
@@ -66,77 +65,56 @@ def _read(file: ModelFile, offset: int, take: Callable[[bytes], object]) -> None
 
 
 class Sender:
-    """Sends to one host."""
+    """Sends files to one host, where each grows as NAME.part beside its place."""
 
-    def __init__(self, action: Action, folder: str, show: Callable[[download.ProgressReport], None]) -> None:
-        """:param folder: of all models on the host."""
-        self._action, self._folder, self._show = action, folder, show
-        self._lease = Lease(action, os.path.dirname(folder))
+    def __init__(self, action: Action, prefix: str, show: Callable[[download.ProgressReport], None]) -> None:
+        """:param prefix: of the installation on the host."""
+        self._action, self._show, self._lease = action, show, Lease(action, prefix)
 
     def send(self, file: ModelFile, offset: int, token: str | None) -> str:
         """Sends a file from there to its end; returns its sha256.
 
         :raises AnsibleActionFail: it cannot be read or sent.
         """
-        with _sentences(), tempfile.TemporaryDirectory(dir=C.DEFAULT_LOCAL_TMP) as folder:
-            digest, piece = hashlib.sha256(), _Piece(Path(folder, "piece"), offset)
+        digest = hashlib.sha256()
+        with _sentences(), tempfile.NamedTemporaryFile(dir=C.DEFAULT_LOCAL_TMP) as piece:
 
             def take(data: bytes) -> None:
+                nonlocal offset
                 digest.update(data)
                 piece.write(data)
-                if piece.count >= PIECE or piece.end == file.bytes:
-                    self._send(file, piece)
+                end = offset + piece.tell()
+                if end - offset >= PIECE or end == file.bytes:
+                    piece.flush()
+                    self._add(file, piece.name, offset, end)
+                    piece.seek(0)
+                    piece.truncate()
+                    offset = end
 
             if file.local_path:
                 _read(file, offset, take)
             else:
                 download.receive(file, token, offset, take)
-            return file.sha256 or digest.hexdigest()
+        return file.sha256 or digest.hexdigest()
 
-    def _send(self, file: ModelFile, piece: _Piece) -> None:
+    def _add(self, file: ModelFile, path: str, offset: int, end: int) -> None:
+        """Adds a file of the controller to the part on the host, which has ``offset`` bytes; a damaged one is noticed when the whole is checked."""
         self._lease.renew_in_time()
-        sha256 = piece.close()
+        folder, part = shlex.quote(str(file.path.parent)), shlex.quote(str(file.part))
         try:
-            path = self._action.transfer(str(piece.path), "piece")
+            sent = shlex.quote(self._action.transfer(path, "piece"))
         except AnsibleError as error:
             raise AnsibleActionFail(
                 f"A piece of {file.name} could not be sent ({why({'msg': str(error)})}): it needs {PIECE >> 20} MiB in the temporary folder of the "
                 "host (remote_tmp of Ansible). Run the playbook again, which continues there"
             ) from error
-        arguments = {"path": str(file.path), "bytes": file.bytes, "folder": self._folder}
-        arguments["piece"] = {"path": path, "offset": piece.offset, "sha256": sha256}
-        result = self._action.module(arguments, MODULE)
-        host = self._action.host
-        if result.get("failed"):
-            raise AnsibleActionFail(validation.printable(str(result.get("msg") or f"{host} gave no reason")))
-        if result.get("bytes") != piece.end:
-            raise Refusal(f"{host} has {result.get('bytes')!r} bytes of {file.name}, and {piece.end} were sent")
-        piece.start(piece.end)
-        self._show(download.ProgressReport(file.name, download.DOWNLOAD, 1, piece.offset, file.bytes))
-
-
-class _Piece:
-    """A file of this controller that is sent next."""
-
-    def __init__(self, path: Path, offset: int) -> None:
-        self.path = path
-        self.start(offset)
-
-    def start(self, offset: int) -> None:
-        """:param offset: its place in the whole file."""
-        self.offset, self.count = offset, 0
-        self._digest, self._stream = hashlib.sha256(), self.path.open("wb")
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.count
-
-    def write(self, data: bytes) -> None:
-        self._stream.write(data)
-        self._digest.update(data)
-        self.count += len(data)
-
-    def close(self) -> str:
-        """Its sha256."""
-        self._stream.close()
-        return self._digest.hexdigest()
+        redirection = ">>" if offset else ">"
+        result = self._action.command(
+            f"umask 022 && mkdir -p {folder} && [ ! -L {part} ] && [ ! -p {part} ] && cat {sent} {redirection} {part} && wc -c < {part}"
+        )
+        if result["rc"] or result["stdout"].strip() != str(end):
+            reason = validation.printable(
+                result["stderr"].strip() or f"it has {result['stdout'].strip()} bytes, not {end}"
+            )
+            raise Refusal(f"{self._action.host} could not add a piece to {file.part} ({reason})")
+        self._show(download.ProgressReport(file.name, download.DOWNLOAD, 1, end, file.bytes))
