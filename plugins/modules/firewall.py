@@ -108,9 +108,12 @@ rules:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, host_lock
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 
 def main():
@@ -119,7 +122,7 @@ def main():
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "prefix": {"type": "str"},
             "keep": {"type": "bool", "default": False},
-            "manager": {"type": "str", "choices": list(firewall.MANAGERS)},
+            "manager": {"type": "str", "choices": list(managers.MANAGERS)},
             "rules": {
                 "type": "list",
                 "elements": "dict",
@@ -135,12 +138,12 @@ def main():
         supports_check_mode=True,
     )
     waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
-    with errors.reported(module, firewall.FirewallError, Refusal), waiting:
-        before, after = firewall.apply(
+    with errors.reported(module, FirewallError, Refusal), waiting:
+        before, after = managers.apply(
             module.params["manager"],
-            module.params["rules"],
+            [typed_json.parse(FirewallRule, rule) for rule in module.params["rules"]],
             module.check_mode,
-            firewall.System(own=names.of(module.params["cluster"])),
+            System(owner=names.of(module.params["cluster"])),
             module.params["keep"],
         )
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}

@@ -73,8 +73,9 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
 
 
 def uninstall(host, account, host_name, check):
@@ -103,7 +104,7 @@ def main():
         no_log=True,
     )
     params = module.params
-    with errors.reported(module, building.BuildError, firewall.FirewallError):
+    with errors.reported(module, building.BuildError, FirewallError):
         result = uninstall(params["host"], params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 

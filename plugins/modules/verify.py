@@ -109,7 +109,8 @@ failing:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import LinkError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 
@@ -139,7 +140,7 @@ def main():
         module.exit_json(changed=False)
     try:
         evidence = verification.collect(plan, module.params["wait"])
-    except (OSError, Refusal, firewall.FirewallError, LinkError, kernel_parameters.KernelParameterError) as error:
+    except (OSError, Refusal, FirewallError, LinkError, kernel_parameters.KernelParameterError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
         )

@@ -23,12 +23,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     cache_prefill,
-    firewall,
     ownership,
     plan_history,
     services,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark_info,
@@ -222,7 +222,7 @@ def nftables(root):
         if "--json" not in line:
             return ""
         chain = {"family": "inet", "table": "llamacpp", "chain": "input", "expr": []}
-        rules = [{"rule": {**chain, "comment": comment}} for comment in held.get("rules", [])]
+        rules = [{"rule": {**chain, "handle": 1, "comment": comment}} for comment in held.get("rules", [])]
         return test_firewall.json.dumps({"nftables": rules})
 
     host = test_firewall.Host(root, "nftables", programs=["nft"], nft=ruleset)
@@ -233,7 +233,7 @@ def nftables(root):
             held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
         if argv[:2] == ["systemctl", "enable"]:
             host.on = ("nftables", "firewall-llamacpp.service")
-            link = host.path(firewall.Nftables(host).link)
+            link = host.path(managers.Nftables(host).link)
             link.unlink(missing_ok=True)
             link.symlink_to("../" + "firewall-llamacpp.service")
         return test_firewall.Host.run(host, argv, text, may_fail)
@@ -264,7 +264,7 @@ def firewalld(root):
 @pytest.mark.parametrize("kept", [nftables, firewalld])
 def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
     def apply(host, rules):
-        before, after = firewall.apply(kept.__name__, rules, check=False, system=host)
+        before, after = managers.apply(kept.__name__, rules, check=False, system=host)
         return before != after
 
     def make(number):
@@ -363,7 +363,7 @@ MODULES = {
     benchmark_info: ((benchmark_info.job, "Job"), {"host": {"prefix": "/p"}}),
     benchmark_job: ((benchmark_job.job, "Job"), {"host": {"prefix": "/p"}, "state": "absent"}),
     prune: ((prune.host, "place_of"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
-    firewall_module: ((firewall, "apply"), {"rules": []}),
+    firewall_module: ((managers, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
     host_status: ((host_status.host_status, "read"), {}),
@@ -416,12 +416,12 @@ def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
     def make(number):
         added = ["ufw allow 22/tcp"]
         host = test_firewall.ufw_host(tmp_path / str(number), added)
-        firewall.apply("ufw", [test_firewall.rule(50061)], check=False, system=host)
+        managers.apply("ufw", [test_firewall.rule(50061)], check=False, system=host)
         host.run, host.added = broken.command(host.run), added
         return host
 
     def run(host):
-        before, after = firewall.apply("ufw", test_firewall.BOTH, check=False, system=host)
+        before, after = managers.apply("ufw", test_firewall.BOTH, check=False, system=host)
         return before != after
 
     broken = faults.Faults(monkeypatch, "killed")

@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import FirewallError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers, rules, system
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.firewalld import Firewalld
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.nftables import Nftables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 RECORDED = Path(__file__).parent / "data" / "firewall"
 ADDED, ZONES, POLICIES, RULESET = (
@@ -25,13 +29,13 @@ LOOKS = ("ufw show", "nft list", "nft --json", "systemctl is-active", "firewall-
 
 
 def rule(port=50060, *sources):
-    return {"port": port, "protocol": "tcp", "address": "10.1.0.12", "sources": list(sources) or ["10.1.0.11"]}
+    return FirewallRule(port, "tcp", sources or ("10.1.0.11",), "10.1.0.12")
 
 
 BOTH = [rule(50060), rule(50152)]
 
 
-class Host(firewall.System):
+class Host(system.System):
     """A host whose files lie in a folder. Commands answer with what the test has put in, and are kept in ``changes``."""
 
     def __init__(self, root, *active, programs=(), **answers):
@@ -67,68 +71,55 @@ class Host(firewall.System):
 # ------------------------------------------------------------------------------------------------- the active manager
 
 
-@pytest.mark.parametrize(
-    "active, enabled, expected",
-    [
+def test_the_active_manager(tmp_path):
+    for active, enabled, expected in (
         (["firewalld", "ufw", "nftables"], "yes", "firewalld"),
         (["ufw", "nftables"], "yes", "ufw"),
         (["ufw", "nftables"], "no", "nftables"),
         (["ufw"], "no", None),
         ([], "yes", None),
-    ],
-)
-def test_active_manager(tmp_path, active, enabled, expected):
-    host = Host(tmp_path, *active).file("/etc/ufw/ufw.conf", f"# ufw\nENABLED={enabled}\n")
-    assert firewall.active_manager(host) == expected
-    assert host.changes == []
-
-
-def test_a_host_without_systemd_has_no_manager(tmp_path):
+    ):
+        host = Host(tmp_path, *active).file("/etc/ufw/ufw.conf", f"# ufw\nENABLED={enabled}\n")
+        assert managers.active_manager(host) == expected
     host = Host(tmp_path, "nftables")
     host.programs = set()
-    assert firewall.active_manager(host) is None
-    assert firewall.apply(None, [], check=False, system=host) == ([], [])
+    assert managers.active_manager(host) is None
+    assert managers.apply(None, [], check=False, system=host) == ([], [])
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
 
 
 def test_rules_are_merged_and_in_order():
-    assert firewall.merge_rules([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
+    assert rules.merge_rules([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
         rule(50060, "10.1.0.13", "10.1.0.14"),
         rule(50152),
     ]
 
 
-@pytest.mark.parametrize(
-    "change, named",
-    [
-        ({"port": 0}, "0 in a firewall rule is not a port"),
-        ({"port": 65536}, "65536 in a firewall rule is not a port"),
-        ({"address": "224.0.0.1"}, "'224.0.0.1' in a firewall rule is not the IPv4 address"),
-        ({"address": "10.1.0.0/24"}, "'10.1.0.0/24' in a firewall rule is not the IPv4 address"),
-        ({"address": "fd00::1"}, "'fd00::1' in a firewall rule is not the IPv4 address"),
-        (
-            {"sources": ["10.1.0.11; reboot"]},
-            "'10.1.0.11; reboot' in a firewall rule is not an IPv4 address or network",
-        ),
-        ({"sources": ["head"]}, "'head' in a firewall rule is not an IPv4 address or network"),
-        ({"sources": ["0.0.0.0"]}, "'0.0.0.0' in a firewall rule is not an IPv4 address or network"),
-        ({"sources": ["10.1.0.11/24"]}, "'10.1.0.11/24' in a firewall rule is not an IPv4 address or network"),
-        ({"protocol": "udp"}, "'udp' in a firewall rule is not supported: workers and the server use tcp"),
-    ],
-)
-def test_what_no_manager_should_see(tmp_path, change, named):
+def test_what_no_manager_should_see(tmp_path):
     host = Host(tmp_path, "nftables", programs=["nft"])
-    with pytest.raises(FirewallError, match="^" + named.replace("(", r"\(")):
-        firewall.apply("nftables", [{**rule(), **change}], check=False, system=host)
+    for field, value, said in (
+        *(("port", number, f"{number} in a firewall rule is not a port") for number in (0, 65536)),
+        *(
+            ("address", text, f"{text!r} in a firewall rule is not the IPv4 address")
+            for text in ("224.0.0.1", "10.1.0.0/24", "fd00::1")
+        ),
+        *(
+            ("sources", (text,), f"{text!r} in a firewall rule is not an IPv4 address or network")
+            for text in ("10.1.0.11; reboot", "head", "0.0.0.0", "10.1.0.11/24")
+        ),
+        ("protocol", "udp", "'udp' in a firewall rule is not supported: workers and the server use tcp"),
+    ):
+        with pytest.raises(FirewallError, match="^" + re.escape(said)):
+            managers.apply("nftables", [rule()._replace(**{field: value})], check=False, system=host)
     assert host.changes == []
 
 
 def test_a_manager_that_does_not_filter_is_refused(tmp_path):
     host = Host(tmp_path, "ufw", programs=["ufw"]).file("/etc/ufw/ufw.conf", "ENABLED=no\n")
     with pytest.raises(FirewallError, match=r"ufw is to open .* is not the active .* which is none: start it, or name"):
-        firewall.apply("ufw", [rule()], check=False, system=host)
+        managers.apply("ufw", [rule()], check=False, system=host)
     assert host.changes == []
 
 
@@ -156,7 +147,7 @@ def ufw_host(tmp_path, added):
 def test_ufw_closes_first_and_opens_before_all_others(tmp_path):
     added = ["ufw allow 22/tcp", "ufw deny 50000:60000/tcp comment 'mine'"]
     host = ufw_host(tmp_path, added)
-    before, after = firewall.apply("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], check=False, system=host)
+    before, after = managers.apply("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], check=False, system=host)
     assert before == []
     assert after == [
         "ufw allow from 10.1.0.11 to 10.1.0.12 port 50060 proto tcp",
@@ -169,14 +160,14 @@ def test_ufw_closes_first_and_opens_before_all_others(tmp_path):
         "ufw deny 50000:60000/tcp",
     ]
     assert host.changes[0] == "ufw prepend deny to 10.1.0.12 port 50060 proto tcp comment llamacpp.cluster"
-    assert not firewall.differs("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], host)
+    assert not managers.differs("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], host)
 
 
 def test_ufw_leaves_a_rule_of_the_operator_alone(tmp_path):
     added = ADDED.splitlines()
     host = ufw_host(tmp_path, added)
-    assert not firewall.differs("ufw", BOTH, host), "port 50060 is open to the head by the operator's own rule"
-    firewall.apply(None, [], check=False, system=host)
+    assert not managers.differs("ufw", BOTH, host), "port 50060 is open to the head by the operator's own rule"
+    managers.apply(None, [], check=False, system=host)
     assert added[1:] == [
         "ufw allow 22/tcp",
         "ufw allow from 10.1.0.11 to 10.1.0.12 port 50060 proto tcp comment 'my own'",
@@ -187,7 +178,7 @@ def test_ufw_leaves_a_rule_of_the_operator_alone(tmp_path):
 def test_ufw_a_port_that_moves_leaves_no_rule(tmp_path):
     added = ADDED.splitlines()[:4]
     host = ufw_host(tmp_path, added)
-    firewall.apply("ufw", [rule(50160)], check=False, system=host)
+    managers.apply("ufw", [rule(50160)], check=False, system=host)
     assert "50152" not in str(added)
     assert host.changes == [
         "ufw prepend deny to 10.1.0.12 port 50160 proto tcp comment llamacpp.cluster",
@@ -200,13 +191,13 @@ def test_ufw_a_port_that_moves_leaves_no_rule(tmp_path):
 def test_ufw_keeps_a_port_closed_while_its_sources_change(tmp_path):
     host = ufw_host(tmp_path, ADDED.splitlines()[:4])
     for sources in (["10.1.0.10", "10.1.0.11"], ["10.1.0.10"]):
-        firewall.apply("ufw", [rule(50152, *sources)], check=False, system=host)
+        managers.apply("ufw", [rule(50152, *sources)], check=False, system=host)
     assert not any(" deny " in line for line in host.changes)
 
 
 def test_ufw_is_not_even_asked_where_nothing_of_ours_is_in_its_file(tmp_path):
     host = Host(tmp_path, programs=["ufw"], ufw=FirewallError("broken"))
-    assert not firewall.differs(None, [], host)
+    assert not managers.differs(None, [], host)
 
 
 # ----------------------------------------------------------------------------------------------------------- firewalld
@@ -236,7 +227,7 @@ def firewalld_host(tmp_path, zones=ZONES, policies=NO_POLICY, broken=False):
 
 def test_firewalld_sets_zones_in_use_and_its_own_policy(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES)
-    firewall.Firewalld(host).change([rule(50060)])
+    Firewalld(host).change([rule(50060)])
     assert [shlex.split(line)[1:] for line in host.changes] == [
         ["--check-config"],
         ["--zone=public", "--add-rich-rule=" + ACCEPT.format(50060)],
@@ -250,23 +241,23 @@ def test_firewalld_sets_zones_in_use_and_its_own_policy(tmp_path):
 
 def test_firewalld_before_and_after_a_reload_nothing_differs(tmp_path):
     host = firewalld_host(tmp_path)
-    host.file(POLICY, firewall.Firewalld(host)._xml(BOTH))
-    assert not firewall.differs("firewalld", BOTH, host)
+    host.file(POLICY, Firewalld(host)._xml(BOTH))
+    assert not managers.differs("firewalld", BOTH, host)
     host.answers["firewall-cmd"] = lambda line: NO_RULES if "zones" in line else POLICIES
-    host.file(POLICY, firewall.Firewalld(host)._xml([rule(50060)]))
-    assert not firewall.differs("firewalld", [rule(50060)], host)
+    host.file(POLICY, Firewalld(host)._xml([rule(50060)]))
+    assert not managers.differs("firewalld", [rule(50060)], host)
     assert host.changes == []
 
 
 def test_firewalld_of_another_release_names_its_default_zone_only_when_asked(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES.replace(" (default, active)", ""))
-    _before, after = firewall.Firewalld(host).state([rule(50060)])
+    _before, after = Firewalld(host).state([rule(50060)])
     assert f"firewall-cmd --zone=trusted: {ACCEPT.format(50060)}" in after
 
 
 def test_firewalld_a_port_that_moves_in_a_loaded_policy(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES)
-    firewall.Firewalld(host).change([rule(50061)])
+    Firewalld(host).change([rule(50061)])
     assert [shlex.split(line)[1:] for line in host.changes] == [
         ["--check-config"],
         ["--policy=llamacpp", "--add-rich-rule=" + ACCEPT.format(50061)],
@@ -279,7 +270,7 @@ def test_firewalld_a_port_that_moves_in_a_loaded_policy(tmp_path):
 def test_firewalld_a_loaded_policy_is_emptied(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES).file(POLICY, "<policy/>")
     host.file(POLICY + ".old", "<policy/>")
-    firewall.Firewalld(host).change([])
+    Firewalld(host).change([])
     assert [shlex.split(line)[1:3] for line in host.changes[:2]] == [
         ["--policy=llamacpp", "--remove-ingress-zone=ANY"],
         ["--policy=llamacpp", "--remove-egress-zone=HOST"],
@@ -290,28 +281,28 @@ def test_firewalld_a_loaded_policy_is_emptied(tmp_path):
 
 def test_firewalld_finds_what_was_made_permanent_with_the_zones(tmp_path):
     host = firewalld_host(tmp_path).file("/etc/firewalld/zones/public.xml", '<rule priority="-20052">')
-    lines, _after = firewall.Firewalld(host).state([])
+    lines, _after = Firewalld(host).state([])
     assert f"firewall-cmd --permanent --zone=public: {ACCEPT.format(50060)}" in lines
-    firewall.Firewalld(host).change([])
+    Firewalld(host).change([])
     assert sum("--permanent --zone=public" in line for line in host.changes) == 4
 
 
 def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES, broken=True)
     with pytest.raises(FirewallError, match=r"refuses /etc/.*llamacpp.xml, which is as before: INVALID_ZONE"):
-        firewall.apply("firewalld", [rule()], check=False, system=host)
+        managers.apply("firewalld", [rule()], check=False, system=host)
     assert not host.path(POLICY).exists()
     host.file(POLICY, "former")
     with pytest.raises(FirewallError, match="INVALID_ZONE"):
-        firewall.apply("firewalld", [rule()], check=False, system=host)
+        managers.apply("firewalld", [rule()], check=False, system=host)
     assert host.text(POLICY) == "former"
 
 
 def test_firewalld_removes_a_policy_that_a_killed_run_left_and_that_is_not_taken(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES, broken=True)
-    host.file(POLICY, firewall.Firewalld(host)._xml([rule()]))
+    host.file(POLICY, Firewalld(host)._xml([rule()]))
     with pytest.raises(FirewallError, match="which was removed: INVALID_ZONE"):
-        firewall.apply("firewalld", [rule()], check=False, system=host)
+        managers.apply("firewalld", [rule()], check=False, system=host)
     assert not host.path(POLICY).exists()
 
 
@@ -319,15 +310,15 @@ def test_firewalld_without_policies_is_too_old(tmp_path):
     host = firewalld_host(tmp_path)
     host.path("/etc/firewalld/policies").rmdir()
     with pytest.raises(FirewallError, match=r"older than 0\.9: update firewalld"):
-        firewall.apply("firewalld", [rule()], check=False, system=host)
+        managers.apply("firewalld", [rule()], check=False, system=host)
 
 
 def test_firewalld_that_is_off_may_still_hold_our_policy(tmp_path):
     host = Host(tmp_path, programs=["firewall-cmd"], firewall_cmd=FirewallError("not running")).file(
         POLICY, "<policy/>"
     )
-    assert firewall.differs(None, [], host)
-    assert firewall.apply(None, [], check=False, system=host) == ([f"{POLICY}: holds these rules"], [])
+    assert managers.differs(None, [], host)
+    assert managers.apply(None, [], check=False, system=host) == ([f"{POLICY}: holds these rules"], [])
     assert not host.path(POLICY).exists()
 
 
@@ -355,9 +346,8 @@ def nft_host(tmp_path, ruleset, *active):
 
 def test_nftables_accepts_in_every_chain_that_may_close(tmp_path):
     host = nft_host(tmp_path, OTHERS)
-    _ours, chains, _others = firewall.Nftables(host)._read()
-    assert chains == FOREIGN, "not in a chain that only counts"
-    firewall.Nftables(host).change([rule(50060)])
+    assert Nftables(host)._read().chains == FOREIGN, "not in a chain that only counts"
+    Nftables(host).change([rule(50060)])
     assert host.changes == [
         "nft -f -",
         "systemctl daemon-reload",
@@ -377,26 +367,26 @@ def test_nftables_accepts_in_every_chain_that_may_close(tmp_path):
 
 def test_nftables_as_planned(tmp_path):
     host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
-    manager = firewall.Nftables(host)
+    manager = Nftables(host)
     host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
     host.path(manager.link).symlink_to("/nowhere")
-    before, after = firewall.apply("nftables", BOTH, check=False, system=host)
+    before, after = managers.apply("nftables", BOTH, check=False, system=host)
     assert before == after
     assert host.changes == []
-    assert not firewall.differs("nftables", BOTH, host)
-    assert firewall.differs("nftables", [rule(50060)], host)
+    assert not managers.differs("nftables", BOTH, host)
+    assert managers.differs("nftables", [rule(50060)], host)
     for name in (manager.file, manager.unit, manager.link):
         host.path(name).rename(tmp_path / "away")
-        assert firewall.differs("nftables", BOTH, host), name
+        assert managers.differs("nftables", BOTH, host), name
         (tmp_path / "away").rename(host.path(name))
     host.on = ("nftables",)
     host.forget()
-    assert firewall.differs("nftables", BOTH, host), "a unit that is off does not follow a reload"
+    assert managers.differs("nftables", BOTH, host), "a unit that is off does not follow a reload"
 
 
 def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
     host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
-    firewall.Nftables(host).change([rule(50061)])
+    Nftables(host).change([rule(50061)])
     ours = [item["rule"] for item in ITEMS if item.get("rule", {}).get("comment", "").startswith("llamacpp.cluster/")]
     foreign = [entry for entry in ours if entry["table"] != "llamacpp"]
     assert len(foreign) == 2 * len(FOREIGN)
@@ -411,9 +401,9 @@ def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
 
 def test_nftables_removal_leaves_no_file(tmp_path):
     host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
-    manager = firewall.Nftables(host)
+    manager = Nftables(host)
     host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
-    firewall.Nftables(host).change([])
+    Nftables(host).change([])
     assert host.given.endswith("\ntable inet llamacpp\ndelete table inet llamacpp\n")
     assert "insert" not in host.given
     assert not host.path(manager.file).exists()
@@ -440,26 +430,26 @@ def test_nftables_a_table_of_others_is_refused_and_stays(tmp_path, inside):
     host.answers["nft"] = lambda line: THEIRS % more
     for check in (True, False):
         with pytest.raises(FirewallError, match=r"-llamacpp\.service and the table inet llamacpp of nftables, which"):
-            firewall.apply("nftables", [rule()], check, host)
-    assert firewall.apply(None, [], check=False, system=host) == ([], [])
+            managers.apply("nftables", [rule()], check, host)
+    assert managers.apply(None, [], check=False, system=host) == ([], [])
     assert (host.changes, host.text("/etc/systemd/system/firewall-llamacpp.service")) == ([], "[Unit]\n")
 
 
 def test_nftables_leaves_tables_alone_that_belong_to_a_program(tmp_path):
     ruleset = json.loads(OTHERS)
     next(item for item in ruleset["nftables"] if "table" in item)["table"]["flags"] = ["owner"]
-    chains = firewall.Nftables(nft_host(tmp_path, json.dumps(ruleset)))._read()[1]
+    chains = Nftables(nft_host(tmp_path, json.dumps(ruleset)))._read().chains
     assert chains == [chain for chain in FOREIGN if chain != "inet filter input"]
 
 
 def test_nftables_keeps_its_accept_in_a_chain_that_closes_nothing_just_now(tmp_path):
     ruleset = {"nftables": [item for item in ITEMS if "9.9.9.9" not in json.dumps(item)]}
-    assert firewall.Nftables(nft_host(tmp_path, json.dumps(ruleset)))._read()[1] == FOREIGN
+    assert Nftables(nft_host(tmp_path, json.dumps(ruleset)))._read().chains == FOREIGN
 
 
 def test_nftables_that_cannot_be_read_on_a_host_that_does_not_use_it(tmp_path):
     host = Host(tmp_path, programs=["nft"], nft=FirewallError("Operation not permitted"))
-    assert not firewall.differs(None, [], host)
+    assert not managers.differs(None, [], host)
 
 
 # ------------------------------------------------------------------------------------------------ addresses that change
@@ -504,7 +494,7 @@ class Netfilter(Host):
         super().__init__(root, "nftables", "firewall-llamacpp.service", programs=["nft"])
         self.inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
         self.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
-        self.path(firewall.Nftables(self).link).symlink_to("/nowhere")
+        self.path(Nftables(self).link).symlink_to("/nowhere")
 
     def run(self, argv, text="", may_fail=False):
         if argv[0] != "nft":
@@ -537,29 +527,29 @@ def remembering(request, tmp_path):
     return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
 
 
-OTHER_HEAD = [{**rule(port), "sources": ["10.1.0.99"]} for port in (50060, 50152)]
-OTHER_WORKER = [{**rule(port), "address": "10.1.0.98"} for port in (50060, 50152)]
+OTHER_HEAD = [rule(port)._replace(sources=("10.1.0.99",)) for port in (50060, 50152)]
+OTHER_WORKER = [rule(port)._replace(address="10.1.0.98") for port in (50060, 50152)]
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize("changed, old", [(OTHER_HEAD, "10.1.0.11"), (OTHER_WORKER, "10.1.0.12")])
 def test_nothing_is_left_of_an_address_that_changed(remembering, changed, old):
     manager, host, kept = remembering
-    firewall.apply(manager, BOTH, check=False, system=host)
+    managers.apply(manager, BOTH, check=False, system=host)
     assert old in kept()
-    assert firewall.differs(manager, changed, host)
-    firewall.apply(manager, changed, check=False, system=host)
+    assert managers.differs(manager, changed, host)
+    managers.apply(manager, changed, check=False, system=host)
     assert old not in kept()
     assert "10.1.0.99" in kept() or "10.1.0.98" in kept()
-    assert not firewall.differs(manager, changed, host)
+    assert not managers.differs(manager, changed, host)
 
 
-NETWORKS = ["10.2.0.0/16", "10.1.0.7"]
+NETWORKS = ("10.2.0.0/16", "10.1.0.7")
 DOORS = [
-    [{**rule(8080, *NETWORKS), "address": "0.0.0.0"}],
-    [{**rule(8080, *NETWORKS)}],
-    [{**rule(8080, "0.0.0.0/0"), "address": "0.0.0.0"}],
-    [{**rule(8080, "0.0.0.0/0")}],
+    [rule(8080, *NETWORKS)._replace(address="0.0.0.0")],
+    [rule(8080, *NETWORKS)],
+    [rule(8080, "0.0.0.0/0")._replace(address="0.0.0.0")],
+    [rule(8080, "0.0.0.0/0")],
 ]
 
 
@@ -569,22 +559,22 @@ DOORS = [
 )
 def test_the_port_of_a_server_is_opened_for_networks_and_closed_to_others(remembering, door):
     manager, host, kept = remembering
-    firewall.apply(manager, BOTH + door, check=False, system=host)
-    assert not firewall.differs(manager, BOTH + door, host)
-    assert ("10.2.0.0/16" in kept()) == (door[0]["sources"] == NETWORKS)
+    managers.apply(manager, BOTH + door, check=False, system=host)
+    assert not managers.differs(manager, BOTH + door, host)
+    assert ("10.2.0.0/16" in kept()) == (door[0].sources == NETWORKS)
     closes = {"ufw": "deny", "firewalld": "drop", "nftables": "ack) == syn"}[manager]
     closed = [line for line in kept().splitlines() if closes in line and "8080" in line]
-    assert bool(closed) == (door[0]["sources"] == NETWORKS)
-    for moved in ([{**door[0], "port": 8081}], [{**door[0], "sources": ["10.3.0.0/16"]}], []):
-        firewall.apply(manager, BOTH + moved, check=False, system=host)
-        assert not firewall.differs(manager, BOTH + moved, host)
-        assert "10.2.0.0" not in kept() or (moved and moved[0]["port"] == 8081)
+    assert bool(closed) == (door[0].sources == NETWORKS)
+    for moved in ([door[0]._replace(port=8081)], [door[0]._replace(sources=("10.3.0.0/16",))], []):
+        managers.apply(manager, BOTH + moved, check=False, system=host)
+        assert not managers.differs(manager, BOTH + moved, host)
+        assert "10.2.0.0" not in kept() or (moved and moved[0].port == 8081)
 
 
 def test_ufw_writes_the_rules_of_a_server_as_it_lists_them(tmp_path):
     """A deny that stands in a group of its own could come before what it must not close."""
     host = ufw_host(tmp_path, added := ["ufw allow 22/tcp"])
-    firewall.apply("ufw", DOORS[0], check=False, system=host)
+    managers.apply("ufw", DOORS[0], check=False, system=host)
     assert [line.partition(" comment ")[0] for line in added] == [
         "ufw allow from 10.1.0.7 to any port 8080 proto tcp",
         "ufw allow from 10.2.0.0/16 to any port 8080 proto tcp",
@@ -592,13 +582,13 @@ def test_ufw_writes_the_rules_of_a_server_as_it_lists_them(tmp_path):
         "ufw allow 22/tcp",
     ]
     added.remove("ufw deny 8080/tcp comment 'llamacpp.cluster'")
-    firewall.apply("ufw", DOORS[0], check=False, system=host)
+    managers.apply("ufw", DOORS[0], check=False, system=host)
     assert added[2].startswith("ufw deny 8080/tcp")
 
 
 def test_networks_are_shown_as_they_are_written(tmp_path):
     host = nft_host(tmp_path, OTHERS)
-    _before, after = firewall.apply("nftables", DOORS[0], check=True, system=host)
+    _before, after = managers.apply("nftables", DOORS[0], check=True, system=host)
     assert "nft list chain inet llamacpp input: accept from 10.2.0.0/16 to 0.0.0.0 tcp 8080" in after
 
 
@@ -607,14 +597,14 @@ def test_networks_are_shown_as_they_are_written(tmp_path):
 def test_what_may_still_listen_keeps_its_rules_until_it_has_stopped(remembering, door):
     """On ports that are planned the plan holds at once."""
     manager, host, kept = remembering
-    firewall.apply(manager, BOTH + door, check=False, system=host)
-    moved = [rule(50061), {**rule(50152), "sources": ["10.1.0.99"]}]
-    before, after = firewall.apply(manager, moved, check=False, system=host, keep=True)
+    managers.apply(manager, BOTH + door, check=False, system=host)
+    moved = [rule(50061), rule(50152)._replace(sources=("10.1.0.99",))]
+    before, after = managers.apply(manager, moved, check=False, system=host, keep=True)
     assert {line for line in before if "50060" in line or "8080" in line} <= set(after)
     assert all(port in kept() for port in ("50060", "50061", "8080"))
     assert not [line for line in after if "50152" in line and "10.1.0.11" in line]
-    assert firewall.apply(manager, moved, check=False, system=host, keep=True) == (after, after)
-    firewall.apply(manager, moved, check=False, system=host)
+    assert managers.apply(manager, moved, check=False, system=host, keep=True) == (after, after)
+    managers.apply(manager, moved, check=False, system=host)
     assert not any(port in kept() for port in ("50060", "8080"))
 
 
@@ -622,7 +612,7 @@ def test_a_manager_that_is_not_the_active_one_keeps_its_rules_until_the_services
     host = ufw_host(tmp_path, added := ADDED.splitlines()[:4])
     host.on = ()
     for keep, left in ((True, 2), (False, 0)):
-        firewall.apply(None, [], check=False, system=host, keep=keep)
+        managers.apply(None, [], check=False, system=host, keep=keep)
         assert str(added).count("llamacpp.cluster") == left
 
 
@@ -645,14 +635,14 @@ def test_a_run_that_was_killed_while_an_address_changes_is_healed_by_the_next(re
     manager, host, kept = remembering
     run, killed, changed = host.run, 0, OTHER_HEAD
     for last in range(20):
-        firewall.apply(manager, BOTH, check=False, system=host)
+        managers.apply(manager, BOTH, check=False, system=host)
         monkeypatch.setattr(host, "run", dying_after(run, last))
         try:
-            firewall.apply(manager, changed, check=False, system=host)
+            managers.apply(manager, changed, check=False, system=host)
         except KeyboardInterrupt:
             killed += 1
         monkeypatch.setattr(host, "run", run)
-        firewall.apply(manager, changed, check=False, system=host)
+        managers.apply(manager, changed, check=False, system=host)
         assert "10.1.0.11" not in kept()
         if killed == last:
             break
@@ -670,7 +660,7 @@ def test_check_mode_shows_and_changes_nothing(tmp_path, manager):
         "nftables": lambda: nft_host(tmp_path, OTHERS),
     }[manager]()
     files = sorted(tmp_path.rglob("*"))
-    before, after = firewall.apply(manager, [rule()], check=True, system=host)
+    before, after = managers.apply(manager, [rule()], check=True, system=host)
     assert before == []
     assert any("50060" in line for line in after)
     assert host.changes == []
@@ -680,24 +670,24 @@ def test_check_mode_shows_and_changes_nothing(tmp_path, manager):
 def test_a_manager_that_did_not_do_as_told(tmp_path):
     host = nft_host(tmp_path, OTHERS)
     with pytest.raises(FirewallError, match=r"nftables holds .* after the change, planned .*50060.*: check its log"):
-        firewall.apply("nftables", [rule()], check=False, system=host)
+        managers.apply("nftables", [rule()], check=False, system=host)
 
 
 def test_commands_that_are_missing_fail_or_hang(monkeypatch):
-    system = firewall.System()
+    host = system.System()
     with pytest.raises(FirewallError, match=r"no-such-program is needed .* is missing: install it"):
-        system.run(["no-such-program"])
+        host.run(["no-such-program"])
     with pytest.raises(FirewallError, match=r"«ls /no/such/place» failed: .*No such file.* Run it on the host as root"):
-        system.run(["ls", "/no/such/place"])
-    assert system.run(["false"], may_fail=True) == ""
-    monkeypatch.setattr(firewall, "COMMAND_SECONDS", 0.1)
+        host.run(["ls", "/no/such/place"])
+    assert host.run(["false"], may_fail=True) == ""
+    monkeypatch.setattr(system, "COMMAND_SECONDS", 0.1)
     with pytest.raises(FirewallError, match="timed out"):
-        system.run(["sleep", "5"])
+        host.run(["sleep", "5"])
 
 
 def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path):
-    system = firewall.System(str(tmp_path))
+    host = system.System(str(tmp_path))
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):
-        system.write("/taken", "text")
+        host.write("/taken", "text")
     assert os.listdir(tmp_path) == ["taken"]

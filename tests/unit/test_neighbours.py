@@ -11,10 +11,11 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import firewalld, nftables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import CATALOGUE, FACTS, complete, make
@@ -201,13 +202,13 @@ def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
 
 
 def test_no_firewall_takes_rules_of_one_cluster_for_those_of_another(tmp_path):
-    rule = {"address": "10.1.0.12", "port": 50060, "protocol": "tcp", "sources": ["10.1.0.11"]}
-    own, other = (firewall.System(str(tmp_path), names.of(name)) for name in ("llama_cluster", "night"))
-    for line in firewall.Firewalld(own)._rich(rule):
-        assert firewall.Firewalld(own)._ours(line)
-        assert not firewall.Firewalld(other)._ours(line)
-    tables = [firewall.Nftables(system)._table([rule]) for system in (own, other)]
+    rule = FirewallRule(50060, "tcp", ("10.1.0.11",), "10.1.0.12")
+    own, other = (System(str(tmp_path), names.of(name)) for name in ("llama_cluster", "night"))
+    for line in firewalld.Firewalld(own)._rich(rule):
+        assert firewalld.Firewalld(own)._is_own(line)
+        assert not firewalld.Firewalld(other)._is_own(line)
+    tables = [nftables.Nftables(system)._table([rule]) for system in (own, other)]
     assert f"{names.of('night').mark}/" in tables[1]
     assert f"{names.DEFAULT.mark}/" not in tables[1]
-    assert firewall.TABLES.fullmatch("llamacpp")
-    assert firewall.TABLES.fullmatch("llamacpp-night")
+    assert nftables.TABLES.fullmatch("llamacpp")
+    assert nftables.TABLES.fullmatch("llamacpp-night")

@@ -380,7 +380,7 @@ def test_only_what_does_not_run_differs(planned):
 def under_systemd(monkeypatch, host, firewall=False, links=False, tuned=""):
     """The host with systemd, and with a firewall, links or kernel parameters that differ."""
     host.update(service_manager="systemd", links=[{"interface": "eth1", "address": "192.0.2.1/24", "manage": True}])
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: firewall)
+    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: firewall)
     monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
     monkeypatch.setattr(
         state.kernel_parameters, "apply", lambda *_arguments, check: kernel_parameters.Change("", tuned, (), ())
@@ -502,7 +502,7 @@ def test_every_kind_of_difference_is_found():
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.update(service_manager="systemd", links=[{"interface": "eth0", "address": "192.0.2.1/24", "manage": True}])
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: False)
+    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
     monkeypatch.setattr(state.configuration.problems, "problems", lambda *_arguments: ["eth0 carries the connection"])
     with pytest.raises(state.inspection.LinkError, match="carries the connection"):
         state.drift(planned)
@@ -615,7 +615,7 @@ def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monke
 
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
     monkeypatch.setattr(state.managers.commands, "find", lambda program: program)
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: False)
+    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
     monkeypatch.setattr(
         state.managers.commands,
         "run",

@@ -15,8 +15,10 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall, prune, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
 GENERATED = "known-answer-"
@@ -123,7 +125,7 @@ def _strangers(planned: Mapping[str, Any]) -> list[str]:
     own, record = names.of(planned["names"]["cluster"]), service_managers.MANAGERS[planned["service_manager"]]
     defined = [(path, record.service(path)) for path in sorted(Path(planned["units"]).glob(f"{own.root}-*"))]
     found = [str(path) for path, service in defined if service and own.owns(service) and not host.is_ours(path)]
-    return found + (firewall.strangers(firewall.System(own=own)) if record.host_settings else [])
+    return found + (firewalls.foreign_names(System(owner=own)) if record.host_settings else [])
 
 
 def give_back(account: str, cache: str, check: bool) -> list[str]:

@@ -30,26 +30,28 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
-    firewall,
     kernel_parameters,
     plan_history,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     FetchedModelPlan,
+    FirewallRule,
     KernelTuning,
     LinkPlan,
 )
 
 ERRORS = (
     CommandError,
-    firewall.FirewallError,
+    FirewallError,
     inspection.LinkError,
     managers.ServiceError,
     kernel_parameters.KernelParameterError,
@@ -429,7 +431,8 @@ def _system(planned: dict) -> Iterator[Difference]:
         return
     own = names.of(planned["names"]["cluster"])
     manager = planned["firewall_manager"] or "a firewall that is not active"
-    if firewall.differs(planned["firewall_manager"], planned["firewall"], firewall.System(own=own)):
+    rules = [typed_json.parse(FirewallRule, rule) for rule in planned["firewall"]]
+    if firewalls.differs(planned["firewall_manager"], rules, System(owner=own)):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
     links = [typed_json.parse(LinkPlan, link) for link in planned["links"]]
     if configuration.differs(links, inspection.System(own)):
