@@ -507,23 +507,21 @@ def test_a_header_of_a_projector(tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"name": 5}, "has 5 as name"),
-        ({"tensors": 0}, "has 0 as tensors"),
-        ({"tensor_bytes": True}, "has True as tensor_bytes"),
-        ({"encoders": None}, "has None as encoders"),
-        ({"encoders": [{}] * 3}, "as encoders"),
-        ({"encoders": ["x"]}, "has 'x' among its encoders"),
-        ({"encoders": [{"kind": "smell"}]}, "among its encoders"),
-        ({"encoders": [{**ENCODER, "width": -1}]}, "among its encoders"),
-        ({"encoders": [{**ENCODER, "projector": []}]}, "among its encoders"),
+        ({"name": 5}, "name, which is 5"),
+        ({"tensors": 0}, "tensors, which is 0"),
+        ({"tensor_bytes": True}, "tensor_bytes, which is True"),
+        ({"encoders": None}, "encoders, which is None"),
+        ({"encoders": [{"kind": "smell"}]}, "encoders[0].projector, which is missing"),
+        ({"encoders": [{**ENCODER, "width": -1}]}, "encoders[0].width, which is -1"),
+        ({"encoders": [{**ENCODER, "kind": "smell"}]}, "encoders[0].kind, which is 'smell'"),
     ],
 )
 def test_a_summary_of_a_projector_that_cannot_be(changes, said):
     summary = {**PROJECTOR, **changes}
     assert said in projector.problem(summary)
-    assert model_source.check({"further": {"mmproj": summary}}).startswith("further.mmproj has ")
+    assert model_source.check({"further": {"mmproj": summary}}).startswith("further.mmproj is wrong at ")
     reason = with_both(cards_of(10), mmproj=summary).reason()
-    assert "for which the head reports a value that is not possible (further.mmproj has " in reason
+    assert "for which the head reports a value that is not possible (further.mmproj is wrong at " in reason
 
 
 def test_an_encoder_that_says_nothing_takes_what_is_known():

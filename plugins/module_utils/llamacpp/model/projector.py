@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text, printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     compute_buffers,
     gguf,
@@ -37,6 +38,12 @@ COUNTS = {"width": "embedding_length", "feed_forward": "feed_forward_length", "h
 SIZES = {"image_size": "image_size", "patch_size": "patch_size", "max_pixels": "image_max_pixels"}
 """Key of a summary → key of the header, after the encoder's prefix."""
 KINDS = ("vision", "audio")
+NAME, NUMBER = Text(longest=validation.LONGEST), Maybe(Number(1, gguf.MAX_COUNT))
+SHAPE = {
+    **{"name": NAME, "tensors": Number(1), "tensor_bytes": Number(1)},
+    "encoders": [{"kind": KINDS, "projector": NAME, **dict.fromkeys((*COUNTS, *SIZES), NUMBER)}],
+}
+"""Of a summary."""
 
 
 def is_one(model: gguf.Model) -> bool:
@@ -69,28 +76,14 @@ def _encoder(model: gguf.Model, kind: str) -> dict[str, Any]:
     }
 
 
-def _is_count(value: Any, most: int = gguf.MAX_COUNT) -> bool:
-    return gguf.is_whole(value) and 0 < value <= most
+def _is_count(value: Any) -> bool:
+    return gguf.is_whole(value) and 0 < value <= gguf.MAX_COUNT
 
 
 def problem(summary: Mapping[str, Any]) -> str | None:
     """What is wrong with a summary that a host or an inventory gives, or None."""
-    if not isinstance(summary.get("name"), str):
-        return f"has {gguf.short(summary.get('name'))} as name"
-    for key in ("tensors", "tensor_bytes"):
-        if not _is_count(summary.get(key), gguf.MAX_ELEMENTS):
-            return f"has {gguf.short(summary.get(key))} as {key}"
-    encoders = summary.get("encoders")
-    if not isinstance(encoders, list) or len(encoders) > len(KINDS):
-        return f"has {gguf.short(encoders)} as encoders"
-    for encoder in encoders:
-        if not isinstance(encoder, Mapping) or encoder.get("kind") not in KINDS:
-            return f"has {gguf.short(encoder)} among its encoders"
-        numbers = [encoder.get(key) for key in (*COUNTS, *SIZES)]
-        named = isinstance(encoder.get("projector"), str)
-        if not named or not all(value is None or _is_count(value) for value in numbers):
-            return f"has {gguf.short(encoder)} among its encoders"
-    return None
+    found = validation.mismatch("", summary, SHAPE)
+    return f"is wrong at {found.where}, which {found.why}" if found else None
 
 
 class Encoder(NamedTuple):
