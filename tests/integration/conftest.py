@@ -144,11 +144,11 @@ def share(tmp_path_factory):
 
     def keep(prefix):
         (release,) = (prefix / "releases").iterdir()
-        kept = build_registry.Built("llama_cluster", "localhost", release.name, str(prefix))
+        kept = build_registry.CachedBuild("llama_cluster", "localhost", release.name, str(prefix))
         if not kept.archive():
             programs = [path.name for path in (release / "bin").iterdir()]
             build = {"id": release.name, "targets": programs}
-            kept.watch(json.loads((release / "manifest.json").read_text()))
+            kept.record_files(json.loads((release / "manifest.json").read_text()))
             with kept.receive() as target:
                 shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
             shared.append(kept)

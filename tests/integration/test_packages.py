@@ -51,7 +51,6 @@ def install(tmp_path):
             "tasks": [
                 {"ansible.builtin.include_role": {"name": "llamacpp.cluster.llama_host", "tasks_from": part}},
                 {"ansible.builtin.debug": {"msg": "and goes on"}},
-                {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "without.yml")},
             ],
         }
         (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
@@ -72,7 +71,6 @@ def test_what_is_lacking_is_installed(install, tmp_path, part):
     result = install(part, **{"c++": "g++", "cmake": "cmake"})
     assert result.returncode == 0, result.stdout
     assert sorted(json.loads((tmp_path / "installed").read_text())) == ["cmake", "g++"]
-    assert "built without" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -110,5 +108,4 @@ def test_without_a_network_what_is_optional_is_gone_on_without(install, tmp_path
     assert (
         "localhost goes on without ccache, which only makes builds faster and could not be installed" in result.stdout
     )
-    after = result.stdout.split('"msg": "and goes on"')[1]
-    assert "localhost built without ccache, which could not be installed (see above)" in after
+    assert '"msg": "and goes on"' in result.stdout

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from ansible.errors import AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, git, sources
@@ -60,7 +61,7 @@ class Repository:
         return sources.resolve(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
-        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_json())
+        return sources.fetch(typed_json.dump(releases.release_of(self.resolved(ref, **more), {}).as_plan()))
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +183,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     ):
         sources.resolve(request, nowhere)
     release = releases.release_of(sources.resolve({**request, "build": 3}, nowhere), {})
-    assert sources.fetch(release.as_json()).commit == repository.commits[2]
+    assert sources.fetch(typed_json.dump(release.as_plan())).commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):

@@ -110,7 +110,7 @@ def request_of(value: Any) -> dict[str, Any]:
 def declaration(release: Mapping[str, Any]) -> str:
     """What ``llama_release`` has to be for a release of a plan, as JSON, which YAML reads too.
 
-    :param release: as Release.as_json returns it.
+    :param release: ReleasePlan as JSON.
     """
     given = {key: release.get(key) for key in sorted(SOURCES[release["source"]]) if key != "commit"}
     if release["source"] == "git":
