@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub as on_controller
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
-from test_model_sources import REPO, looked_up, on_huggingface, request_of
+from support.model_sources import REPO, looked_up, on_huggingface, request_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hub as play

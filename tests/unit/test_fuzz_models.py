@@ -38,10 +38,10 @@ from hypothesis import strategies as st
 from model_server import download_record_of, parsed
 from support.clusters import strix_halos
 from support.fuzzing import OFTEN, changed
+from support.model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
 from support.rollbacks import completed, record_of
 from test_benchmark import measuring
 from test_fuzz_report import JUNK, news
-from test_model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
 from test_prefill_actions import NAMES, TENSORS
 from test_prefill_actions import PLAN as PREFILLED
 from test_rollback import summary

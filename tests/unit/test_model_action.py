@@ -32,7 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup, sender
 from model_server import DATA, SHA, SIZE, answer, below, download_record_of, parsed, planned
-from test_model_sources import request_of
+from support.model_sources import request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,403 @@
+"""The module model_info: what a host has already, and what it is believed."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf_files
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    header_summary,
+    known_answer,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup, resolver
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, SourceFile
+from support.model_sources import (
+    PREFIX,
+    REPO,
+    library,
+    looked_up,
+    on_huggingface,
+    play,
+    refusal,
+    repo,
+    request_of,
+    run,
+    server,
+)
+
+MODULE = model_info
+__all__ = ["library", "repo", "server"]
+SUMMARY = {**known_answer.summary(4, 128, "f32"), "files": []}
+CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_encoder", gguf_files.BOOL, True))
+
+
+@pytest.fixture
+def open_files(monkeypatch):
+    """Files that every account can read."""
+    monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: None)
+
+
+def operators(call):
+    """A host that has /m.gguf of the operator, and runs the module for all else."""
+
+    def answer(**arguments):
+        return call(**arguments) if "paths" in arguments else {"summary": SUMMARY, "closed": None}
+
+    return answer
+
+
+def store(tmp_path, request, found):
+    """Files and record of a source on the head, as they are once they are whole."""
+    source = request.sources()[0]
+    folder = Path(model_source.folder(str(tmp_path / "prefix"), source))
+    folder.mkdir(parents=True)
+    for file in found.files:
+        content = (tmp_path / "hub" / REPO / file.name).read_bytes()
+        (folder / download_record.base_name(file.name)).write_bytes(content)
+    entry = {"source": found.source, "revision": found.revision}
+    record = model_source.record(source, entry, [file._asdict() for file in found.files])
+    (folder / download_record.RECORD).write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "ollama"])
+def test_a_model_is_found_downloaded_and_then_found_without_a_server(
+    server, repo, library, tmp_path, call, open_files, monkeypatch, kind
+):
+    prefix, name = str(tmp_path / "prefix"), f"{server.url}/library/gemma3:4b"
+    source = {"huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}, "ollama": name}[kind]
+    given = {f"llama_model_{kind}": source}
+    first, _action = run(call, given, prefix)
+    plan = model_source.resolve(request_of(**given), model_source.report_of(first), prefix)
+    arguments = {"files": [file._asdict() for file in plan.files], "records": list(plan.records)}
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{__name__}.MODULE", model)
+        assert call(folder=f"{prefix}/models", **arguments)["changed"]
+    server.stop()
+    requests = len(server.asked)
+    second, _action = run(call, given, prefix)
+    assert len(server.asked) == requests
+    assert {**second, "offered": first["offered"]} == first
+    last = Path(plan.files[-1].path)
+    last.write_bytes(b"short")
+    assert download_record.read_record(str(last.parent)).missing == (plan.files[-1].name,)
+    assert re.search("check the .*network", run(call, given, prefix)[0]["refused"])
+
+
+def test_a_lost_file_is_that_of_the_recorded_commit(server, repo, tmp_path, call):
+    """A branch may have moved since."""
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    request = on_huggingface(quantisation="Q4_K_M")
+    folder, prefix = store(tmp_path, request, looked_up(request)), str(tmp_path / "prefix")
+    path = folder / download_record.RECORD
+    path.write_text(path.read_text().replace(play.commit_of(REPO), "d" * 40))
+    (folder / "some-model-Q4_K_M.gguf").unlink()
+    assert f"has no revision '{'d' * 40}'" in run(call, given, prefix)[0]["refused"]
+    path.write_text(path.read_text().replace("d" * 40, play.commit_of(REPO)))
+    found, _action = run(call, given, prefix)
+    assert (found["revision"], found["files"][0]["bytes"]) == (play.commit_of(REPO), len(gguf_files.model()))
+    assert any(f"/revision/{play.commit_of(REPO)}" in str(request) for request in server.asked)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"asked": {"huggingface": {"repo": "other/one"}}},
+        {"schema": 2},
+        {"resolved": []},
+        {"resolved": [{"name": "a\nb.gguf", "bytes": 1, "sha256": None}]},
+        {"revision": "../../other/repo/resolve/main"},
+        {"revision": None},
+        {"source": 5},
+    ],
+)
+def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
+    request = on_huggingface(quantisation="Q4_K_M")
+    path = store(tmp_path, request, looked_up(request)) / download_record.RECORD
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    requests = len(server.asked)
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    found, _action = run(call, given, str(tmp_path / "prefix"))
+    assert len(server.asked) > requests
+    assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
+
+
+@pytest.mark.parametrize("name", ["../../other/m.gguf", "a/../m.gguf", "/m.gguf", "a/.m.gguf", ""])
+def test_names_that_lead_elsewhere_are_no_names(name):
+    record = {"schema": 1, "asked": {}, "source": "it", "resolved": [{"name": name}]}
+    assert "is no name for a file of a model" in str(download_record.problem_of_record(record))
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "url", "ollama", "copy"])
+def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
+    """Else a head would get files of the controller, and a server of its choice the token."""
+    name, commit, url = (
+        "some-model-Q4_K_M.gguf",
+        "c" * 40,
+        "https://models.example/some-model-Q4_K_M.gguf?download=true",
+    )
+    source, expected = {
+        "huggingface": ({"repo": REPO, "quantisation": "Q4_K_M"}, f"{server.url}/{REPO}/resolve/{commit}/{name}"),
+        "url": ([url], url),
+        "ollama": (
+            "https://models.example/library/gemma3:4b",
+            f"https://models.example/v2/library/gemma3/blobs/sha256:{'a' * 64}",
+        ),
+        "copy": (str(tmp_path / "gone" / name), (tmp_path / "gone" / name).as_uri()),
+    }[kind]
+    given = {f"llama_model_{kind}": source}
+    source = request_of(**given).source
+    file = {"name": name, "bytes": 9, "sha256": "a" * 64}
+    record = model_source.record(source, {"source": "it", "revision": commit}, [file])
+    folder = {"record": record, "whole": True, "summary": {"layers": 1}}
+    answer = {"folders": {model_source.folder(PREFIX, source): folder}}
+    for lie in ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf"):
+        record["resolved"] = [{**file, "url": lie, "path": "/etc/passwd"}]
+        (found,) = run(lambda **_arguments: answer, given, PREFIX)[0]["files"]
+        assert (found["url"], found["path"]) == (expected, None)
+
+
+def test_a_host_that_reports_what_cannot_be_is_not_believed(server, repo):
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    folder = model_source.folder(PREFIX, on_huggingface(quantisation="Q4_K_M").source)
+    for folders in (5, {folder: 5}, {folder: {"record": {"x": 1}, "summary": {}}}, {}):
+        found, _action = run(lambda folders=folders, **_arguments: {"folders": folders}, given, PREFIX)
+        assert found["revision"] == play.commit_of(REPO)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"summary": 5},
+        {"summary": {"files": 5}},
+        {"summary": {**SUMMARY, "files": [{"name": 5}]}},
+        {"summary": {"files": [], "architecture": "\x1b[2J"}},
+    ],
+    ids=str,
+)
+def test_a_host_is_not_believed_what_cannot_be_of_a_file_of_the_operator(answer):
+    found, _action = run(lambda **_arguments: answer, {"llama_model_path": "/srv/m.gguf"}, PREFIX)
+    assert found["refused"].startswith(
+        "llama_model_path is /srv/m.gguf, for which h reports a value that is not possible ("
+    )
+    assert found["refused"].isprintable()
+
+
+@pytest.mark.parametrize(
+    "entry", [{"error": "\x1b[2J\n"}, {"closed": "/a\x1b[2J", "bytes": 5}], ids=["error", "closed"]
+)
+def test_a_report_of_a_projector_does_not_control_the_screen(entry):
+    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/srv/p.gguf"}}
+    answer = {"paths": {"/srv/p.gguf": entry}, "summary": SUMMARY, "closed": None}
+    refused = run(lambda **_arguments: answer, given, PREFIX)[0]["refused"]
+    assert re.search(r"/srv/p\.gguf.*\\x1b\[2J", refused)
+    assert refused.isprintable()
+
+
+def test_a_host_that_is_not_contacted_is_not_asked(server, repo, call):
+    found, action = run(call, {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}})
+    assert found["files"][0]["role"] == "model"
+    assert action.ran == []
+
+
+@pytest.mark.parametrize("role", ["model", "mmproj", "draft"])
+def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monkeypatch, role):
+    """Where its blob is missing, or has not all bytes yet, the registry is asked."""
+    content = gguf_files.model(CLIP) if role == "mmproj" else gguf_files.model()
+    layer = {"mediaType": ollama.MEDIA_TYPES[role], "digest": f"sha256:{'a' * 64}", "size": len(content)}
+    manifest = tmp_path / "manifests" / "127.0.0.1:1" / "library" / "m" / "1"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    blob = tmp_path / "blobs" / f"sha256-{'a' * 64}"
+    blob.parent.mkdir()
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    closed = []
+    monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: closed[0] if closed else None)
+    name = "http://127.0.0.1:1/library/m:1"
+    given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": name}}
+    if role == "model":
+        given = {"llama_model_ollama": name}
+
+    def find():
+        return run(operators(call), given, str(tmp_path / "prefix"), "nobody")[0]
+
+    for stored in (None, content[:-1]):
+        if stored:
+            blob.write_bytes(stored)
+        assert re.search(r"whose manifest http://127\.0\.0\.1:1/\S+ cannot be read", find()["refused"])
+    blob.write_bytes(content)
+    found = find()
+    file_name = f"m-1{'' if role == 'model' else f'-{role}'}.gguf"
+    file = SourceFile(file_name, len(content), None, "a" * 64, str(blob))
+    assert found["files"] == [{**file._asdict(), "role": role}]
+    header = found["summary"] if role == "model" else found["further"][role]
+    assert header["architecture"] == ("clip" if role == "mmproj" else "llama")
+    closed.append(str(tmp_path / "blobs"))
+    if role == "model":
+        assert find()["closed"] == closed[0]
+    else:
+        said = f"llama_model_{role}.ollama is {name}, but its service cannot read {closed[0]}"
+        assert said in find()["refused"]
+
+
+def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
+    path, projector = tmp_path / "m.gguf", tmp_path / "p.gguf"
+    for file in (path, projector):
+        file.write_bytes(gguf_files.model())
+    given = {"llama_model_path": str(path), "llama_model_mmproj": {"path": str(projector)}}
+
+    def host(**arguments):
+        if "path" in arguments:
+            return {"summary": header_summary.summarize(gguf.read_path(str(path))), "closed": None}
+        return call(**arguments)
+
+    found, action = run(host, given, PREFIX)
+    assert action.ran == [resolver.MODULE, resolver.READER]
+    assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
+        ("model", str(path), path.stat().st_size),
+        ("mmproj", str(projector), projector.stat().st_size),
+    ]
+    projector.unlink()
+    refused = run(host, given, PREFIX)[0]["refused"]
+    assert refused.startswith(f"llama_model_mmproj.path is {projector}, which cannot be read on the head: No such")
+
+
+@pytest.mark.parametrize("account, closed", [("nobody", True), (None, False)])
+def test_a_projector_in_a_private_folder_is_closed_to_another_account(tmp_path, call, account, closed):
+    """Services of a user run as the account that connects, which has its models in its home."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    projector = tmp_path / "home" / "p.gguf"
+    projector.write_bytes(gguf_files.model(CLIP))
+    given = {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(projector)}}
+    accounts = []
+
+    def host(**arguments):
+        accounts.append(arguments.get("account"))
+        return operators(call)(**arguments)
+
+    found = run(host, given, PREFIX, account)[0]
+    assert set(accounts) == {account}
+    assert ("its service cannot read" in found.get("refused", "")) == closed
+
+
+def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
+    tmp_path, call, server, library, open_files
+):
+    """On the head, on the controller and on a server. A projector in place of a draft model, and the other way round, is not planned with."""
+    for name, content in (("p.gguf", gguf_files.model(CLIP)), ("d.gguf", gguf_files.model())):
+        (tmp_path / name).write_bytes(content)
+    (library / "4b.mmproj").write_bytes(gguf_files.model(CLIP))
+
+    def find(**given):
+        given = {"llama_model_path": "/m.gguf", **given}
+        return run(operators(call), given, str(tmp_path / "prefix"))[0]["further"]
+
+    projector, draft, name = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf"), f"{server.url}/library/gemma3:4b"
+    for kind in ("path", "copy", "ollama"):
+        places = (name, name) if kind == "ollama" else (projector, draft)
+        found = find(llama_model_mmproj={kind: places[0]}, llama_model_draft={kind: places[1]})
+        assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
+        assert model_source.check({"further": found}) is None
+    assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}
+    assert find(llama_model_mmproj={"copy": draft}) == {}
+    assert find() == {}
+
+
+@pytest.mark.parametrize("role, layers", [("draft", 61), ("model", None)])
+def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_path, open_files, role, layers):
+    """Wherever it is: on the controller, and downloaded on the head."""
+    keys = [(key, *rest) for key, *rest in gguf_files.LLAMA if key != "llama.block_count"]
+    keys.append(("llama.block_count", gguf_files.U32, 61))
+    content = gguf_files.model(keys, [("token_embd.weight", (64, 32), 0), ("blk.60.attn_q.weight", (64, 64), 1)])
+    (tmp_path / "mtp.gguf").write_bytes(content)
+    record = {
+        **{"schema": 1, "asked": {"url": ["https://h/mtp.gguf"], "checksum": [], "role": role}, "revision": None},
+        "source": "url:https://h/mtp.gguf",
+        "resolved": [{"name": "mtp.gguf", "bytes": len(content), "sha256": None}],
+    }
+    (tmp_path / download_record.RECORD).write_text(json.dumps(record))
+    stored = local_models.report([str(tmp_path)], [], [], "nobody")["folders"][str(tmp_path)]
+    assert (stored["summary"] or {}).get("layers") == layers
+    copy = {"copy": str(tmp_path / "mtp.gguf")}
+    if layers:
+        request = request_of(llama_model_path="/m.gguf", llama_model_draft=copy)
+        assert lookup.look_up(Query(request.draft), 20).summary["layers"] == layers
+    else:
+        request = request_of(llama_model_copy=copy["copy"])
+        assert "it claims 61 layers and holds 2 tensors" in refusal(looked_up, request)
+
+
+def test_planning_refuses_what_it_cannot_read_itself(call):
+    assert run(call, {})[0] == {"changed": False}
+
+
+def test_a_module_that_fails_gives_the_reason_to_the_plan():
+    failed = {"failed": True, "msg": "llama_model_path is /m.gguf, which does not exist."}
+    found, _action = run(lambda **_arguments: failed, {"llama_model_path": "/m.gguf"})
+    assert found["refused"] == failed["msg"].rstrip(".")
+
+
+def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_files, monkeypatch):
+    prefix, path = str(tmp_path / "prefix"), tmp_path / "m.gguf"
+    (tmp_path / "hub" / REPO).mkdir(parents=True)
+    (tmp_path / "hub" / REPO / "m.gguf").write_bytes(gguf_files.model())
+    path.write_bytes(gguf_files.model())
+    given = {"llama_model_copy": str(path)}
+    first, _action = run(call, given, prefix)
+    store(tmp_path, request_of(**given), looked_up(request_of(**given)))
+    path.unlink()
+    assert run(call, given, prefix)[0] == first
+    monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: "/closed")
+    assert run(call, given, prefix, "llamacpp")[0]["closed"] == "/closed"
+
+
+@pytest.mark.programs
+def test_a_plan_of_a_declared_host_asks_the_hub_and_touches_no_host(server, repo, tmp_path):
+    (tmp_path / "hosts.yml").write_text(
+        json.dumps(
+            {
+                "llama_cluster": {
+                    "children": {"llama_head": {"hosts": {"nowhere.invalid": {}}}, "llama_workers": {"hosts": {}}},
+                    "vars": {
+                        "llama_hardware": {"memory_mib": 65536},
+                        "llama_model_huggingface": {"repo": REPO, "quantisation": "Q8_0"},
+                        "llama_model_mmproj": {"huggingface": {"repo": REPO}},
+                    },
+                }
+            }
+        )
+    )
+    root = Path(__file__).resolve().parents[2]
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [
+            str(program),
+            "playbooks/plan.yml",
+            "-i",
+            str(tmp_path / "hosts.yml"),
+            "-e",
+            f"llama_plan_path={tmp_path}/plan.json",
+        ],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    folder = "/opt/llamacpp/models/unsloth--some-model-GGUF--Q8_0-"
+    assert [file["role"] for file in plan["model"]["files"]] == ["model"] * 2 + ["mmproj"]
+    assert all(file["path"].startswith(folder) for file in plan["model"]["files"][:2])
+    assert plan["model"]["fetched_by"] == "head"
+    assert plan["model"]["revision"] == play.commit_of(REPO)
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("-m" if "-m" in argv else "--model") + 1] == plan["model"]["files"][0]["path"]
+    assert argv[argv.index("--mmproj") + 1] == plan["model"]["files"][2]["path"]

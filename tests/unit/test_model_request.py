@@ -1,0 +1,352 @@
+"""From variables to the model of a plan."""
+
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    header_summary,
+    summary,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import identity, typed
+from support.model_sources import (
+    PREFIX,
+    REPO,
+    on_huggingface,
+    refusal,
+    request_of,
+)
+from support.models import as_json
+from support.rollbacks import completed
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({}, "no model is given: set one of llama_model_path, llama_model_huggingface"),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_url": ["http://h/m.gguf"]},
+            "llama_model_path and llama_model_url are both set: keep one",
+        ),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_copy": "m", "llama_model_ollama": "m"},
+            "llama_model_path and llama_model_ollama and llama_model_copy are all set",
+        ),
+        ({"llama_model_path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
+        ({"llama_model_path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),
+        ({"llama_model_path": "/srv/"}, "does not end in a name that a file of a model can have"),
+        ({"llama_model_copy": "[m].gguf"}, "llama_model_copy is '[m].gguf', which does not end in a name"),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": "/-p.gguf"}},
+            "llama_model_mmproj.path is '/-p.gguf', which does not end in a name",
+        ),
+        ({"llama_model_huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
+        ({"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
+        ({"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4 K"}}, "has the quantisation 'Q4 K'"),
+        ({"llama_model_huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
+        ({"llama_model_huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
+        (
+            {"llama_model_huggingface": {"repo": "a/b", "files": ["x.gguf", "y.gguf"]}},
+            "has x.gguf and y.gguf, which are not parts of one model",
+        ),
+        (
+            {"llama_model_url": ["http://h/a-00001-of-00002.gguf", "http://h/b-00002-of-00002.gguf"]},
+            "has a-00001-of-00002.gguf and b-00002-of-00002.gguf, which are not parts of one model",
+        ),
+        (
+            {"llama_model_url": ["http://h/a-00001-of-00003.gguf", "http://h/a-00002-of-00003.gguf"]},
+            "has 2 of 3 parts, a-00003-of-00003.gguf is missing",
+        ),
+        ({"llama_model_url": ["ftp://h/m.gguf"]}, "has 'ftp://h/m.gguf': use the http:// or https:// address"),
+        ({"llama_model_url": ["http://[h/m.gguf"]}, "use the http:// or https:// address"),
+        (
+            {"llama_model_url": ["http://h:99999/m.gguf"]},
+            "has 'http://h:99999/m.gguf': use the http:// or https:// address",
+        ),
+        ({"llama_model_url": ["http://h:port/m.gguf"]}, "use the http:// or https:// address"),
+        ({"llama_model_url": ["http://h/"]}, "whose end is no name of a file"),
+        ({"llama_model_url": ["http://h/m.gguf", "http://g/m.gguf"]}, "has two addresses of m.gguf"),
+        (
+            {"llama_model_url": ["http://h/m.gguf"], "llama_model_checksum": ["md5:abc"]},
+            "llama_model_checksum has 'md5:abc': use sha256: and 64 hexadecimal digits",
+        ),
+        (
+            {
+                "llama_model_url": ["http://h/a-00001-of-00002.gguf", "http://h/a-00002-of-00002.gguf"],
+                "llama_model_checksum": ["sha256:" + "a" * 64],
+            },
+            "has 1 checksums for 2 addresses",
+        ),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_checksum": ["sha256:" + "a" * 64]},
+            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one",
+        ),
+        ({"llama_model_ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "../..:x"}, "llama_model_ollama is '../..:x': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "a/b:.."}, "llama_model_ollama is 'a/b:..': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
+        ({"llama_model_path": "/m.gguf", "llama_model_mmproj": {}}, "llama_model_mmproj has no source"),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_draft": {"path": "/d", "copy": "d"}},
+            "llama_model_draft has path and copy: give it one of",
+        ),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(given, said):
+    assert said in refusal(request_of, **given)
+
+
+def test_unknown_keys_are_refused_with_those_that_are_known():
+    task_vars = {
+        "inventory_hostname": "h",
+        "hostvars": {"h": {"llama_model_huggingface": {"repo": "a/b", "quantization": "Q4"}}},
+    }
+    with pytest.raises(Refusal, match=r"llama_model_huggingface.quantization is not known, use one of"):
+        inventory.variables_of(task_vars)
+
+
+def test_addresses_are_put_in_the_order_of_their_parts_with_their_checksums():
+    urls = [f"http://h/a-0000{index}-of-00002.gguf" for index in (2, 1)]
+    source = request_of(llama_model_url=urls, llama_model_checksum=["sha256:" + digit * 64 for digit in "BA"]).source
+    assert source.url == tuple(reversed(urls))
+    assert source.checksum == ("a" * 64, "b" * 64)
+
+
+@pytest.mark.parametrize(
+    "given, whole",
+    [
+        ("gemma3", "registry.ollama.ai/library/gemma3:latest"),
+        ("me/gemma3:4b", "registry.ollama.ai/me/gemma3:4b"),
+        ("registry.lan:5000/library/gemma3:4b", "registry.lan:5000/library/gemma3:4b"),
+        ("http://127.0.0.1:1/library/g:t", "http://127.0.0.1:1/library/g:t"),
+    ],
+)
+def test_a_name_of_ollama_is_completed_as_ollama_does(given, whole):
+    assert request_of(llama_model_ollama=given).source.ollama == whole
+
+
+def planned(cluster, source, offered=(), sizes=None, **variables):
+    """A plan of a model on Hugging Face, with what is found there."""
+    own = cluster.hosts["head"]["variables"]
+    own.update(llama_model_known_answer=None, llama_model_huggingface=source, **variables)
+    summary = cluster.model["summary"]
+    size = sizes or sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
+    url = f"https://huggingface.co/{REPO}/resolve/{'a' * 40}/m.gguf"
+    cluster.model.update(
+        files=[{"name": "m.gguf", "url": url, "bytes": size, "sha256": "b" * 64, "role": "model"}],
+        sources=[{"role": "model", "source": f"huggingface:{REPO}@{'a' * 40}", "revision": "a" * 40}],
+        offered=[{"quantisation": name, "bytes": bytes_} for name, bytes_ in offered],
+    )
+    return cluster.plan()
+
+
+def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    model = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})["model"]
+    source = request_of(llama_model_huggingface={"repo": REPO, "quantisation": "Q4_K_M"}).source
+    folder = model_source.folder(PREFIX, source)
+    assert model["path"] == model["files"][0]["path"] == f"{folder}/m.gguf"
+    assert (model["revision"], model["fetched_by"]) == ("a" * 40, "head")
+    (record,) = model["records"]
+    assert record["path"] == f"{folder}/.source.json"
+    assert download_record.problem_of_record(record) is None
+    assert record["asked"] == model_source.asked(source)
+    assert [entry["name"] for entry in record["resolved"]] == ["m.gguf"]
+
+
+def test_a_plan_keeps_its_id_where_its_files_come_from_elsewhere(pair, big_model):
+    """Another mirror in HF_ENDPOINT, or another controller with a copy in another folder."""
+    pair.model = {"summary": big_model, "closed": None}
+    planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})
+    here = completed(pair)
+    there = json.loads(json.dumps(here).replace("https://huggingface.co/", "https://mirror.example/"))
+    assert here["model"]["files"] != there["model"]["files"]
+    assert here["hosts"]["head"]["model"] != there["hosts"]["head"]["model"]
+    assert identity(here) == identity(there)
+    other = json.loads(json.dumps(here).replace("b" * 64, "c" * 64))
+    assert identity(here) != identity(other)
+
+
+def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
+    requests = [
+        on_huggingface(quantisation="Q4_K_M"),
+        on_huggingface(quantisation="Q4_K_M", revision="v2"),
+        on_huggingface(files=["Q4_K_M.gguf"]),
+        request_of(llama_model_url=["http://h/m.gguf"]),
+        request_of(llama_model_url=["http://h/m.gguf"], llama_model_checksum=["sha256:" + "a" * 64]),
+        request_of(llama_model_ollama="m:1"),
+        request_of(llama_model_copy="m.gguf"),
+        request_of(llama_model_copy="m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
+    ]
+    folders = [model_source.folder(PREFIX, request.source) for request in requests]
+    assert len(set(folders)) == len(folders)
+    assert all(folder.startswith(f"{PREFIX}/models/") and " " not in folder for folder in folders)
+    further = request_of(llama_model_path="/m", llama_model_mmproj={"copy": "m.gguf"})
+    assert model_source.folder(PREFIX, further.mmproj) not in folders
+
+
+def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    own = sum(big_model["layer_bytes"]) + big_model["input_bytes"] + big_model["output_bytes"]
+    offered = [(f"Q{index}_K", own * index // 20) for index in range(1, 21)]
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 24576
+    refused = planned(pair, {"repo": REPO, "quantisation": "Q20_K"}, offered)
+    (sentence,) = [
+        reason for reason in refused["reasons"] if "set quantisation in llama_model_huggingface to" in reason
+    ]
+    named = int(sentence.split("huggingface to Q")[1].split("_K")[0])
+    assert 1 < named < 20
+    assert "the largest of its repository that fits" in sentence
+    assert "in proportion" in sentence
+    for index, fits in ((named, True), (named + 1, False)):
+        pair.model["summary"] = as_json(model_source.scaled(summary.parse(big_model), own * index // 20))
+        assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
+
+
+def test_files_go_where_a_quantisation_is_named(pair, big_model):
+    """Both together are refused."""
+    pair.model = {"summary": big_model, "closed": None}
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 24576
+    refused = planned(pair, {"repo": REPO, "files": ["m-Q8_0.gguf"]}, [("Q1_0", 4 << 30)])
+    said = "set quantisation in llama_model_huggingface to Q1_0 and remove files from it, the largest of its repository"
+    assert any(said in reason for reason in refused["reasons"])
+
+
+def test_no_quantisation_is_named_where_none_fits(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 2048
+    refused = planned(pair, {"repo": REPO, "quantisation": "Q8_0"}, [("Q7_0", (80 << 30) - 1)])
+    assert not any("set quantisation" in reason for reason in refused["reasons"])
+
+
+def test_a_scaled_summary_is_one(big_model):
+    whole = {**big_model, "expert_bytes": big_model["layer_bytes"], "largest_tensor_bytes": 8}
+    small = model_source.scaled(summary.parse(whole), 40 << 30)
+    assert header_summary.problem(as_json(small)) is None
+    assert small.size == 40 << 30
+    assert small._replace(bytes=None).size <= 40 << 30
+
+
+def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pair, big_model):
+    pair.model = {}
+    own = pair.hosts["head"]["variables"]
+    own.update(llama_model_known_answer=None, llama_model_gguf_summary=big_model)
+    own["llama_model_huggingface"] = {"repo": REPO, "quantisation": "Q4_K_M"}
+    assert "the names of its files are not known" in pair.reason()
+    assert pair.reason().endswith("or give files in llama_model_huggingface")
+    own["llama_model_huggingface"] = {"repo": REPO, "files": ["m.gguf"]}
+    for further, remedy in (
+        ({"huggingface": {"repo": REPO}}, "or give files in llama_model_mmproj.huggingface"),
+        ({"ollama": "m:1"}, "or set url or path in llama_model_mmproj"),
+    ):
+        own["llama_model_mmproj"] = further
+        assert pair.reason().endswith(remedy)
+    own["llama_model_mmproj"] = None
+    own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
+    model = pair.plan()["model"]
+    assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]
+    assert [(file["url"], file["bytes"]) for file in model["files"]] == [(None, None)] * 2
+    assert (model["revision"], model["fetched_by"], model["records"]) == (None, "head", [])
+    assert model["source"] == f"huggingface:{REPO}@main"
+    for given, name in (
+        ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
+        ({"llama_model_url": ["http://h/a%20b.gguf?download=true"]}, "a b.gguf"),
+        ({"llama_model_url": ["http://h/m%2B.gguf?download=true"]}, "m+.gguf"),
+        ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
+        (
+            {
+                "llama_model_ollama": "m:1",
+                "llama_model_gguf_summary": {**big_model, "files": [{"name": "o.gguf", "bytes": 1}]},
+            },
+            "o.gguf",
+        ),
+    ):
+        own.update(llama_model_huggingface=None, llama_model_url=None, llama_model_copy=None, **{})
+        own.update(given)
+        model = pair.plan()["model"]
+        assert model["files"][0]["name"] == name
+        assert model["fetched_by"] == ("controller" if "llama_model_copy" in given else "head")
+
+
+def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    further = {"llama_model_mmproj": {"path": "/srv/p.gguf"}, "llama_model_draft": {"path": "/srv/d.gguf"}}
+    plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, **further)
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--mmproj") + 1] == "/srv/p.gguf"
+    assert argv[argv.index("--model-draft") + 1] == "/srv/d.gguf"
+    (head,) = (service for service in plan["hosts"]["head"]["services"] if service["kind"] == "head")
+    assert head["reads"][:3] == [plan["model"]["path"], "/srv/d.gguf", "/srv/p.gguf"]
+    assert all("llama_model_mmproj" in " ".join(entry["without"]) for entry in plan["placement"])
+    assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
+
+
+def test_a_further_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
+    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/tmp/p.gguf"}}
+    local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
+    local.model = {"summary": big_model, "closed": None}
+    assert "llama_model_mmproj names '/tmp/p.gguf': services cannot see /tmp" in local.reason()
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (
+            {"llama_server_extra_args": ["--mmproj", "/x.gguf"]},
+            "llama_model_mmproj.path is set, and --mmproj is given to",
+        ),
+        ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/x.gguf"}}, "and LLAMA_ARG_MMPROJ is given to"),
+    ],
+)
+def test_a_further_model_is_given_once(pair, big_model, given, said):
+    pair.model = {"summary": big_model, "closed": None}
+    refused = planned(pair, {"repo": REPO}, llama_model_mmproj={"path": "/srv/p.gguf"}, **given)
+    assert said in refused["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        ([{"name": "a;b.gguf"}], "is no name for a file of a model on the head"),
+        ([{"name": f"{'a' * 246}.gguf"}], "is no name for a file of a model on the head"),
+        ([{"name": "m.gguf", "url": "file:///etc/x y"}], "files[0].url is"),
+        ([{"name": "m.gguf", "sha256": "x"}], "files[0].sha256 is 'x'"),
+        ([{"name": "m.gguf", "path": "relative"}], "files[0].path is 'relative'"),
+        ([{"name": "m.gguf", "role": "other"}], "files[0].role is 'other'"),
+        ([{"name": "m.gguf", "bytes": -1}], "files[0].bytes is -1"),
+    ],
+)
+def test_what_cannot_have_been_found_is_refused(pair, big_model, files, said):
+    pair.model = {"summary": big_model, "closed": None}
+    pair.model["files"] = [{"role": "model", **file} for file in files]
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
+    reason = pair.reason()
+    assert (
+        f"llama_model_huggingface is huggingface:{REPO}@main, for which the head reports a value that is not possible ("
+        in reason
+    )
+    assert said in reason
+
+
+def test_a_person_reads_where_a_model_comes_from(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, sizes=3 << 30)
+    said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB, fetched by the head"
+    assert f"  source   {said}" in plan_text.plan_table(typed(plan))
+    assert f"from {said}" in " ".join(plan_text.plan_page(typed(plan)).split())
+    pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
+    pair.model = {"summary": big_model, "closed": None}
+    assert "source" not in plan_text.plan_table(typed(pair.plan()))
+
+
+def test_what_was_refused_while_it_was_looked_for_is_the_reason_of_the_plan(pair):
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
+    pair.model = {"refused": f"llama_model_huggingface has the repo {REPO}, which does not exist"}
+    assert pair.plan()["reasons"] == [pair.model["refused"]]
