@@ -213,22 +213,6 @@ def test_a_model_that_is_truncated_on_the_server(server, call):
     assert message.endswith(". Give the URL of a complete GGUF file.")
 
 
-def test_a_header_without_end_is_given_up_after_bounded_bytes(server, call, monkeypatch):
-    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", 2 * gguf.MIB)
-    words = files.header([("k", files.ARRAY, b"\x08\0\0\0" + (200_000).to_bytes(8, "little"))], counts=(0, 2))
-    content = words + files.string("x" * 50) * 200_000
-
-    def endless(handler):
-        first, last = map(int, handler.headers["Range"][6:].split("-"))
-        part = content[first : last + 1]
-        server.sent += len(part)
-        answer(206, part, Content_Range=f"bytes {first}-{last}/{1 << 50}")(handler)
-
-    server.faults["/m.gguf"] = endless
-    assert "its header is longer than 2 MiB" in call(url=server.url + "/m.gguf")["msg"]
-    assert server.sent <= gguf.MAX_HEADER_BYTES
-
-
 def test_a_server_that_says_nothing(server, call, monkeypatch):
     monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.2)
     released = threading.Event()
