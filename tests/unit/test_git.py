@@ -123,7 +123,7 @@ def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
     found = sources.resolve(request, nowhere)
     assert (found["commit"], found["build"]) == (repository.commits[3], 4)
-    assert sources.fetch(releases.release_of(found, {}).as_json()).commit == repository.commits[3]
+    assert sources.fetch(typed_json.dump(releases.release_of(found, {}).as_plan())).commit == repository.commits[3]
     with pytest.raises(Refusal, match="not a tag, branch or commit"):
         sources.resolve({**request, "ref": "2" * 40}, nowhere)
 

@@ -250,7 +250,7 @@ def test_verify_waits_longer_than_the_launcher_for_a_worker(monkeypatch, plan):
     action = object.__new__(verify_action.ActionModule)
     action.variables = {}
     monkeypatch.setattr(verify_action.ActionModule, "_execute_module", lambda *_, **__: copy.deepcopy(answers))
-    monkeypatch.setattr(verify_action, "_check", lambda _check, *given: given[-1])
+    monkeypatch.setattr(verify_action.verification, "check_evidence", lambda _head, evidence: evidence)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     began = next(clock)
     action._collect({}, plan, 600)
