@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
@@ -16,5 +19,7 @@ class ActionModule(Action):
     }
 
     def perform(self, arguments: dict) -> dict:
-        why = release_proof.failure(arguments["plan"], arguments["errors"], arguments["report"])
+        plan = typed_json.parse(Plan, arguments["plan"])
+        report = typed_json.parse(Report, arguments["report"]) if arguments["report"] else None
+        why = release_proof.failure(plan, arguments["errors"], report)
         return {"changed": False, **({"failed": True, "msg": why} if why else {})}

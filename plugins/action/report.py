@@ -13,8 +13,8 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
@@ -27,12 +27,6 @@ INPUTS = {
 }
 LARGEST_FILE = 64 << 20
 """Bytes of a file; a cell takes 3 kB of a benchmark."""
-CHECKED = {
-    "cluster": Text(),
-    "passed": bool,
-    "checks": [dict.fromkeys(("name", "subject", "status", "evidence"), Text(longest=validation.LONGEST))],
-}
-"""The form of llama_verify_path."""
 
 
 def _object(variable: str, path: str) -> dict[str, Any]:
@@ -72,11 +66,13 @@ def _read(arguments: dict[str, str]) -> dict[str, Any]:
     if "benchmark" in read:
         path = validation.show(arguments["benchmark"])
         read["benchmark"] = types.read(read["benchmark"], f"llama_benchmark_path is {path}, and the file")
-    problem = validation.mismatch("", read.get("verified"), validation.Maybe(CHECKED))
-    if problem:
-        raise Refusal(
-            f"llama_verify_path names no result of a verification: {problem.where} {problem.why}. Use a file that verify.yml wrote."
-        )
+    if "verified" in read:
+        problem = typed_json.problem("", read["verified"], Report)
+        if problem:
+            raise Refusal(
+                f"llama_verify_path names no result of a verification: {problem.where} {problem.why}. Use a file that verify.yml wrote."
+            )
+        read["verified"] = typed_json.parse(Report, read["verified"])
     if "plan" in read:
         record = Plan if "hosts" in read["plan"] else Refused
         problem = typed_json.problem("", read["plan"], record)

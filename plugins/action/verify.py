@@ -10,189 +10,180 @@ import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any
 
+from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Evidence,
+    HostReport,
+    Report,
+    Staged,
+    Subject,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import FIRST_WAIT, Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
-SECONDS_FOR_WORKERS = 45
-"""How long a worker whose process runs may stay without an answer to the head."""
+Drift = Mapping[str, Any]
+"""How a host differs from its part of the plan, as host_info reports it."""
 LOOKUP_SECONDS = 10.0
-FIRST_WAIT = 5.0
-LINE_SECONDS = 10.0
-"""Between two lines of what is waited for. Who waits for less sees none."""
+PROBE_SECONDS = 1.0
 
 
 class ActionModule(Action):
-    def perform(self, arguments: dict) -> dict:
-        written = {name: arguments.pop(name, None) for name in ("path", "page", "benchmark")}
-        staged = arguments.pop("staged", None)
-        obstacles = arguments.pop("obstacles", None)
-        answers = arguments.pop("answers", {})
-        changed = arguments.pop("changed", [])
-        if obstacles is not None:
-            staged = {"reasons": obstacles, **(staged or {})}
-        plan = arguments["plan"]
-        if arguments.pop("gate", False):
-            return self._gate(plan)
-        planned = typed_json.parse(Plan, plan)
-        answers = changes.check(planned.hosts, answers)
-        drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
-        answered = {name: drift for name, drift in drifts.items() if drift}
-        unlike = changes.unlike(planned, answered, build_registry.recorded(planned))
-        patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
-        exposed = [] if plan["staging"] else _exposed(plan, self.variables["hostvars"])
-        with ThreadPoolExecutor(max(1, len(exposed))) as threads:
-            knocking = threads.map(verification.knock, exposed)
-            answer = self._collect(arguments, plan, patience)
-            knocks = dict(zip(exposed, knocking))
-        if "evidence" not in answer:
-            return answer
-        head = planned.head.host
-        reported = {head: {"drift": answer["evidence"].get("drift")}}
-        again = changes.check({head: planned.hosts[head]}, reported)[head]["drift"]
-        drifts[head] = again or drifts[head]
-        found = {
-            name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
-        }
-        other = None if plan["staging"] else rollback_report.other_plan(planned, drifts)
-        if other:
-            display.warning(other)
-        judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)
-        if plan["staging"]:
-            return {"changed": False, "report": judged}
-        self._record(arguments, judged)
-        _write(plan, judged, **written)
-        display.display(plan_text.checks_table(judged["checks"]) + "\n")
-        failed = [check for check in judged["checks"] if check["status"] == "failed"]
-        if not failed:
-            display.display(
-                "\n".join(["  It answers now. Ask it:", *plan_text.request_lines(typed_json.parse(Plan, plan)), ""])
-            )
-            return {"changed": False, "report": judged, "evidence": answer["evidence"]}
-        message = "The cluster does not do what was planned. " + " ".join(
-            f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
-        )
-        if answer["evidence"].get("waits_for"):
-            message += f" {verification.remedy(plan, answer['evidence']['waits_for'])}"
-        elif not answer["evidence"]["health"]["healthy"]:
-            message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
-        return {"failed": True, "msg": message, "failing": sorted({check["name"] for check in failed})}
+    SPEC = {
+        "plan": {"type": "dict", "required": True},
+        "answers": {"type": "dict", "default": {}},
+        "changed": {"type": "list", "elements": "str", "default": []},
+        "staged": {"type": "dict"},
+        "obstacles": {"type": "list", "elements": "str"},
+        "gate": {"type": "bool", "default": False},
+        "benchmark": {"type": "dict"},
+        "path": {"type": "path"},
+        "page": {"type": "path"},
+    }
 
-    def _gate(self, plan: dict) -> dict:
+    def perform(self, arguments: dict) -> dict:
+        self._given = arguments
+        subject = typed_json.parse(Subject, arguments["plan"])
+        if arguments["gate"]:
+            return self._gate(subject)
+        return self._verify(typed_json.parse(Plan, arguments["plan"]), subject)
+
+    def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question."""
-        answer = self._collect({"plan": plan}, plan, plan["head"]["start_timeout"])
-        if "evidence" not in answer:
-            return answer
-        wrong = verification.gate(plan, answer["evidence"])
+        wrong = judge.gate(subject, self._collect(subject, subject.head.start_timeout))
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
-    def _record(self, arguments: dict, judged: dict) -> None:
+    def _verify(self, plan: Plan, subject: Subject) -> dict[str, Any]:
+        head, drifts = plan.head.host, _drifts(plan.hosts, self._given["answers"])
+        patience = plan.head.start_timeout if judge.may_become_healthy(plan, _reports(drifts)) else 0
+        endpoints = [] if plan.staging else self._reached_endpoints(plan)
+        with ThreadPoolExecutor(max(1, len(endpoints))) as threads:
+            probes = threads.map(_probe, endpoints)
+            evidence = self._collect(subject, patience)
+            probed = dict(zip(endpoints, probes))
+        if evidence.drift:
+            drifts |= _drifts({head: plan.hosts[head]}, {head: {"drift": evidence.drift}})
+        hosts = _reports(drifts, _unlike(plan, drifts))
+        observed = judge.Observed(hosts, probed, self._given["changed"], self._staged())
+        report = judge.judge(plan, evidence, observed)
+        if plan.staging:
+            return {"changed": False, "report": typed_json.dump(report)}
+        other = rollback_report.other_plan(plan, drifts)
+        if other:
+            display.warning(other)
+        self._record(plan, report)
+        self._write(plan, report)
+        return _show(plan, report, evidence)
+
+    def _staged(self) -> Staged | None:
+        obstacles, report = self._given["obstacles"], self._given["staged"]
+        if obstacles is None:
+            return None
+        return Staged(tuple(obstacles), typed_json.parse(Report, report) if report else None)
+
+    def _reached_endpoints(self, plan: Plan) -> list[str]:
+        """Endpoints of workers at addresses at which the controller reaches their hosts. Each name is looked up once, all at the same time."""
+        hostvars = self.variables["hostvars"]
+        targets = {name: hostvars[name].get("ansible_host", name) for name, host in plan.hosts.items() if host.workers}
+        distinct = list(set(targets.values()))
+        with ThreadPoolExecutor(max(1, len(distinct))) as threads:
+            addresses = dict(zip(distinct, threads.map(_addresses, distinct)))
+        return [
+            worker.endpoint
+            for name, target in targets.items()
+            for worker in plan.hosts[name].workers
+            if worker.endpoint.split(":")[0] in addresses[target]
+        ]
+
+    def _collect(self, subject: Subject, patience: float) -> Evidence:
+        """The evidence of the head, once its server is healthy or waiting makes no sense any more.
+
+        :param patience: seconds to wait at most.
+        """
+        plan, wait, started = typed_json.dump(subject), FIRST_WAIT, time.monotonic()
+        waiting = Waiting(subject, patience)
+        lease = Lease(self, subject.hosts[subject.head.host].prefix)
+        while True:
+            answer = self.module({"plan": plan, "wait": wait})
+            if answer.get("failed"):
+                raise AnsibleActionFail(str(answer.get("msg")), result=answer)
+            evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
+            elapsed = time.monotonic() - started
+            final = waiting.end(evidence, elapsed)
+            if final:
+                return final
+            lease.renew_in_time()
+            line = waiting.line(evidence, elapsed)
+            if line:
+                display.display(f"  {line}")
+            wait = waiting.next_wait(time.monotonic() - started)
+
+    def _record(self, plan: Plan, report: Report) -> None:
         """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
         if self.check_mode:
             return
-        plan, head = arguments["plan"], arguments["plan"]["head"]["host"]
-        place = {"head": {"host": head}, "hosts": {head: {"prefix": plan["hosts"][head]["prefix"]}}}
-        record = {"plan": place, "record": verification.recorded(plan, judged)}
-        answer = self.module(record)
+        record = typed_json.dump(judge.outcome_of(plan, report))
+        answer = self.module({"prefix": plan.hosts[plan.head.host].prefix, "record": record})
         if answer.get("failed"):
             reason = validation.printable(answer.get("msg"))
             display.warning(
                 f"status.yml cannot show this verification, since it could not be recorded on the head: {reason}"
             )
 
-    def _collect(self, arguments: dict, plan: dict, patience: float) -> dict:
-        started = time.monotonic()
-        before: int | None = None
-        wait, said = FIRST_WAIT, 0.0
-        loads = _Loads(plan)
-        lease = Lease(self, plan["hosts"][plan["head"]["host"]]["prefix"])
-        while True:
-            answer = self.module({**arguments, "wait": wait})
-            if not answer.get("failed"):
-                evidence = verification.check_evidence(plan["head"]["host"], answer.get("evidence"))
-                answer = {**answer, "evidence": evidence}
-            if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
-                return answer
-            before = answer["evidence"]["ends"]["number"] if before is None else before
-            elapsed = time.monotonic() - started
-            waits_for = answer["evidence"].get("waits_for")
-            if plan["staging"] and not answer["evidence"]["launched"]:
-                return answer
-            limit = (
-                min(patience, SECONDS_FOR_WORKERS + (plan["head"]["fallback_after"] or 0)) if waits_for else patience
-            )
-            loads.see(answer["evidence"])
-            lease.renew_in_time()
-            hopeless = answer["evidence"]["health"]["said"] == reading.OTHER_CERTIFICATE
-            if hopeless or verification.ends_at_each_start(answer["evidence"], before):
-                return answer
-            if elapsed >= limit:
-                if limit and not waits_for and answer["evidence"]["health"]["said"] == verification.LOADING:
-                    verification.came_late(answer["evidence"], limit, loads.progress)
-                return answer
-            if elapsed - said >= LINE_SECONDS:
-                said = elapsed - elapsed % LINE_SECONDS
-                state = "; ".join(waits_for or [answer["evidence"]["health"]["said"], *loads.words()])
-                display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
-                loads.shown()
-            wait = max(FIRST_WAIT, LINE_SECONDS - (time.monotonic() - started - said))
+    def _write(self, plan: Plan, report: Report) -> None:
+        """Writes the files of the controller that were asked for."""
+        path, page = self._given["path"], self._given["page"]
+        if path:
+            output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
+        if page:
+            output.write_report(page, plan, report, self._given["benchmark"])
 
 
-class _Loads:
-    """What was seen of a load: the rate that is shown is counted from one line to the next."""
+def _drifts(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, Drift | None]:
+    """Host → how it differs from the plan; None where it did not answer.
 
-    def __init__(self, plan: dict) -> None:
-        """:param plan: whole, or what a rollback has of it, without a placement."""
-        self.expected = loading.expected_of(typed_json.parse(Plan, plan) if plan.get("placement") else None)
-        self.load: Load | None = None
-        self.last: Load | None = None
-
-    def see(self, evidence: dict) -> None:
-        load = evidence.get("load")
-        self.load = typed_json.parse(Load, load) if load else None
-
-    def shown(self) -> None:
-        self.last = self.load
-
-    @property
-    def progress(self) -> loading.Progress | None:
-        return loading.progress_of(self.load, self.expected, self.last) if self.load else None
-
-    def words(self) -> list[str]:
-        progress = self.progress
-        return [loading.sentence(progress)] if progress else []
+    :raises Refusal: a host reports something of another form.
+    """
+    checked = changes.check(hosts, answers)
+    return {name: checked[name]["drift"] or None for name in hosts}
 
 
-def _write(plan: dict, judged: dict, path: str | None, page: str | None, benchmark: dict | None) -> None:
-    """Writes the files of the controller that were asked for."""
-    if path:
-        output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
-    if page:
-        output.write_report(page, typed_json.parse(Plan, plan), judged, benchmark)
+def _unlike(plan: Plan, drifts: Mapping[str, Drift | None]) -> dict[str, dict[str, str]]:
+    answered = {name: drift for name, drift in drifts.items() if drift}
+    return changes.unlike(plan, answered, build_registry.recorded(plan))
 
 
-def _exposed(plan: dict, variables: Mapping[str, Mapping]) -> list[str]:
-    """Endpoints of workers at addresses at which the controller reaches their hosts. Each name is looked up once, all at the same time."""
-    named = {name: variables[name].get("ansible_host", name) for name, host in plan["hosts"].items() if host["workers"]}
-    distinct = set(named.values())
-    with ThreadPoolExecutor(max(1, len(distinct))) as threads:
-        known = dict(zip(distinct, threads.map(_addresses, distinct)))
-    return [
-        worker["endpoint"]
-        for name, given in named.items()
-        for worker in plan["hosts"][name]["workers"]
-        if worker["endpoint"].split(":")[0] in known[given]
-    ]
+def _reports(
+    drifts: Mapping[str, Drift | None], unlike: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> dict[str, HostReport | None]:
+    """:param unlike: of changes.unlike."""
+    return {
+        name: typed_json.parse(HostReport, {**drift, "unlike": tuple(unlike.get(name, {}).values())}) if drift else None
+        for name, drift in drifts.items()
+    }
+
+
+def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:
+    """Shows the result to the operator; returns that of the task."""
+    display.display(report_text.checks_table(report) + "\n")
+    if report.passed:
+        display.display("\n".join(["  The server answers. Ask it:", *plan_text.request_lines(plan), ""]))
+        return {"changed": False, "report": typed_json.dump(report)}
+    message = report_text.failure(report, evidence, plan.external_workers)
+    return {"failed": True, "msg": message, "failing": sorted({check.name for check in report.failed})}
 
 
 def _addresses(host: str) -> set[str]:
@@ -208,3 +199,13 @@ def _addresses(host: str) -> set[str]:
     except (OSError, UnicodeError):
         return set()
     return {str(entry[4][0]) for entry in found}
+
+
+def _probe(endpoint: str) -> str | None:
+    """The controller's own address where it could connect, and sent nothing; None where the connection is refused or dropped."""
+    address, port = endpoint.rsplit(":", 1)
+    try:
+        with socket.create_connection((address, int(port)), PROBE_SECONDS) as connection:
+            return connection.getsockname()[0]
+    except OSError:
+        return None

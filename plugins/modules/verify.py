@@ -27,9 +27,8 @@ attributes:
     support: full
 options:
   plan:
-    description: The plan.
+    description: The plan. Only O(record) does without it.
     type: dict
-    required: true
   answers:
     description:
       - Host, and what P(llamacpp.cluster.host_info#module) returned there last, given the host's part of the plan.
@@ -62,7 +61,7 @@ options:
   gate:
     description:
       - Waits until the server is healthy and has answered one question, and fails with the end of its log where it does not. Nothing else is checked.
-      - Of O(plan) it takes the head's part alone. The action plugin does not pass it on.
+      - Of O(plan) it needs the head's part alone. The action plugin does not pass it on.
     type: bool
     default: false
   wait:
@@ -74,6 +73,9 @@ options:
       - The result, for V(verified.json) in the head's installation, which playbooks/status.yml shows. Then nothing else is done.
       - The action plugin passes it.
     type: dict
+  prefix:
+    description: Folder of the head's installation, for O(record).
+    type: path
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.host_info
@@ -94,10 +96,6 @@ report:
   returned: when no check failed; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
-evidence:
-  description: What the head reported.
-  returned: when no check failed
-  type: dict
 failing:
   description: Names of the checks that failed, each once.
   returned: when a check failed
@@ -107,18 +105,19 @@ failing:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import LinkError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Outcome, Subject
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
-            "plan": {"type": "dict", "required": True},
+            "plan": {"type": "dict"},
             "answers": {"type": "dict", "default": {}},
             "changed": {"type": "list", "elements": "str", "default": []},
             "path": {"type": "path"},
@@ -129,22 +128,25 @@ def main():
             "gate": {"type": "bool", "default": False},
             "wait": {"type": "float", "default": 5.0},
             "record": {"type": "dict"},
+            "prefix": {"type": "path"},
         },
+        required_one_of=[("plan", "record")],
+        required_together=[("record", "prefix")],
         supports_check_mode=True,
         no_log=True,
     )
-    plan = module.params["plan"]
     if module.params["record"] is not None:
+        outcome = typed_json.parse(Outcome, module.params["record"])
         with errors.reported(module):
-            verification.record(plan["hosts"][plan["head"]["host"]]["prefix"], module.params["record"])
+            evidence.record(module.params["prefix"], outcome)
         module.exit_json(changed=False)
     try:
-        evidence = verification.collect(plan, module.params["wait"])
+        collected = evidence.collect(typed_json.parse(Subject, module.params["plan"]), module.params["wait"])
     except (OSError, Refusal, FirewallError, LinkError, kernel_parameters.KernelParameterError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
         )
-    module.exit_json(changed=False, evidence=evidence)
+    module.exit_json(changed=False, evidence=typed_json.dump(collected))
 
 
 if __name__ == "__main__":

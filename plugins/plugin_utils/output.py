@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 
 
@@ -58,10 +59,9 @@ def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | N
         write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
-def write_report(path: str, plan: Plan | None, verified: dict | None = None, record: dict | None = None) -> None:
+def write_report(path: str, plan: Plan | None, verified: Report | None = None, record: dict | None = None) -> None:
     """Writes the page of what is served, how it was verified and what was measured of it.
 
-    :param verified: of verification.judge.
     :param record: what playbooks/benchmark.yml measured, as docs/benchmark.schema.json describes it.
     :raises AnsibleActionFail: the page cannot be written, or the record has another form.
     """

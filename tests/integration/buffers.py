@@ -1,7 +1,7 @@
 """Holds the buffers that llama-server tells of against a placement."""
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.verification import Logged
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import LoggedBuffers
 
 SLACK = 0.001
 """MiB on top of what rounding explains."""
@@ -14,19 +14,19 @@ def compared(placed, found):
     """What differs, a line each. Every buffer that is not of a placed device is the head's processor's: CPU, AMX, CPU_REPACK and the like."""
     expected = {device.buffer: share for device, share in zip(placed.devices, placed.shares())}
     wrong = []
-    host = {"model": Logged(), "KV": Logged()}
+    host = {"model": LoggedBuffers(), "KV": LoggedBuffers()}
     for device, sizes in found.items():
         share = expected.get(device)
         if share is None:
-            host = {kind: told.plus(sizes.get(kind, Logged())) for kind, told in host.items()}
+            host = {kind: told.plus(sizes.get(kind, LoggedBuffers())) for kind, told in host.items()}
             continue
         wrong += _differing(device, sizes, share)
-        compute = sizes.get("compute", Logged())
+        compute = sizes.get("compute", LoggedBuffers())
         if compute.mib > placed.load.compute / device_load.MIB + compute.rounding:
             wrong.append(
                 f"{device} compute: logged {compute.mib}, planned at most {placed.load.compute / device_load.MIB:.3f}"
             )
-    packed = found.get("AMX", {}).get("model", Logged())
+    packed = found.get("AMX", {}).get("model", LoggedBuffers())
     wrong += _differing("CPU", host, placed.on_head(), (packed.mib + packed.rounding) * PACKING)
     absent = [device for device, share in expected.items() if share.weights + share.kv and device not in found]
     return wrong + [f"{device} is not in the log" for device in absent]
@@ -36,7 +36,7 @@ def _differing(device, sizes, share, more=0.0):
     """:param more: MiB that the model may take on top."""
     wrong = []
     for kind, size, above in (("model", share.weights, more), ("KV", share.kv, 0.0)):
-        told, mib = sizes.get(kind, Logged()), size / device_load.MIB
+        told, mib = sizes.get(kind, LoggedBuffers()), size / device_load.MIB
         bound = told.rounding + SLACK
         if not mib - bound <= told.mib <= mib + bound + above:
             wrong.append(f"{device} {kind}: logged {told.mib} in {told.lines} lines, planned {mib:.3f}")

@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
 from conftest import PORTS, ROOT, until
@@ -331,7 +331,7 @@ def test_a_server_that_ends_at_each_start_is_told_at_once(served):
     assert result.status == "failed"
     told = " ".join(result.text.split())
     ends = re.search(r"llama-server ended (\d+) times while verify waited for it, the last time with status 1", told)
-    assert int(ends[1]) >= verification.ENDS_BEFORE_GIVING_UP
+    assert int(ends[1]) >= waiting.EXITS_BEFORE_GIVING_UP
     assert "error while handling argument" in told
     back = served.site()
     assert back.status == "successful", back.text

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from buffers import compared
 from conftest import until
@@ -110,7 +110,7 @@ def logged(programs, arguments, folder):
     finally:
         process.terminate()
         process.wait()
-    return verification.buffers(path.read_text())
+    return start_log.buffers(path.read_text())
 
 
 MODELS = {

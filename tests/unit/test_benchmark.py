@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark_info, benchmark_job, service
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
@@ -375,10 +375,10 @@ def test_a_log_may_name_any_number_of_contexts_devices_and_proxies():
     text = "".join(
         f"1.0000 err llama_init_from_model: n_ctx = 1\n1.0000 err x: RPC{index}[127.0.0.1:{index}] compute buffer size = 1.00 MiB\n"
         f"1.0000 run 127.0.0.1:{index} leads to 192.0.2.1:{index}\n"
-        for index in range(2 * verification.DEVICES)
+        for index in range(2 * start_log.DEVICES)
     )
     memory = results.read(text).memory_mib
-    assert len(memory) == verification.DEVICES
+    assert len(memory) == start_log.DEVICES
     assert memory["RPC11[192.0.2.1:11]"] == 1
 
 

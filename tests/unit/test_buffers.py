@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
 from buffers import compared
@@ -67,7 +67,7 @@ def placed(weights=5.893):
     ],
 )
 def test_buffers_of_the_processor(log, weights, differs):
-    found = compared(placed(weights), verification.buffers(OF_WORKER + log))
+    found = compared(placed(weights), start_log.buffers(OF_WORKER + log))
     assert found == ([differs] if differs else [])
 
 
@@ -94,4 +94,4 @@ def test_buffers_of_the_processor(log, weights, differs):
 )
 def test_buffers_of_a_worker(before, after, differs):
     assert before in OF_WORKER
-    assert differs in compared(placed(), verification.buffers(OF_WORKER.replace(before, after) + PLAIN))
+    assert differs in compared(placed(), start_log.buffers(OF_WORKER.replace(before, after) + PLAIN))

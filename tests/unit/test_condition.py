@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from test_status import NOW, TOLD, VERIFIED
 
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -149,7 +149,7 @@ def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them
     handler.metrics = ""
     assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"] is None
     handler.health = 503
-    assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == verification.LOADING
+    assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == server_client.LOADING
 
 
 def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):

@@ -3,8 +3,10 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshake, Handshakes, WorkerDevice
 from conftest import known_answer_of, typed
+from support.verification import checks, healthy, judged
 
 WINDOWS = {
     "endpoint": "192.0.2.77:50052",
@@ -16,7 +18,6 @@ WINDOWS = {
 }
 
 
-OVER_TCP = {"log_complete": True, "rdma": 0}
 """What the head's log says of the transport."""
 
 
@@ -154,55 +155,53 @@ def test_the_page_names_them(mixed):
     assert "gaming-pc cuda 192.0.2.77:50052, run elsewhere" in unused
 
 
-def answer(devices=1, total=24564):
-    sizes = {"free_mib": total, "total_mib": total}
-    return {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [sizes] * devices}
+def answer(*total_mib, state="ok", detail=""):
+    return Handshake(state, detail, "7.0.0", tuple(map(WorkerDevice, total_mib)))
 
 
 @pytest.mark.parametrize(
-    "said, status, evidence",
+    "answered, status, evidence",
     [
-        (answer(), "passed", "protocol 7.0.0, 1 device, 24564 MiB"),
-        (answer(devices=2), "failed", "planned: 1 device with 24000 MiB or more"),
-        (answer(total=8192), "failed", "planned: 1 device with 24000 MiB or more"),
+        (answer(24564), "passed", "protocol 7.0.0, 1 device, 24564 MiB"),
+        (answer(24564, 24564), "failed", "planned: 1 device with 24000 MiB or more"),
+        (answer(8192), "failed", "planned: 1 device with 24000 MiB or more"),
         (
-            {**answer(), "state": "protocol_mismatch", "detail": "it speaks 8"},
+            answer(24564, state="protocol_mismatch", detail="it speaks 8"),
             "failed",
             "protocol_mismatch: it speaks 8",
         ),
         (None, "failed", "recorded no handshake"),
     ],
 )
-def test_their_handshake_is_judged(mixed, said, status, evidence):
-    workers = {"192.0.2.77:50052": said} if said else {}
-    checks = verification._handshakes(mixed.plan(), {"handshakes": {"workers": workers}, **OVER_TCP})
-    assert (checks[-1]["subject"], checks[-1]["status"]) == ("192.0.2.77:50052", status)
-    assert evidence in checks[-1]["evidence"]
+def test_their_handshake_is_judged(mixed, answered, status, evidence):
+    plan = typed(mixed.plan())
+    workers = {"192.0.2.77:50052": answered} if answered else {}
+    check = checks(judged(plan, healthy(plan)._replace(handshakes=Handshakes(workers))), "handshake")[-1]
+    assert (check.subject, check.status) == ("192.0.2.77:50052", status)
+    assert evidence in check.evidence
 
 
 def test_one_that_is_not_used_may_serve_somebody_else(mixed):
     mixed.hosts["head"]["variables"]["llama_placement"] = "fewest"
-    last = verification._handshakes(mixed.plan(), {"handshakes": {"workers": {}}, **OVER_TCP})[-1]
-    assert (last["status"], last["evidence"]) == (
-        "not tested",
-        "gaming-pc runs it by itself, and the plan does not use it",
-    )
+    check = checks(judged(typed(mixed.plan())), "handshake")[-1]
+    assert check[2:] == ("not tested", "gaming-pc runs it by itself, and the plan does not use it")
 
 
 def test_nobody_here_can_verify_that_their_port_is_closed(mixed):
-    last = verification._closed(mixed.plan(), {}, {})[-1]
-    assert (last["subject"], last["status"]) == ("192.0.2.77:50052", "not tested")
-    assert "gaming-pc runs it by itself" in last["evidence"]
+    check = checks(judged(typed(mixed.plan())), "closed")[-1]
+    assert (check.subject, check.status) == ("192.0.2.77:50052", "not tested")
+    assert "gaming-pc runs it by itself" in check.evidence
 
 
 def test_what_to_do_about_one_that_does_not_answer(mixed):
-    plan = mixed.plan()
+    workers = typed(mixed.plan()).external_workers
     outside = "it waits for worker 192.0.2.77:50052: refused, nothing listens there"
     inside = "it waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
     start = "Nothing here runs 192.0.2.77:50052 on gaming-pc: start it there, with a release of the head's protocol."
-    assert verification.remedy(plan, [outside]) == start
-    assert verification.remedy(plan, [inside]).startswith("The worker's process runs, so something between the hosts")
-    assert verification.remedy(plan, [outside, inside]).startswith(start + " The worker's process runs")
+    firewalls = "The worker's process runs, so something between the hosts"
+    assert judge.advice_on_waiting(workers, [outside]) == start
+    assert judge.advice_on_waiting(workers, [inside]).startswith(firewalls)
+    assert judge.advice_on_waiting(workers, [outside, inside]).startswith(f"{start} {firewalls}")
 
 
 def test_types_of_the_cache_without_kernels_there(mixed):

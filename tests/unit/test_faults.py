@@ -384,7 +384,7 @@ MODULES = {
     service: ((services, "apply"), {"host": EMPTY}),
     kernel_parameters_module: ((kernel_parameters_module.kernel_parameters, "apply"), {"parameters": {}}),
     uninstall: ((ownership, "remove"), {"host": {"prefix": "/p", "cache": "/c"}}),
-    verify: ((verify.verification, "collect"), {"plan": {}}),
+    verify: ((verify.evidence, "record"), {"prefix": "/p", "record": {"passed": True, "failed": [], "release": "x"}}),
 }
 """Module → what does its work, and arguments."""
 

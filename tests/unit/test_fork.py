@@ -2,7 +2,7 @@
 integration tests."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from conftest import Cluster, known_answer_of
 from support.clusters import IK_LLAMA
 
@@ -269,6 +269,6 @@ def test_buffers_of_its_log():
         "llama_init_from_model:        CPU  output buffer size =     0.00 MiB\n"
         "llama_init_from_model: RPC0[127.0.0.1:51052] compute buffer size =    12.25 MiB\n"
     )
-    assert verification.buffers(log) == {
+    assert start_log.buffers(log) == {
         "RPC0[127.0.0.1:51052]": {"model": (4.03, 1), "KV": (32.0, 1), "compute": (12.25, 1)}
     }

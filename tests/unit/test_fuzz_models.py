@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, results, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
     download,
@@ -31,8 +32,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
     ollama,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import LinkMeasurement, ServedFallback
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, hub, lookup
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
+from conftest import typed
 from hypothesis import example, given
 from hypothesis import strategies as st
 from model_server import download_record_of, parsed
@@ -40,6 +43,7 @@ from support.clusters import strix_halos
 from support.fuzzing import OFTEN, changed
 from support.model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
 from support.rollbacks import completed, record_of
+from support.verification import healthy
 from test_benchmark import measuring
 from test_fuzz_report import JUNK, news
 from test_prefill_actions import NAMES, TENSORS
@@ -253,22 +257,15 @@ BACK = {
     for name, answer in LOOKED.items()
 }
 WAITED = {**WHOLE, "head": {**WHOLE["head"], "start_timeout": 0}}
-EVIDENCE = {
-    **{"health": {"healthy": True, "said": "ok"}, "ends": {"number": 0, "how": "", "log": []}, "rdma": 0},
-    **{
-        "launched": True,
-        "log": ["x"],
-        "log_complete": True,
-        "waits_for": None,
-        "buffers": {"CPU": {"model": [1.5, 1]}},
-    },
-    "handshakes": {"workers": {"a": {"state": "ok", "detail": "", "protocol": "7", "devices": [{"total_mib": 6}]}}},
-    "links": {"strix1": {"mbit_per_second": 900.5, "round_trip_ms": 0.2, "detail": ""}},
-    "load": {"seconds": 2.5, "read": 5, "sent": {"192.0.2.12:50052": 5}},
-    "fallback": {"name": "strix1:rocm0", "since": 1},
-    "certificate": {"names": ["a"], "until": "2030", "error": None},
-    "completion": {"text": "x", "tokens": 3, "tokens_per_second": 7.5},
-}
+EVIDENCE = typed_json.dump(
+    healthy(typed(WHOLE))._replace(
+        load=Load(2.5, 5, {"192.0.2.12:50052": 5}),
+        links={"strix1": LinkMeasurement(900.5, 0.2, "")},
+        fallback=ServedFallback("strix1:rocm0", 1),
+        drift=LOOKED[HEAD]["drift"],
+    )
+)
+EVIDENCE["server"]["certificate"] = {"names": ["a"], "until": "2030", "error": ""}
 MIB = dict.fromkeys(("total_mib", "free_mib", "shared_total_mib", "shared_free_mib"), 5)
 LOOKED[HEAD]["condition"]["head"]["serving"]["load"] = EVIDENCE["load"]
 LOOKED[HEAD]["condition"].update(unused=[{"kind": "parts", "path": "/x", "bytes": 1, "age_s": 1, "why": "y"}])

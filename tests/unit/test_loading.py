@@ -1,15 +1,17 @@
-"""What is shown of a model that is loaded: bytes to each worker, what was read, what is left, and what is said when the time is over."""
+"""What is shown of a model that is loaded, and when a server is not waited for any more."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import WORKER_SECONDS, Waiting
+from conftest import typed
+from support.verification import subject, unhealthy
 
 ONE, TWO = "192.0.2.11:50052", "192.0.2.12:50052"
 GB = 10**9
@@ -21,15 +23,14 @@ def load_of(seconds, one, two, read=None):
 
 
 def test_what_a_plan_has_on_each_device(pair):
-    plan = pair.plan()
-    expected = loading.expected_of(typed_json.parse(Plan, plan))
-    used = {entry["endpoint"]: entry["weights_mib"] for entry in plan["placement"] if entry["endpoint"]}
-    assert set(expected.workers) == set(used)
-    assert all(expected.workers[endpoint] == round(mib * 1024 * 1024) for endpoint, mib in used.items())
-    assert expected.own == round(plan["head"]["cpu"]["weights_mib"] * 1024 * 1024) > 0
+    plan = typed(pair.plan())
+    expected = loading.expected_of(plan)
+    used = {entry.endpoint: round(entry.weights_mib * 1024 * 1024) for entry in plan.placement if entry.endpoint}
+    assert expected == loading.Expected(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
+    assert expected.head > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert loading.expected_of(typed_json.parse(Plan, pair.plan())).cached
-    assert loading.expected_of(None) == loading.Expected({}, 0, cached=False)
+    assert loading.expected_of(typed(pair.plan())).cached
+    assert loading.expected_of(subject(pair.plan())._replace(placement=())) == loading.Expected()
 
 
 @pytest.mark.parametrize(
@@ -48,135 +49,143 @@ def test_rate_and_what_is_left(load, before, rate, left):
     assert (progress.bytes_per_s, progress.left_s) == (rate, left)
 
 
+def shown(load, expected=EXPECTED):
+    return loading.sentence(loading.progress_of(load, expected))
+
+
 def test_what_a_person_is_shown():
-    shown = loading.sentence(loading.progress_of(load_of(20, 1_200_000_000, 0, read=3_400_000_000), EXPECTED))
-    assert shown == (
+    assert shown(load_of(20, 1_200_000_000, 0, read=3_400_000_000)) == (
         f"1.2 of 4.0 GB to worker {ONE}, 0.0 of 2.0 GB to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
     small = loading.Expected({ONE: 80_000_000}, 0, cached=True)
-    load = Load(4, None, {ONE: 20_000_000})
-    assert loading.sentence(loading.progress_of(load, small)) == (
-        f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
-    )
+    assert shown(Load(4, None, {ONE: 20_000_000}), small) == f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
+    unplanned = loading.progress_of(load_of(10, GB, 0), loading.Expected())
+    assert (unplanned.planned_bytes, unplanned.left_s) == (None, None)
+    assert loading.sentence(unplanned).startswith(f"1.0 GB to worker {ONE}, 0 MB to worker {TWO}, 100 MB/s")
 
 
-def test_where_the_kernel_lends_no_sockets_what_is_known_is_shown():
-    load = Load(10, 3 * GB, {})
-    shown = loading.sentence(loading.progress_of(load, EXPECTED))
-    assert shown == (
-        "what workers have got is not known, since the kernel lends no sockets, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
-    )
-    nothing = loading.progress_of(Load(10, None, {}), EXPECTED)
-    assert loading.sentence(nothing) == "what workers have got is not known, since the kernel lends no sockets"
-    partly = loading.progress_of(Load(10, None, {ONE: GB}), EXPECTED)
-    assert f"? of 2.0 GB to worker {TWO}" in loading.sentence(partly)
+def test_where_the_kernel_does_not_count_bytes_what_is_known_is_shown():
+    unknown = "what workers received is not known, since the kernel does not show it"
+    assert shown(Load(10, 3 * GB, {})) == f"{unknown}, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
+    assert shown(Load(10, None, {})) == unknown
+    assert f"? of 2.0 GB to worker {TWO}" in shown(Load(10, None, {ONE: GB}))
 
 
-@pytest.mark.parametrize("seconds", [0, 5e-324, 1e-300, 1e-9])
-def test_no_rate_is_told_of_a_moment(tmp_path, seconds):
-    """Whoever took over the head's launcher may write any time."""
-    load = {"seconds": seconds, "read": 9 * GB, "sent": {ONE: GB}}
-    (tmp_path / names.SERVING).write_text(json.dumps({"state": "loading", "process": 7, "load": load}))
-    progress = loading.progress_of(serving_record.of_launcher(tmp_path, [7]).load, EXPECTED)
-    assert (progress.bytes_per_s, progress.left_s) == (None, None)
-    assert loading.sentence(progress).startswith("1.0 of")
+@pytest.fixture
+def launcher(tmp_path):
+    """Writes what a launcher writes whose process is 42."""
+
+    def write(**changes):
+        load = {**load_of(1.5, 2, 3)._asdict(), "more": "x"}
+        (tmp_path / names.SERVING).write_text(json.dumps({"state": "loading", "process": 42, "load": load, **changes}))
+        return serving_record.of_launcher(tmp_path, [42])
+
+    return write
 
 
-def test_a_part_of_a_plan_names_the_workers_that_got_something():
-    progress = loading.progress_of(load_of(10, GB, 0), loading.Expected({}, 0, cached=False))
-    assert (progress.planned_bytes, progress.left_s) == (None, None)
-    assert loading.sentence(progress).startswith(f"1.0 GB to worker {ONE}, 0 MB to worker {TWO}, 100 MB/s")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_the_launcher_wrote_is_believed_in_its_form_alone(launcher, tmp_path):
+    assert serving_record.of_launcher(tmp_path, [42]) is None
+    assert launcher().load == load_of(1.5, 2, 3)
+    for change in (
         {"process": 7},
         {"load": {"seconds": "x", "read": 1, "sent": {}}},
         {"load": {"seconds": 1, "read": 1, "sent": {"\x1b[2J": 1}}},
         {"load": {"seconds": 1, "read": -1, "sent": {}}},
         {"load": {"seconds": 1, "read": 1, "sent": {str(number): 1 for number in range(9999)}}},
-    ],
-)
-def test_what_the_launcher_wrote_is_believed_in_its_form_alone(tmp_path, change):
-    said = {"state": "loading", "process": 42, "load": {**load_of(1.5, 2, 3)._asdict(), "more": "x"}}
-    (tmp_path / names.SERVING).write_text(json.dumps(said))
-    assert serving_record.of_launcher(tmp_path, [42]).load == load_of(1.5, 2, 3)
-    (tmp_path / names.SERVING).write_text(json.dumps({**said, **change}))
-    assert serving_record.of_launcher(tmp_path, [42]) is None
-    (tmp_path / names.SERVING).unlink()
-    assert serving_record.of_launcher(tmp_path, [42]) is None
+    ):
+        assert launcher(**change) is None
 
 
-class Waiting:
-    """An action whose head answers as a script says; time passes with the answers alone."""
-
-    def __init__(self, monkeypatch, plan, answers, each):
-        self.now, self.lines, self.waits = 0.0, [], []
-        self.action = verify_action.ActionModule.__new__(verify_action.ActionModule)
-        self.action.variables = {}
-        self.plan, self.answers = plan, iter(answers)
-
-        def collected(module_args, task_vars):
-            self.now += each
-            self.waits.append(module_args["wait"])
-            return {"evidence": next(self.answers)}
-
-        monkeypatch.setattr(self.action, "_execute_module", collected)
-        monkeypatch.setattr(verify_action, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(verify_action.display, "display", self.lines.append)
-
-    def collect(self, patience):
-        return self.action._collect({}, self.plan, patience)["evidence"]
+def test_a_moment_has_no_rate(launcher):
+    """A compromised launcher may write any time."""
+    for seconds in (0, 5e-324, 1e-300, 1e-9):
+        record = launcher(load={"seconds": seconds, "read": 9 * GB, "sent": {ONE: GB}})
+        progress = loading.progress_of(record.load, EXPECTED)
+        assert (progress.bytes_per_s, progress.left_s) == (None, None)
+        assert loading.sentence(progress).startswith("1.0 of")
 
 
-def evidence(load=None, healthy=False):
-    base = {"health": {"healthy": healthy, "said": verification.LOADING}, "launched": True, "log": [], "links": {}}
-    base.update(log_complete=True, handshakes={"workers": {}}, ends={"number": 0, "how": "", "log": []})
-    if healthy:
-        base.update(buffers={}, rdma=0, completion={"text": "x", "tokens": 1, "tokens_per_second": 1.0})
-    return {**base, **({"load": load} if load else {})}
+# ------------------------------------------------------------------------------------------------------------- waiting
 
 
-def test_a_load_of_less_than_ten_seconds_shows_nothing(pair, monkeypatch):
-    waiting = Waiting(monkeypatch, pair.plan(), [evidence(load_of(5, 1, 1)._asdict()), evidence(healthy=True)], 4.9)
-    assert waiting.collect(600)["health"]["healthy"]
-    assert waiting.lines == []
+def wait(plan, evidence, each, patience=600):
+    """The evidence to judge, the lines that were shown, and the seconds that it took.
+
+    :param plan: as JSON.
+    :param each: seconds between one evidence and the next.
+    """
+    waiting, lines = Waiting(subject(plan), patience), []
+    for number, found in enumerate(evidence, 1):
+        final = waiting.end(found, number * each)
+        if final:
+            return final, lines, number * each
+        lines += filter(None, [waiting.line(found, number * each)])
+    raise AssertionError("it waits on")
 
 
-def test_a_line_every_ten_seconds(pair, monkeypatch):
+def loads(plan, each, moved, number):
+    """Evidence of a server that loads its model.
+
+    :param moved: bytes that the first worker gets in each step.
+    """
+    endpoint = plan["placement"][0]["endpoint"]
+    return [unhealthy(LOADING, load=Load(each * step, None, {endpoint: moved(step)})) for step in range(1, number)]
+
+
+def test_a_line_every_ten_seconds(pair):
     plan = pair.plan()
-    endpoints = [entry["endpoint"] for entry in plan["placement"] if entry["endpoint"]]
-    loads = [{"seconds": 5.0 * step, "read": None, "sent": {endpoints[0]: 1000 * step}} for step in range(1, 8)]
-    waiting = Waiting(monkeypatch, plan, [*map(evidence, loads), evidence(healthy=True)], 5.0)
-    waiting.collect(600)
-    assert [line.rsplit(", ", 1)[1] for line in waiting.lines] == ["10 s", "20 s", "30 s"]
-    assert all(f"to worker {endpoints[0]}" in line for line in waiting.lines)
+    healthy = unhealthy(health=Health(True, "ok"))
+    _final, lines, _seconds = wait(plan, [*loads(plan, 5.0, lambda step: 1000 * step, 8), healthy], 5.0)
+    assert [line.rsplit(", ", 1)[1] for line in lines] == ["10 s", "20 s", "30 s"]
+    assert all(f"to worker {plan['placement'][0]['endpoint']}" in line for line in lines)
+    _final, lines, _seconds = wait(plan, [*loads(plan, 4.9, lambda step: step, 2), healthy], 4.9)
+    assert lines == []
 
 
-def test_when_the_time_is_over_it_is_said_how_far_each_worker_came(pair, monkeypatch):
+def test_a_timeout_says_how_far_each_worker_came(pair):
     plan = pair.plan()
-    endpoint = next(entry["endpoint"] for entry in plan["placement"] if entry["endpoint"])
-    loads = [{"seconds": 10.0 * step, "read": None, "sent": {endpoint: 1000 * step}} for step in range(1, 9)]
-    found = Waiting(monkeypatch, plan, map(evidence, loads), 10.0).collect(60)
-    wrong = verification.gate(plan, found)
-    assert "the model is loading, and the limit of 60 s is over (llama_server_start_timeout, or" in wrong
-    assert f"to worker {endpoint}" in wrong
-    assert "; set llama_server_start_timeout to " in wrong
-    assert int(wrong.split("llama_server_start_timeout to ")[1].split(",")[0]) > 60
-    still = [{"seconds": 10.0 * step, "read": None, "sent": {endpoint: 1000}} for step in range(1, 9)]
-    found = Waiting(monkeypatch, plan, map(evidence, still), 10.0).collect(60)
-    others = {entry["endpoint"] for entry in plan["placement"]} - {endpoint, None}
-    assert "nothing moved in the end" in verification.gate(plan, found)
-    assert any(f"at the worker {other}" in verification.gate(plan, found) for other in others or {endpoint})
-    alone = [{"seconds": 10.0, "read": None, "sent": {}}] * 9
-    found = Waiting(monkeypatch, {**plan, "placement": []}, map(evidence, alone), 10.0).collect(60)
-    assert "look at the log of the service on the head, or set" in verification.gate(plan, found)
-    found = Waiting(monkeypatch, plan, [evidence()] * 9, 10.0).collect(60)
-    assert "over (llama_server_start_timeout, or several times the predicted load where that is not set); look at" in (
-        verification.gate(plan, found)
-    )
-    refused = {**evidence(), "health": {"healthy": False, "said": "refused"}}
-    assert verification.gate(plan, Waiting(monkeypatch, plan, [refused] * 9, 10.0).collect(60)).endswith(
-        "healthy: refused."
-    )
+    first, second = (entry["endpoint"] for entry in plan["placement"])
+
+    def gate(evidence, planned=plan):
+        final, _lines, _seconds = wait(planned, evidence, 10.0, 60)
+        return judge.gate(subject(planned), final)
+
+    message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
+    assert "the model is loading, and the limit of 60 s is over (llama_server_start_timeout, or" in message
+    assert f"to worker {first}" in message
+    assert int(message.split("; set llama_server_start_timeout to ")[1].split(",")[0]) > 60
+    message = gate(loads(plan, 10.0, lambda _step: 1000, 9))
+    assert f"nothing moved in the end: look at the log of the service on the head and at the worker {second}" in message
+    message = gate([unhealthy(LOADING, load=Load(10.0, None, {}))] * 9, {**plan, "placement": []})
+    assert "look at the log of the service on the head, or set" in message
+    assert "where that is not set); look at" in gate([unhealthy(LOADING)] * 9)
+    assert gate([unhealthy("refused")] * 9).endswith("healthy: refused.")
+
+
+def test_a_server_that_ends_at_each_start_is_not_waited_for(pair):
+    """It is never seen to run, and its launcher was started often before."""
+    log = ("error: invalid argument: --colour",)
+    evidence = [unhealthy(exits=Exits(number, "with status 1", log)) for number in (7, 8, 8, 10, 11)]
+    evidence[3] = evidence[3]._replace(waits_for=("it waits for worker x",))
+    final, _lines, seconds = wait(pair.plan(), evidence, 5.0)
+    assert seconds == 20
+    assert (final.log, final.waits_for) == (log, ())
+    assert final.health.detail == ("llama-server ended 3 times while verify waited for it, the last time with status 1")
+
+
+def test_a_server_with_another_certificate_is_not_waited_for(pair):
+    evidence = unhealthy(reading.OTHER_CERTIFICATE)
+    assert wait(pair.plan(), [evidence], 5.0) == (evidence, [], 5.0)
+
+
+def test_an_instance_that_is_gone_is_not_waited_for(pair):
+    evidence = unhealthy(launched=False)
+    assert wait(pair.plan(staging=True), [unhealthy(), evidence], 5.0) == (evidence, [], 10.0)
+
+
+def test_a_worker_is_waited_for_longer_than_the_launcher_does(pair):
+    """Else it would end before the launcher gives the worker up."""
+    waiting = [unhealthy(waits_for=("it waits for worker x",))] * 99
+    assert wait(pair.plan(), waiting, 5.0)[2] == WORKER_SECONDS
+    pair.hosts["head"]["variables"]["llama_server_fallback"] = True
+    assert wait(pair.plan(), waiting, 5.0)[2] == 60 + WORKER_SECONDS

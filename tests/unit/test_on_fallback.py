@@ -1,22 +1,20 @@
 """A head that serves on a fallback is as planned, as long as it does exactly what its launcher and the plan say."""
 
-import copy
 import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshakes, ServedFallback
 from conftest import typed
 from support.drift import drifts
+from support.verification import checks, healthy, judged, reports
 from test_state import free_port
 
 pytestmark = pytest.mark.programs
@@ -74,7 +72,7 @@ def says(tmp_path, launcher, **said):
     (tmp_path / names.SERVING).write_text(json.dumps({**usual, **said}))
 
 
-def judged(tmp_path, service):
+def service_state(tmp_path, service):
     return state.service_state(service, state.processes(str(tmp_path), None), tmp_path, state.sockets())
 
 
@@ -82,7 +80,7 @@ def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch):
     process = launch(service, "--small")
     for doing in ("fallback", "loading"):
         says(tmp_path, process.pid, state=doing)
-        found = judged(tmp_path, service)
+        found = service_state(tmp_path, service)
         assert (found["state"], found["fallback"]) == ("running", "worker1:cpu")
         assert found["pid"] != process.pid
 
@@ -94,7 +92,7 @@ def test_the_file_is_the_one_that_the_launcher_writes():
 
 def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):
     says(tmp_path, launch(service, "--full").pid, state="serving", without=[])
-    found = judged(tmp_path, service)
+    found = service_state(tmp_path, service)
     assert found["state"] == "running"
     assert "fallback" not in found
 
@@ -116,7 +114,7 @@ def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):
 def test_anything_else_that_the_launcher_runs_is_different(tmp_path, service, launch, argument, said):
     """As where the plan has changed since, or somebody else wrote the file."""
     says(tmp_path, launch(service, argument).pid, **said)
-    found = judged(tmp_path, service)
+    found = service_state(tmp_path, service)
     assert found["state"] == "different"
     assert "fallback" not in found
 
@@ -125,7 +123,7 @@ def test_anything_else_that_the_launcher_runs_is_different(tmp_path, service, la
 def test_a_file_that_is_none_makes_it_different(tmp_path, service, launch, make):
     launch(service, "--small")
     make(tmp_path / names.SERVING)
-    assert judged(tmp_path, service)["state"] == "different"
+    assert service_state(tmp_path, service)["state"] == "different"
 
 
 def test_a_process_that_the_launcher_has_not_started_is_not_served(tmp_path, service, launch):
@@ -149,109 +147,63 @@ def plan(pair):
 
 
 def on_fallback(plan):
-    """What hosts and head report while worker1 is off."""
-    found = drifts(plan)
-    found["head"]["services"]["llamacpp-server"]["fallback"] = "worker1:cpu"
-    del found["worker1"]
-    (served,) = [entry for entry in plan["fallbacks"] if entry["without"] == "worker1:cpu"]
-    answer = {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [{"free_mib": 1, "total_mib": 65536}]}
-    evidence = {
-        "health": {"healthy": True, "said": "ok"},
-        "fallback": {"name": "worker1:cpu", "since": 1700000000},
-        "handshakes": {
-            "workers": {
-                WORKERS[1]: answer,
-                WORKERS[0]: {"state": "unreachable", "detail": "timed out", "protocol": None, "devices": []},
-            }
-        },
-        "buffers": {
-            entry["device"]: {"model": [entry["weights_mib"], 1], "KV": [entry["kv_mib"], 1]}
-            for entry in served["placement"]
-        },
-        "completion": {"text": known_answer.SENTENCE, "tokens": 33, "tokens_per_second": 7.0},
-        "log": [],
-        "log_complete": True,
-        "links": {},
-        "rdma": 0,
-    }
-    return found, evidence
+    """What the head reports while worker1 is off; ``plan`` has types."""
+    served = ServedFallback("worker1:cpu", 1700000000).planned(plan.fallbacks)
+    evidence = healthy(plan._replace(placement=served.placement))
+    lost = evidence.handshakes.workers[WORKERS[0]]._replace(state="unreachable", detail="timed out")
+    return evidence._replace(
+        fallback=ServedFallback("worker1:cpu", 1700000000),
+        handshakes=Handshakes({**evidence.handshakes.workers, WORKERS[0]: lost}),
+    )
 
 
 def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
-    found, _evidence = on_fallback(plan)
+    found = drifts(plan)
+    found["head"]["services"]["llamacpp-server"]["fallback"] = "worker1:cpu"
+    del found["worker1"]
     changes.check(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
     decided = changes.decide(typed(plan), found)
     assert decided.restarts["head"] == []
-    assert decided.behind == []
-    assert decided.unreached == ["worker1"]
+    assert (decided.behind, decided.unreached) == ([], ["worker1"])
 
 
 def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan):
-    found, evidence = on_fallback(plan)
-    report = verification.judge(plan, {**found, "worker1": None}, evidence, {})
-    status = {(check["name"], check["subject"]): check["status"] for check in report["checks"]}
-    assert status["fallback", plan["head"]["url"]] == "failed"
+    plan = typed(plan)
+    report = judged(plan, on_fallback(plan), hosts={**reports(plan), "worker1": None})
+    status = {(check.name, check.subject): check.status for check in report.checks}
     assert status["release", "head"] == "passed"
     assert status["release", "worker1"] == "failed"
     assert status["handshake", WORKERS[1]] == "passed"
     assert status["handshake", WORKERS[0]] == "failed"
-    assert [state for (name, _subject), state in status.items() if name == "buffers"] == ["passed"]
-    assert status["known answer", plan["head"]["url"]] == "passed"
-    (said,) = [check["evidence"] for check in report["checks"] if check["name"] == "fallback"]
-    assert said.startswith("the head serves without worker1:cpu since 2023-11-14 22:13:20 UTC")
-    assert not report["passed"]
+    assert [check.status for check in checks(report, "buffers")] == ["passed"]
+    assert status["known answer", plan.head.url] == "passed"
+    (check,) = checks(report, "fallback")
+    assert (check.subject, check.status) == (plan.head.url, "failed")
+    assert check.evidence.startswith("the head serves without worker1:cpu since 2023-11-14 22:13:20 UTC")
+    assert not report.passed
 
 
-def test_verify_says_that_no_fallback_is_needed(plan):
-    _found, evidence = on_fallback(plan)
-    del evidence["fallback"]
-    (check,) = [
-        check for check in verification.judge(plan, drifts(plan), evidence, {})["checks"] if check["name"] == "fallback"
-    ]
-    assert (check["status"], check["evidence"]) == ("passed", "not needed; planned for 2 of 2 losses")
-
-
-def test_without_the_variable_there_is_no_such_check(pair):
-    plan = pair.plan()
-    _found, evidence = on_fallback(plan)
-    del evidence["fallback"]
-    names_of = [check["name"] for check in verification.judge(plan, drifts(plan), evidence, {})["checks"]]
-    assert "fallback" not in names_of
+def test_verify_says_that_no_fallback_is_needed(plan, pair):
+    (check,) = checks(judged(typed(plan)), "fallback")
+    assert check[2:] == ("passed", "not needed; planned for 2 of 2 losses")
+    pair.hosts["head"]["variables"]["llama_server_fallback"] = False
+    assert checks(judged(typed(pair.plan())), "fallback") == []
 
 
 def test_a_fallback_that_the_plan_does_not_know_is_judged_by_the_plan(plan):
-    _found, evidence = on_fallback(plan)
-    evidence["fallback"]["name"] = "worker7:cpu"
-    assert verification.as_served(plan, evidence) == plan
-    evidence["fallback"]["name"] = "worker1:cpu"
-    served = verification.as_served(plan, evidence)
-    used = {worker["endpoint"]: worker["used"] for host in served["hosts"].values() for worker in host["workers"]}
+    plan = typed(plan)
+    evidence = on_fallback(plan)
+    assert judge.as_served(plan, evidence._replace(fallback=ServedFallback("worker7:cpu", 1))) == plan
+    served = judge.as_served(plan, evidence)
+    used = {worker.endpoint: worker.used for host in served.hosts.values() for worker in host.workers}
     assert used == {WORKERS[0]: False, WORKERS[1]: True}
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_verify_waits_for_a_server_that_may_fall_back(pair, wanted):
     pair.hosts["head"]["variables"]["llama_server_fallback"] = wanted
-    plan = pair.plan()
-    found = drifts(plan)
-    assert verification.may_become_healthy(plan, found)
-    del found["worker1"]
-    assert verification.may_become_healthy(plan, found) == wanted
-    del found["worker2"]
-    assert not verification.may_become_healthy(plan, found)
-
-
-def test_verify_waits_longer_than_the_launcher_for_a_worker(monkeypatch, plan):
-    """Else it would end before the launcher gives the worker up."""
-    answers = {
-        "evidence": {"health": {"healthy": False, "said": "-"}, "waits_for": ["it waits"], "ends": {"number": 0}}
-    }
-    clock = iter(range(0, 10000, 10))
-    action = object.__new__(verify_action.ActionModule)
-    action.variables = {}
-    monkeypatch.setattr(verify_action.ActionModule, "_execute_module", lambda *_, **__: copy.deepcopy(answers))
-    monkeypatch.setattr(verify_action.verification, "check_evidence", lambda _head, evidence: evidence)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    began = next(clock)
-    action._collect({}, plan, 600)
-    assert next(clock) - began > 60 + verify_action.SECONDS_FOR_WORKERS
+    plan = typed(pair.plan())
+    hosts = reports(plan)
+    assert judge.may_become_healthy(plan, hosts)
+    assert judge.may_become_healthy(plan, {**hosts, "worker1": None}) == wanted
+    assert not judge.may_become_healthy(plan, {"head": hosts["head"]})

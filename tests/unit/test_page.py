@@ -13,8 +13,9 @@ import chromium
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
-from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
     curves,
@@ -22,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
 )
 from conftest import typed
 from support.clusters import strix_halos
+from support.verification import unhealthy, verify
 from test_report import EVIL, Tags, spoiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +43,7 @@ CHECKS = {
         },
     ],
 }
+VERIFIED = typed_json.parse(Report, CHECKS)
 CONTRAST = """
 (() => {
   const channel = value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
@@ -194,7 +197,7 @@ def test_a_benchmark_without_a_measurement_has_a_page(cells):
 
 
 def test_the_page_of_a_verified_plan_has_each_check(plan):
-    text = html_page.page(typed(plan), (), CHECKS)
+    text = html_page.page(typed(plan), (), VERIFIED)
     assert "Of 3 checks: 1 passed, 1 failed, 1 not tested." in text
     for check in CHECKS["checks"]:
         assert all(word in text for word in check.values())
@@ -214,7 +217,9 @@ def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
         ]
         hosts = {name + evil: value + evil for name, value in example.hosts.items()}
         measured = example._replace(release=example.release + evil, hosts=hosts, cells=tuple(cells))
-        return html_page.page(typed(plan), (), spoiled(CHECKS) if spoil else CHECKS, measured)
+        return html_page.page(
+            typed(plan), (), typed_json.parse(Report, spoiled(CHECKS)) if spoil else VERIFIED, measured
+        )
 
     good, bad = page(False), page(True)
     assert Tags(bad).opened == Tags(good).opened
@@ -236,7 +241,7 @@ def pages(tmp_path_factory, plan, example, large):
     folder = tmp_path_factory.mktemp("pages")
     found = {
         "plan": (html_page.page(typed(plan), ["  strix1  is as planned"]), None),
-        "example": (html_page.page(typed(plan), [], CHECKS, example), example),
+        "example": (html_page.page(typed(plan), [], VERIFIED, example), example),
         "large": (html_page.page(None, measured=large), large),
     }
     for name, (text, _measured) in found.items():
@@ -324,7 +329,7 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
     )
     assert result.returncode == 0, result.stdout
     assert "changed=0" in result.stdout
-    assert page.read_text() == html_page.page(typed(plan), (), CHECKS, example)
+    assert page.read_text() == html_page.page(typed(plan), (), VERIFIED, example)
 
 
 @pytest.mark.parametrize(
@@ -360,26 +365,27 @@ def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):
 
 def test_a_page_that_cannot_be_written_is_named(files):
     with pytest.raises(AnsibleActionFail, match="llama_report_path is '/no/such/folder/page', which cannot be written"):
-        output.write_report("/no/such/folder/page", None, CHECKS)
+        output.write_report("/no/such/folder/page", None, VERIFIED)
 
 
 def test_what_was_measured_is_read_as_a_file_is(files):
     page = files / "report.html"
-    output.write_report(str(page), None, CHECKS, benchmarks.example())
-    assert page.read_text() == html_page.page(None, None, CHECKS, benchmarks.read(benchmarks.example()))
+    output.write_report(str(page), None, VERIFIED, benchmarks.example())
+    assert page.read_text() == html_page.page(None, (), VERIFIED, benchmarks.read(benchmarks.example()))
     with pytest.raises(AnsibleActionFail, match="What was measured is not a benchmark"):
-        output.write_report(str(page), None, CHECKS, {"schema": 2})
+        output.write_report(str(page), None, VERIFIED, {"schema": 2})
 
 
 def test_a_verification_writes_what_is_asked_for(files, plan, example):
-    kept, page = files / "kept.json", files / "report.html"
-    verify_action._write(plan, CHECKS, str(kept), str(page), benchmarks.example())
-    assert json.loads(kept.read_text()) == CHECKS
-    assert page.read_text() == html_page.page(typed(plan), (), CHECKS, example)
-    kept.unlink()
-    verify_action._write(plan, CHECKS, None, str(page), None)
-    assert page.read_text() == html_page.page(typed(plan), (), CHECKS)
-    assert not kept.exists()
+    path, page = files / "kept.json", files / "report.html"
+    verify(plan, *[unhealthy()] * 2, path=str(path), page=str(page), benchmark=benchmarks.example())
+    report = typed_json.parse(Report, json.loads(path.read_text()))
+    assert not report.passed
+    assert page.read_text() == html_page.page(typed(plan), (), report, example)
+    path.unlink()
+    verify(plan, *[unhealthy()] * 2, page=str(page))
+    assert page.read_text() == html_page.page(typed(plan), (), report)
+    assert not path.exists()
 
 
 def test_the_report_of_a_plan_is_its_page(files, plan):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rpc import Server
@@ -314,6 +314,6 @@ def test_a_key_is_sent_as_it_is_in_its_file(tmp_path, key):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert reading.ask(address, "/", 5, key=verification.first_key(str(tmp_path / "keys"))).status == 200
+        assert reading.ask(address, "/", 5, key=server_client.first_key(str(tmp_path / "keys"))).status == 200
         thread.join(5)
     assert b"\r\nAuthorization: Bearer " + key + b"\r\n" in heard[0]

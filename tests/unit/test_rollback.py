@@ -1,15 +1,18 @@
 """Rollback: which plan a cluster goes back to, what is done on each host, what is reported, and the gate afterwards."""
 
-from unittest import mock
-
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible_collections.llamacpp.cluster.plugins.action import rollback_plan, verify
+from ansible_collections.llamacpp.cluster.plugins.action import rollback_plan
 from ansible_collections.llamacpp.cluster.plugins.action import rollback_report as report_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback, rollback_report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Health,
+    ServedFallback,
+    ServerEvidence,
+)
 from conftest import typed
+from support import verification
 from support.actions import run
 from support.drift import drifts
 from support.playbook_runs import Operator
@@ -404,57 +407,20 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
 
 # --------------------------------------------------------------------------------------------------------------- the gate
 
-EVIDENCE = {
-    "health": {"healthy": True, "said": "ok"},
-    "ends": {"number": 0, "how": "", "log": []},
-    "launched": True,
-    "log": ["last line"],
-    "log_complete": True,
-    "handshakes": {"workers": {}},
-    "links": {},
-    "buffers": {},
-    "rdma": 0,
-    "completion": {"text": "wrong", "tokens": 3, "tokens_per_second": 1.0},
-}
-
-
-def gate(plan, *evidence):
-    task = mock.Mock(args={"plan": plan, "gate": True}, async_val=0, action="llamacpp.cluster.verify")
-    plugin = verify.ActionModule(task, *(mock.Mock() for _argument in range(5)))
-    answers = iter(evidence)
-    plugin._execute_module = lambda module_args, task_vars: {"evidence": next(answers)}
-    return plugin.run(task_vars={})
-
-
-def test_the_gate_is_one_right_answer(pair):
-    plan = completed(pair)
-    wrong = gate(plan, EVIDENCE)
-    assert wrong["failed"]
-    assert "known answer: word 1 is 'wrong'" in wrong["msg"]
-    right = {**EVIDENCE["completion"], "text": verification.known_answer.SENTENCE}
-    assert gate(plan, {**EVIDENCE, "completion": right}) == {"changed": False}
-    plan["model"].update(known_answer=None, name="some model")
-    assert gate(plan, EVIDENCE) == {"changed": False}
-    none = {**EVIDENCE, "completion": {"error": "status 500: compute error"}}
-    assert "completion: status 500" in gate(plan, none)["msg"]
-
-
-def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(pair):
-    waiting = {**EVIDENCE, "health": {"healthy": False, "said": "Connection refused"}}
-    ended = {**waiting, "ends": {"number": 3, "how": "with status 1", "log": ["bad model"]}}
-    failed = gate(completed(pair), waiting, ended)
-    assert "ended 3 times" in failed["msg"]
-    assert failed["msg"].endswith("\nbad model")
-
 
 def test_the_gate_takes_the_plan_that_a_head_has_recorded(way):
     del way[1]["head"]["record"]["head"]["fallback_after"]
     plan = accept(way)["plan"]
     plan["model"].update(known_answer=None, name="some model")
-    assert gate(plan, EVIDENCE) == {"changed": False}
-    impatient = {**plan, "head": {**plan["head"], "start_timeout": 0}}
-    silent = {**EVIDENCE, "health": {"healthy": False, "said": "no"}}
-    assert "not healthy: no" in gate(impatient, silent)["msg"]
-    assert "not healthy: worker away" in gate(impatient, {**silent, "waits_for": ["worker away"]})["msg"]
-    evidence = {**EVIDENCE, "fallback": {"name": "worker2:cpu", "since": 1}}
-    assert verification.as_served(plan, evidence) == plan
+    right = verification.unhealthy(
+        health=Health(True, "ok"),
+        server=ServerEvidence({}, 0, verification.RIGHT),
+        fallback=ServedFallback("worker2:cpu", 1),
+    )
+    assert verification.verify(plan, right, gate=True) == {"changed": False}
+    impatient = {**plan, "head": {**plan["head"], "start_timeout": 1}}
+    for evidence, reason in (
+        (verification.unhealthy("no"), "no"),
+        (verification.unhealthy(waits_for=("away",)), "away"),
+    ):
+        assert f"not healthy: {reason}" in verification.verify(impatient, evidence, gate=True)["msg"]

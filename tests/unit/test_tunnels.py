@@ -2,8 +2,8 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
 from conftest import typed
+from support.verification import checks, judged
 
 
 @pytest.fixture
@@ -45,11 +45,8 @@ def test_the_staging_ports_have_a_tunnel_of_their_own(tunnelled):
 
 
 def test_a_port_that_only_a_tunnel_reaches_is_closed(tunnelled):
-    plan = tunnelled.plan()
-    running = {"llamacpp-worker-cpu": {"addresses": ["127.0.0.1"]}}
-    first, *_others = verification._closed(plan, {"worker1": {"services": running}}, {})
-    assert (first["subject"], first["status"]) == ("127.0.0.1:60052", "passed")
-    assert first["evidence"] == "listens on loopback only"
+    first, *_others = checks(judged(typed(tunnelled.plan())), "closed")
+    assert first == ("closed", "127.0.0.1:60052", "passed", "listens on loopback only")
 
 
 @pytest.mark.parametrize(

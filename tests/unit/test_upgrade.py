@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from conftest import definition
 from support.actions import run
 from support.drift import drifts
@@ -156,14 +155,17 @@ def test_a_head_on_another_host_serves_too(pair):
 NONE = {"head": "", "worker1": "", "worker2": ""}
 
 
+def report(*checks):
+    return {"schema": 1, "cluster": "x", "passed": False, "checks": list(checks)}
+
+
 def check(status, evidence="ok", name="health", subject="http://127.0.0.1:8180"):
     return {"name": name, "subject": subject, "status": status, "evidence": evidence}
 
 
 def test_a_release_that_has_proven_itself(pair):
-    plan, report = pair.plan(staging=True), {"checks": [check("passed"), check("not tested")]}
-    assert release_proof.failure(plan, NONE, report) is None
-    assert run(proof, plan=plan, errors=NONE, report=report) == {"changed": False}
+    right = report(check("passed"), check("not tested"))
+    assert run(proof, plan=pair.plan(staging=True), errors=NONE, report=right) == {"changed": False}
 
 
 @pytest.mark.parametrize(
@@ -177,13 +179,13 @@ def test_a_release_that_has_proven_itself(pair):
         ),
         (
             NONE,
-            {"checks": [check("failed", "it waits for worker 192.0.2.11:50152: silent, no answer")]},
+            report(check("failed", "it waits for worker 192.0.2.11:50152: silent, no answer")),
             ["health of http://127.0.0.1:8180: it waits for worker 192.0.2.11:50152"],
             ["journalctl --unit=llamacpp-staging-worker-cpu on worker1"],
         ),
         (
             NONE,
-            {"checks": [check("failed", "word 1 is 'x'", "known answer")]},
+            report(check("failed", "word 1 is 'x'", "known answer")),
             ["known answer of http://127.0.0.1:8180: word 1 is 'x'"],
             [
                 "journalctl --unit=llamacpp-staging-server on head",
@@ -196,8 +198,8 @@ def test_a_release_that_has_proven_itself(pair):
     ids=["worker", "handshake", "answer", "nothing"],
 )
 def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report, parts, logs):
-    plan = pair.plan(staging=True)
-    message = release_proof.failure(plan, errors, report)
+    result = run(proof, plan=pair.plan(staging=True), errors=errors, report=report)
+    assert result["failed"]
     for part in [
         "Release pypi-0.3.36 did not prove itself",
         "What serves was not touched",
@@ -205,12 +207,9 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
         *parts,
         *logs,
     ]:
-        assert part in message
-    assert message.count("journalctl") == (3 if (errors, report) == (NONE, {}) else len(logs))
-    assert "\x1b" not in message
-    result = run(proof, plan=plan, errors=errors, report=report)
-    assert result["failed"]
-    assert result["msg"] == message
+        assert part in result["msg"]
+    assert result["msg"].count("journalctl") == (3 if (errors, report) == (NONE, {}) else len(logs))
+    assert "\x1b" not in result["msg"]
 
 
 @pytest.mark.parametrize(
@@ -224,4 +223,4 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
 def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
     plan = pair.plan(staging=True)
     plan["hosts"]["worker1"]["service_manager"] = manager
-    assert place in release_proof.failure(plan, {**NONE, "worker1": "it ended"}, {})
+    assert place in run(proof, plan=plan, errors={**NONE, "worker1": "it ended"}, report={})["msg"]

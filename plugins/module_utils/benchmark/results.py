@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FASTEST, SLOWEST, Cell, Speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of benchmark/runner.py."""
@@ -114,7 +114,7 @@ def _memory(lines: Sequence[str], workers: Mapping[str, str]) -> dict[str, float
     most: dict[str, float] = {}
     for start, end in zip(starts, ends[1:]):
         for device, mib in _sums("\n".join(lines[start:end])).items():
-            if device in most or len(most) < verification.DEVICES:
+            if device in most or len(most) < start_log.DEVICES:
                 most[device] = max(most.get(device, 0), mib)
     whole = {device: round(weights.get(device, 0) + most.get(device, 0), 2) for device in (*weights, *most)}
     names = {device: re.search(r"127\.0\.0\.1:[0-9]+", device) for device in whole}
@@ -126,7 +126,7 @@ def _memory(lines: Sequence[str], workers: Mapping[str, str]) -> dict[str, float
 
 def _sums(text: str) -> dict[str, float]:
     """Device → MiB of all of its buffers."""
-    return {device: sum(kind.mib for kind in kinds.values()) for device, kinds in verification.buffers(text).items()}
+    return {device: sum(kind.mib for kind in kinds.values()) for device, kinds in start_log.buffers(text).items()}
 
 
 def fill(cells: Iterable[Cell], log: Log, latencies: Sequence[float]) -> list[Cell]:

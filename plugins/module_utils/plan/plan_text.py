@@ -497,10 +497,3 @@ def changes_of(
     for name, reason in unasked.items():
         lines += _wrapped("  ", f"{name}  was not compared: {reason}")
     return lines
-
-
-MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
-
-
-def checks_table(checks: list[dict]) -> str:
-    return table([[MARKS[check["status"]], check["name"], check["subject"], check["evidence"]] for check in checks])

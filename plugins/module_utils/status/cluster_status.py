@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, server_client
 
 HARMLESS = ("unneeded",)
 """Kinds of differences that leave a cluster healthy: what could be removed."""
@@ -100,7 +100,7 @@ def _state(planned: str | None, defined: str | None, head: types.HeadCondition) 
     if planned == "stopped":
         return "starting", ended
     if health:
-        return ("loading", "") if health.said == verification.LOADING else ("silent", health.said)
+        return ("loading", "") if health.said == server_client.LOADING else ("silent", health.said)
     return (serving.state if serving else "running"), ""
 
 

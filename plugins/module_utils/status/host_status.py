@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
 
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
@@ -28,7 +28,7 @@ ASK_SECONDS = 1.0
 def _verified(path: Path) -> types.VerifiedRecord | None:
     """What verify left on the head; None where that is missing or has another form."""
     try:
-        found = reading.read_object(path, verification.RECORD_BYTES)
+        found = reading.read_object(path, evidence.RECORD_BYTES)
     except (OSError, ValueError):
         return None
     found = {name: found.get(name) for name in types.VerifiedRecord._fields}
@@ -50,11 +50,11 @@ def _ask(head: Mapping[str, Any], running: Collection[int], account: str | None,
     :param running: processes of ours.
     """
     try:
-        certificate = verification.certificate_of(head)
-        found = verification.wait_for_health(head["own_url"], 0, certificate, ASK_SECONDS)
+        certificate = server_client.planned_certificate(head["tls_certificate_file"])
+        found = server_client.wait_for_health(head["own_url"], 0, certificate, ASK_SECONDS)
     except ValueError as error:
         return _Server(types.Health(healthy=False, said=validation.printable(error)))
-    health = types.Health(found["healthy"], found["said"])
+    health = types.Health(*found)
     if health.healthy and not asleep and metrics.OPTION in head["argv"]:
         with suppress(OSError):  # a key that cannot be read
             return _Server(health, _counters(head, running, account, certificate))
@@ -64,7 +64,7 @@ def _ask(head: Mapping[str, Any], running: Collection[int], account: str | None,
 def _counters(
     head: Mapping[str, Any], running: Collection[int], account: str | None, certificate: bytes | None
 ) -> metrics.Counters | None:
-    address, key = head["own_url"].split("//", 1)[1], verification.first_key(head["api_key_file"])
+    address, key = head["own_url"].split("//", 1)[1], server_client.first_key(head["api_key_file"])
     place, port = address.rsplit(":", 1)
 
     def objection() -> str | None:
@@ -90,13 +90,12 @@ def _head(place: Mapping[str, Any], head: Mapping[str, Any] | None) -> types.Hea
         current = bool(serving and serving.process in running)
         asleep = bool(serving and current and serving.state == serving_record.ASLEEP)
         server = _ask(head, running, place["account"], asleep)
-    ends = verification.ends(folder / runtime.ENDS)
     return types.HeadCondition(
         health=server.health if server else None,
         serving=serving,
         current=current,
-        waits_for=tuple(verification.waits_for(verification.handshakes(folder / runtime.HANDSHAKES)["workers"])),
-        ends=types.Ends(ends["number"], ends["how"], tuple(ends["log"])),
+        waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
+        ends=types.Ends(*evidence.exits(folder / runtime.ENDS)),
         verified=verified,
         benchmark=next(iter(history.ids(place["prefix"])), None),
         metrics=server.metrics if server else None,

@@ -4,25 +4,27 @@
 """How far a model is loaded: what the head's launcher writes of it, beside what the plan has on each device."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Optional
+from types import MappingProxyType
+from typing import NamedTuple, Optional, Union
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB, amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 
 LEAST_SECONDS = 0.001
-"""Of which a rate can be told."""
+"""For which a rate makes sense."""
 
 
 class Expected(NamedTuple):
     """Bytes of weights that a plan has on its devices. Empty where only the head's part of a plan is known."""
 
-    workers: Mapping[str, int]
+    workers: Mapping[str, int] = MappingProxyType({})
     """Endpoint → bytes."""
-    own: int
+    head: int = 0
     """On the head's own devices and its processor."""
-    cached: bool
-    """Whether a worker keeps tensors: what it has already is not sent."""
+    cached: bool = False
+    """Whether a worker caches tensors: what it has already is not sent."""
 
 
 class WorkerProgress(NamedTuple):
@@ -55,41 +57,40 @@ class Progress(NamedTuple):
     """whether less may be left, since workers may have tensors in their caches"""
 
 
-def expected_of(plan: Optional[Plan]) -> Expected:
-    """:param plan: None where it is not known, or only the head's part of it."""
+def expected_of(plan: Union[Plan, Subject, None]) -> Expected:
+    """:param plan: None where it is not known."""
     if not plan or not plan.placement:
-        return Expected({}, 0, cached=False)
+        return Expected()
     workers: dict[str, int] = {}
-    own = round((plan.head.cpu.weights_mib if plan.head.cpu else 0) * MIB)
+    head = round(plan.head.cpu.weights_mib * MIB)
     for entry in plan.placement:
         size = round(entry.weights_mib * MIB)
         if entry.endpoint:
             workers[entry.endpoint] = workers.get(entry.endpoint, 0) + size
         else:
-            own += size
-    known = [worker for host in plan.hosts.values() for worker in host.workers]
-    return Expected(workers, own, any(worker.cache and worker.endpoint in workers for worker in known))
+            head += size
+    cached = any(worker.cache and worker.endpoint in workers for host in plan.hosts.values() for worker in host.workers)
+    return Expected(workers, head, cached)
 
 
-def _done(load: Load, expected: Expected) -> int:
+def _loaded(load: Load, expected: Expected) -> int:
     """Bytes that are where they belong. What was read and not sent is taken for the head's own."""
-    sent = {endpoint: min(size, expected.workers.get(endpoint, size)) for endpoint, size in load.sent.items()}
-    if expected.workers and not sent:
-        return min(load.read or 0, expected.own + sum(expected.workers.values()))
-    own = max(0, (load.read or 0) - sum(sent.values()))
-    return sum(sent.values()) + min(own, expected.own)
+    if expected.workers and not load.sent:
+        return min(load.read or 0, expected.head + sum(expected.workers.values()))
+    sent = sum(min(size, expected.workers.get(endpoint, size)) for endpoint, size in load.sent.items())
+    return sent + min(max(0, (load.read or 0) - sent), expected.head)
 
 
 def progress_of(load: Load, expected: Expected, before: Optional[Load] = None) -> Progress:
     """:param before: an earlier one of the same start, from which on the rate is counted."""
-    whole = expected.own + sum(expected.workers.values())
-    endpoints = expected.workers or load.sent
     if before and before.seconds >= load.seconds:
         before = None
+    loaded = _loaded(load, expected)
     seconds = load.seconds - (before.seconds if before else 0)
-    moved = _done(load, expected) - (_done(before, expected) if before else 0)
+    moved = loaded - (_loaded(before, expected) if before else 0)
     rate = round(moved / seconds) if seconds >= LEAST_SECONDS and moved > 0 else None
-    missing = whole - _done(load, expected)
+    whole = expected.head + sum(expected.workers.values())
+    endpoints = expected.workers or load.sent
     return Progress(
         round(load.seconds, 1),
         load.read,
@@ -98,7 +99,7 @@ def progress_of(load: Load, expected: Expected, before: Optional[Load] = None) -
             WorkerProgress(endpoint, load.sent.get(endpoint), expected.workers.get(endpoint)) for endpoint in endpoints
         ),
         rate,
-        round(missing / rate) if rate and missing > 0 else None,
+        round((whole - loaded) / rate) if rate and whole > loaded else None,
         expected.cached,
     )
 
@@ -118,7 +119,7 @@ def sentence(progress: Progress) -> str:
         f"{_part(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in progress.workers
     ]
     if progress.workers and not known:
-        parts = ["what workers have got is not known, since the kernel lends no sockets"]
+        parts = ["what workers received is not known, since the kernel does not show it"]
     if progress.read_bytes is not None:
         parts.append(f"{_part(progress.read_bytes, progress.planned_bytes)} read from files")
     if progress.bytes_per_s:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_page
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -121,11 +123,13 @@ def _versions(plan: Plan) -> list[str]:
     return plan_text.table(rows).splitlines() if len(rows) > 1 else []
 
 
-def _checks(verified: dict) -> dict[str, Any]:
-    rows = verified["checks"]
-    counts = {status: sum(check["status"] == status for check in rows) for status in ("passed", "failed", "not tested")}
-    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return {"rows": rows, "said": f"Of {len(rows)} checks: {said}." if rows else "Nothing was checked."}
+def _checks(report: Report) -> dict[str, Any]:
+    counts = Counter(check.status for check in report.checks)
+    said = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "not tested") if counts[status])
+    return {
+        "rows": report.checks,
+        "said": f"Of {len(report.checks)} checks: {said}." if report.checks else "Nothing was checked.",
+    }
 
 
 def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
@@ -147,27 +151,22 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     return {**view, "parts": ["Refused"] * refused + names}
 
 
-def _title(plan: Plan | Refused | None, verified: dict | None, of_benchmark: dict[str, Any]) -> list[str]:
+def _title(plan: Plan | Refused | None, verified: Report | None, of_benchmark: dict[str, Any]) -> list[str]:
     if plan:
         return [line.strip() for line in plan_text.plan_title(plan)]
-    return [
-        of_benchmark["title"]
-        if "title" in of_benchmark
-        else f"Verification of {verified['cluster'] if verified else ''}"
-    ]
+    return [of_benchmark.get("title") or f"Verification of {verified.cluster if verified else ''}"]
 
 
 def page(
     plan: Plan | Refused | None,
     changes: Sequence[str] = (),
-    verified: dict | None = None,
+    verified: Report | None = None,
     measured: Benchmark | None = None,
 ) -> str:
     """HTML of a plan, a refused one too, with what was verified and measured of it.
 
     :param plan: None leaves its parts out.
     :param changes: what site.yml would change.
-    :param verified: of verification.judge.
     """
     view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}}
     of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}

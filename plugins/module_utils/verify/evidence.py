@@ -1,0 +1,205 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the head knows of the cluster, collected there: server, workers, links, and how the head differs from its part of the plan."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, serving_record, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    SCHEMA,
+    Completion,
+    Evidence,
+    Exits,
+    Handshake,
+    Handshakes,
+    Health,
+    LinkMeasurement,
+    Outcome,
+    ServedFallback,
+    ServerEvidence,
+    Subject,
+    WorkerDevice,
+)
+
+RECORD_BYTES = 1024 * 1024
+"""Of a file of the launcher's, at most."""
+LINE = 500
+"""Characters of a line of the log that are shown."""
+WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What is raised where values are taken from JSON of another form."""
+PROMPT = "The first three prime numbers are"
+TOKENS = 16
+SECONDS_FOR_ANSWER = 300
+
+
+def collect(subject: Subject, seconds: float) -> Evidence:
+    """
+    :param seconds: how long to wait for the server.
+    """
+    head, host = subject.head, subject.hosts[subject.head.host]
+    folder = Path(host.state)
+    certificate = None
+    try:
+        certificate = server_client.planned_certificate(head.tls_certificate_file)
+        health = server_client.wait_for_health(head.own_url, seconds, certificate)
+    except ValueError as error:
+        health = Health(False, printable(error))
+    running = state.processes(host.prefix, host.account)
+    launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
+    serving = serving_record.of_launcher(folder, launchers)
+    if health.healthy and serving and serving.state == serving_record.ASLEEP:
+        health = Health(True, "ok; it slept, and the question of this check woke it")
+    log = _start_log(folder)
+    evidence = Evidence(
+        health=health,
+        exits=exits(folder / runtime.ENDS),
+        launched=bool(launchers),
+        log=_last_lines(log.splitlines()),
+        log_complete=bool(log) and journal.INCOMPLETE not in log,
+        handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
+        links=_links(host.prefix, subject.links),
+        fallback=_served_fallback(host, running),
+    )
+    if not health.healthy:
+        load = serving.load if serving and serving.state == serving_record.LOADING else None
+        return evidence._replace(waits_for=waits_for(evidence.handshakes.workers), load=load)
+    first_load = log.partition(server.FALLS_ASLEEP)[0]
+    shown = None
+    if certificate and head.tls_certificate_file:
+        shown = server_client.examine_certificate(head.own_url, head.tls_certificate_file)
+    return evidence._replace(
+        handshakes=_with_unused_workers(evidence.handshakes, subject, evidence.fallback),
+        server=ServerEvidence(
+            start_log.buffers(first_load),
+            start_log.rdma_connections(first_load),
+            _ask(subject, running, certificate),
+            shown,
+        ),
+        drift=None if subject.staging else state.drift(typed_json.dump(host)),
+    )
+
+
+def _start_log(folder: Path) -> str:
+    try:
+        return reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _last_lines(lines: list[str]) -> tuple[str, ...]:
+    return tuple(printable(line, LINE) for line in lines[-runtime.LAST_LINES :])
+
+
+def exits(path: Path) -> Exits:
+    """What the launcher recorded of the ends of llama-server."""
+    try:
+        recorded = reading.read_object(path, RECORD_BYTES)
+        return Exits(int(recorded["number"]), printable(recorded["how"]), _last_lines(list(recorded["log"])))
+    except (OSError, *WRONG_FORM):
+        return Exits(0, "", ())
+
+
+def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
+    """What the launcher recorded of its workers.
+
+    :param launchers: processes of the launcher, as far as they are known; what another one recorded is out of date.
+    """
+    try:
+        recorded = reading.read_object(path, RECORD_BYTES)
+        if launchers and recorded["process"] not in launchers:
+            raise ValueError("it is of an earlier start: the disk may be full or read-only")
+        return Handshakes({str(endpoint): _handshake(answer) for endpoint, answer in recorded["workers"].items()})
+    except (OSError, *WRONG_FORM) as error:
+        why = "it has another form" if isinstance(error, (KeyError, TypeError, AttributeError)) else printable(error)
+        return Handshakes({}, f"{path} cannot be used: {why}")
+
+
+def _handshake(answer: Mapping[str, Any]) -> Handshake:
+    devices = tuple(WorkerDevice(int(device["total_mib"])) for device in answer["devices"])
+    protocol = answer["protocol"]
+    return Handshake(
+        printable(answer["state"]),
+        printable(answer["detail"]),
+        None if protocol is None else printable(protocol),
+        devices,
+    )
+
+
+def waits_for(workers: Mapping[str, Handshake]) -> tuple[str, ...]:
+    """What the head's launcher still waits for, a sentence for each worker."""
+    return tuple(
+        f"it waits for worker {endpoint}: {answer.state}, {answer.detail}"
+        for endpoint, answer in sorted(workers.items())
+        if answer.state != "ok"
+    )
+
+
+def _links(prefix: str, names_of_hosts: Iterable[str]) -> dict[str, LinkMeasurement | None]:
+    measured = host_facts.measured_links(prefix)
+    return {
+        name: typed_json.parse(LinkMeasurement, measured[name]) if name in measured else None for name in names_of_hosts
+    }
+
+
+def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
+    for service in host.services:
+        served = fallback.served(typed_json.dump(service), running, Path(host.state))
+        if served:
+            return ServedFallback(served.name, served.since)
+    return None
+
+
+def _with_unused_workers(recorded: Handshakes, subject: Subject, served: ServedFallback | None) -> Handshakes:
+    """The handshakes, and what the workers answer now that the head does not hold."""
+    on_fallback = served.planned(subject.fallbacks) if served else None
+    workers = dict(recorded.workers)
+    for worker in (worker for host in subject.hosts.values() for worker in host.workers):
+        used = worker.endpoint in on_fallback.workers if on_fallback else worker.used
+        if not used:
+            address, port = worker.endpoint.rsplit(":", 1)
+            workers[worker.endpoint] = _handshake(rpc.probe(address, int(port), protocol=worker.protocol))
+    return recorded._replace(workers=workers)
+
+
+def _ask(subject: Subject, running: Collection[int], certificate: bytes | None) -> Completion:
+    head, account = subject.head, subject.hosts[subject.head.host].account
+    question: dict[str, Any] = {"prompt": "", "temperature": 0}
+    if not subject.has_known_answer:
+        question = {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
+    key = server_client.first_key(head.api_key_file)
+    place = server_client.address_of(head.own_url)
+    address, port = place.rsplit(":", 1)
+    patience = SECONDS_FOR_ANSWER + (head.start_timeout if server.SLEEP in head.argv else 0)
+
+    def objection() -> str | None:
+        """The connection stands, so whoever listens now is who gets the key, or nobody does."""
+        listener = state.stranger_at(address, int(port), running, account) if key else None
+        return listener and f"the API key was not sent: {listener}"
+
+    return server_client.completion(
+        reading.ask(place, "/v1/completions", patience, question, key, objection, certificate)
+    )
+
+
+def record(prefix: str, outcome: Outcome) -> None:
+    """Leaves the outcome of a verification on the head, for status.
+
+    :raises OSError: names the file.
+    """
+    content = {"schema": SCHEMA, "time": int(time.time()), **typed_json.dump(outcome)}
+    replace_file(Path(prefix, names.VERIFIED), json.dumps(content) + "\n", 0o644)

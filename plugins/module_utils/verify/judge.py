@@ -1,0 +1,461 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compares what hosts report with the plan, check by check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan, WorkerPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    DevicePlacement,
+    ExternalWorkerPlan,
+    ModelPlan,
+    Plan,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    LOGGED_ROUNDING_MIB,
+    SCHEMA,
+    Certificate,
+    Check,
+    Completion,
+    Evidence,
+    Handshakes,
+    HostReport,
+    LinkMeasurement,
+    LoggedBuffers,
+    Outcome,
+    Report,
+    ServerEvidence,
+    ServiceReport,
+    Staged,
+    Subject,
+)
+
+LINE = 500
+"""Characters of a check that are recorded on the head."""
+FAILED_CHECKS = 20
+"""That are recorded on the head."""
+
+
+class Observed(NamedTuple):
+    """What is known of a cluster beside the evidence of its head."""
+
+    hosts: Mapping[str, HostReport | None]
+    """Host → its report; None or absent where it did not answer."""
+    probes: Mapping[str, str | None]
+    """Endpoint at the address where the controller reaches the host → the controller's address where it could connect, or None."""
+    changed: Collection[str] = ()
+    """Hosts that the run changed, and that were compared again since."""
+    staged: Staged | None = None
+    """Where staging was asked for."""
+
+    def service(self, host: str, name: str) -> ServiceReport | None:
+        report = self.hosts.get(host)
+        return report.services.get(name) if report else None
+
+
+def evidence_of(head: str, data: Any) -> Evidence:
+    """The evidence in what the head reports.
+
+    :raises Refusal: it has another form: a head that is compromised reports anything.
+    """
+    evidence = typed_json.parse(Evidence, validation.reported(head, "the server", data, typed_json.shape(Evidence)))
+    if evidence.health.healthy != bool(evidence.server):
+        raise validation.another_form(head, "the server", validation.Problem("it.server", "does not fit its health"))
+    return evidence
+
+
+def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
+    """The report on a cluster, whose head was compared again when its evidence was collected."""
+    healthy, checks = evidence.health.healthy, []
+    if healthy and plan.head.fallback_after is not None:
+        checks.append(_fallback(plan, evidence))
+    plan = as_served(plan, evidence)
+    if not plan.staging:
+        checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
+        checks += [_link(host, measured) for host, measured in evidence.links.items()]
+    if observed.staged:
+        checks.append(_staging(plan, observed.staged))
+    checks.append(_check("health", plan.head.url, healthy, "; ".join(evidence.waits_for or [evidence.health.detail])))
+    if evidence.server:
+        checks += _of_server(plan, evidence, evidence.server)
+    else:
+        skipped = ("handshake", "buffers", "known answer", "completion")
+        checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
+    passed = not any(check.status == "failed" for check in checks)
+    return Report(SCHEMA, plan.cluster, passed, tuple(checks))
+
+
+def outcome_of(plan: Plan, report: Report) -> Outcome:
+    """What the head keeps of a report."""
+    failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
+    return Outcome(report.passed, failed, plan.release.ref)
+
+
+def gate(subject: Subject, evidence: Evidence) -> str | None:
+    """Why a head that was started does not serve, with the last lines of its log; None where it is healthy and has answered."""
+    if not evidence.server:
+        reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
+        advice = f" {advice_on_waiting(subject.external_workers, evidence.waits_for)}" if evidence.waits_for else ""
+        log = "".join(f"\n{line}" for line in evidence.log)
+        return f"llama-server is not healthy: {reasons}.{advice}" + (f" Its log ends in:{log}" if log else "")
+    completion, url = evidence.server.completion, subject.head.url
+    checks = [_completion(url, completion)]
+    if subject.has_known_answer:
+        checks.append(_known_answer(url, subject.model, completion))
+    wrong = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
+    return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
+
+
+def advice_on_waiting(external_workers: Sequence[ExternalWorkerPlan], waits_for: Sequence[str]) -> str:
+    """What to do about workers that the launcher waits for.
+
+    :param waits_for: of the evidence.
+    """
+    external = [
+        worker for worker in external_workers if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
+    ]
+    places = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external)
+    texts = [f"Nothing here runs {places}: start it there, with a release of the head's protocol."] if external else []
+    if len(external) < len(waits_for):
+        texts.append(
+            "The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls and the routes "
+            "between head and worker."
+        )
+    return " ".join(texts)
+
+
+def as_served(plan: Plan, evidence: Evidence) -> Plan:
+    """The plan as it is while the head serves on a fallback: with its placement and its workers."""
+    served = evidence.fallback.planned(plan.fallbacks) if evidence.fallback else None
+    if not served:
+        return plan
+    hosts = {
+        name: host._replace(
+            workers=tuple(worker._replace(used=worker.endpoint in served.workers) for worker in host.workers)
+        )
+        for name, host in plan.hosts.items()
+    }
+    external = tuple(worker._replace(used=worker.endpoint in served.workers) for worker in plan.external_workers)
+    return plan._replace(placement=served.placement, hosts=hosts, external_workers=external)
+
+
+def may_become_healthy(plan: Plan, hosts: Mapping[str, HostReport | None]) -> bool:
+    """Whether it makes sense to wait for the server: all workers run that it uses, or that a fallback of it needs."""
+    if plan.staging:
+        return True
+    observed, needed = Observed(hosts, {}), [[worker.endpoint for worker in _used(plan)]]
+    if plan.head.fallback_after is not None:
+        needed += [list(fallback.workers) for fallback in plan.fallbacks]
+    running = {}
+    for name, host in plan.hosts.items():
+        for worker in host.workers:
+            service = observed.service(name, _service_of(plan, worker))
+            running[worker.endpoint] = bool(service and service.state == "running")
+    return any(all(running.get(endpoint, True) for endpoint in endpoints) for endpoints in needed)
+
+
+def _used(plan: Plan) -> list[WorkerPlan]:
+    return [worker for host in plan.hosts.values() for worker in host.workers if worker.used]
+
+
+def _service_of(plan: Plan, worker: WorkerPlan) -> str:
+    return names.of(plan.cluster).service(f"worker-{worker.name}")
+
+
+def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check:
+    status = {True: "passed", False: "failed", None: "not tested"}[passed]
+    return Check(name, subject, status, printable(evidence))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
+
+
+# ------------------------------------------------------------------------------------------------------------ fallback
+
+
+def _fallback(plan: Plan, evidence: Evidence) -> Check:
+    """Whether the whole plan is served, where the head may serve on a fallback."""
+    served = evidence.fallback
+    if not served:
+        losses = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} losses"
+        return _check("fallback", plan.head.url, True, f"not needed; planned for {losses}")
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(served.since))
+    text = f"the head serves without {served.name} since {since} UTC, and with all workers again once that one answers"
+    return _check("fallback", plan.head.url, False, text)
+
+
+# ------------------------------------------------------------------------------------------------------------- release
+
+
+def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
+    for name, host in plan.hosts.items():
+        report = observed.hosts.get(name)
+        if not report:
+            text = "the host does not answer: nothing was changed or compared there"
+            yield _check("release", name, False, text)
+            continue
+        wrong = [
+            f"{service.name} is {report.services[service.name].state}"
+            for service in host.services
+            if report.services[service.name].state != "running"
+        ]
+        wrong += [f"{service} runs, but is not planned" for service in report.stale]
+        wrong += [*report.unlike, *_foreign_clients(host, report)]
+        builds = ", ".join(build.id for build in host.builds)
+        right = f"{_count(len(host.services), 'process')} of {builds} as planned"
+        yield _check("release", name, not wrong, ", ".join(wrong) or right)
+
+
+def _foreign_clients(host: HostPlan, report: HostReport) -> Iterator[str]:
+    """Clients of workers that are not the head, as the workers' host sees them. A worker serves one client."""
+    for service in host.services:
+        if service.kind == "worker":
+            clients = set(report.services[service.name].clients) - _addresses_of_head(host, service)
+            yield from (
+                f"{service.name} has a connection from {address}, which is not the head" for address in sorted(clients)
+            )
+
+
+def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
+    address, port = service.listens.rsplit(":", 1)
+    return {source for rule in host.firewall if rule.port == int(port) for source in rule.sources} or {address}
+
+
+# -------------------------------------------------------------------------------------------------------- closed ports
+
+
+class Attempt(NamedTuple):
+    """An attempt of somebody else than the head to connect to a worker, who reached its host."""
+
+    by: str
+    source: str
+    connected: bool
+
+
+def _attempts(plan: Plan, observed: Observed, counts: Callable[[str, str], bool]) -> dict[str, list[Attempt]]:
+    """Endpoint → the attempts of the controller and of other hosts.
+
+    :param counts: whether what a host found out of an endpoint counts.
+    """
+    attempts = {
+        endpoint: [Attempt("the controller", source or "", source is not None)]
+        for endpoint, source in observed.probes.items()
+    }
+    for name, report in observed.hosts.items():
+        for probe in (report.knocks if report else None) or ():
+            if name in plan.hosts and counts(name, probe.endpoint):
+                attempts.setdefault(probe.endpoint, []).append(Attempt(name, probe.source, probe.open))
+    return attempts
+
+
+def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
+    accepted = {
+        host
+        for advisory in plan.advisories
+        if advisory.id == "unprotected-worker" and advisory.accepted
+        for host in advisory.hosts
+    }
+    owners = {worker.endpoint: name for name, host in plan.hosts.items() for worker in host.workers}
+
+    def counts(name: str, endpoint: str) -> bool:
+        """A host was asked to try an endpoint, and has tried after that endpoint's host was changed."""
+        is_stale = owners.get(endpoint) in observed.changed and name not in observed.changed
+        return endpoint in plan.hosts[name].knocks and not is_stale
+
+    attempts = _attempts(plan, observed, counts)
+    for name, host in plan.hosts.items():
+        for worker in host.workers:
+            address = worker.listens.rsplit(":", 1)[0]
+            service = observed.service(name, _service_of(plan, worker))
+            listening = service.addresses if service else ()
+            passed: bool | None
+            if any(other != address for other in listening):
+                passed, text = False, f"it listens on {', '.join(listening)}"
+            elif is_loopback(address) and listening:
+                passed, text = True, "listens on loopback only"
+            else:
+                passed, text = _judge_attempts(host, attempts.get(worker.endpoint, []), name in accepted)
+            yield _check("closed", worker.endpoint, passed, text)
+    for external in plan.external_workers:
+        text = f"{external.host} runs it by itself: only a look there can tell"
+        yield _check("closed", external.endpoint, None, text)
+
+
+def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool) -> tuple[bool | None, str]:
+    heads = {source for rule in host.firewall for source in rule.sources}
+    for attempt in attempts:
+        if attempt.connected and attempt.source not in heads:
+            if accepted:
+                return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
+            return False, f"{attempt.by} can connect from {attempt.source}: close the port to all hosts but the head"
+    for attempt in attempts:
+        if not attempt.connected:
+            origin = f" from {attempt.source}" if attempt.source else ""
+            return True, f"{attempt.by} reaches the host{origin}, but not this port"
+    if attempts:
+        return None, "the controller is the head, and no other host could try to connect"
+    return None, "the controller reaches the host at another address, and no other host could try to connect"
+
+
+# --------------------------------------------------------------------------------------------------- links and staging
+
+
+def _link(host: str, measured: LinkMeasurement | None) -> Check:
+    """What the last measurement of a link gave. No threshold: what is enough depends on the model."""
+    if not measured:
+        return _check("link", host, None, "not measured yet: set llama_link_measure to true")
+    texts = []
+    if measured.mbit_per_second is not None:
+        texts.append(f"{measured.mbit_per_second:.0f} Mbit/s")
+    if measured.round_trip_ms is not None:
+        texts.append(f"round trip {measured.round_trip_ms:.2f} ms")
+    if measured.detail:
+        texts.append(measured.detail)
+    return _check("link", host, measured.round_trip_ms is not None, ", ".join(texts))
+
+
+def _staging(plan: Plan, staged: Staged) -> Check:
+    """What the instances on the staging ports proved."""
+    subject = plan.release.ref
+    if staged.obstacles:
+        return _check("staging", subject, None, "; ".join(staged.obstacles))
+    if not staged.report:
+        return _check("staging", subject, False, "its instances did not start: see the errors above")
+    failed = staged.report.failed
+    if failed:
+        return _check("staging", subject, False, "; ".join(check.sentence() for check in failed))
+    answer = next(check for check in staged.report.checks if check.name == "known answer")
+    workers = _count(sum(check.name == "buffers" for check in staged.report.checks), "worker")
+    return _check("staging", subject, True, f"{answer.evidence}, on the staging ports of {workers}")
+
+
+# ---------------------------------------------------------------------------------------------------- a healthy server
+
+
+def _of_server(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
+    url, completion = plan.head.url, server.completion
+    if server.certificate:
+        yield _certificate(plan.head.tls_certificate_file or url, server.certificate)
+    yield from _handshakes(plan, evidence.handshakes, _transport(plan, evidence, server))
+    yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
+    yield _known_answer(url, plan.model, completion)
+    yield _completion(url, completion)
+
+
+def _certificate(subject: str, shown: Certificate) -> Check:
+    """That a client who trusts it accepts the certificate, and by which names."""
+    if shown.error:
+        return _check("certificate", subject, False, f"{shown.error}: clients refuse it")
+    valid_for = f"for {', '.join(shown.names)}" if shown.names else "for no name, so that most clients refuse it"
+    return _check("certificate", subject, True, f"{valid_for}; valid until {shown.until}")
+
+
+def _transport(plan: Plan, evidence: Evidence, server: ServerEvidence) -> str:
+    """How llama-server reaches the workers that it uses, as far as its log says."""
+    used = len(_used(plan))
+    if not evidence.log_complete:
+        return "over TCP or RDMA: start.log on the head is incomplete"
+    if not server.rdma:
+        return "over TCP"
+    return "over RDMA" if server.rdma >= used else f"over TCP or RDMA: {server.rdma} of {used} use RDMA"
+
+
+def _handshakes(plan: Plan, handshakes: Handshakes, transport: str) -> Iterator[Check]:
+    """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
+    needed = {entry.endpoint: entry.capacity_mib for entry in plan.placement}
+    endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
+    endpoints += [worker.endpoint for worker in plan.external_workers if worker.used]
+    for endpoint in endpoints:
+        passed, text = _judge_handshake(handshakes, endpoint, needed.get(endpoint), transport)
+        yield _check("handshake", endpoint, passed, text)
+    for worker in plan.external_workers:
+        if not worker.used:
+            text = f"{worker.host} runs it by itself, and the plan does not use it"
+            yield _check("handshake", worker.endpoint, None, text)
+
+
+def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float | None, transport: str) -> tuple[bool, str]:
+    """Whether a worker answered as planned, and its answer.
+
+    :param needed: MiB that the plan may put there; None where it puts nothing there.
+    :param transport: of the workers that the plan uses.
+    """
+    answer = handshakes.workers.get(endpoint)
+    if not answer:
+        missing = "the launcher on the head recorded no handshake before llama-server started"
+        return False, handshakes.error or missing
+    if answer.state != "ok":
+        return False, f"{answer.state}: {answer.detail}"
+    total = sum(device.total_mib for device in answer.devices)
+    text = f"protocol {answer.protocol}, {len(answer.devices)} device, {total} MiB"
+    text += f", {transport}" if needed is not None else ""
+    if len(answer.devices) == 1 and total >= (needed or 0):
+        return True, text
+    return False, f"{text}, planned: 1 device with {needed or 0} MiB or more"
+
+
+def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuffers]], log_complete: bool) -> Check:
+    """Whether a device holds as much of the model and its cache as planned."""
+    buffers = logged.get(entry.device, {})
+    wrong, bounds = [], ""
+    for kind, key, planned in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
+        found = buffers.get(kind, LoggedBuffers())
+        if key not in entry.exact:
+            bounds += f", {kind} planned up to {planned} MiB"
+            if kind == "model" and planned and not found.mib:
+                wrong.append(f"{kind} {found.mib} MiB, planned up to {planned}")
+        elif abs(found.mib - planned) > found.rounding + LOGGED_ROUNDING_MIB + planned / 1000:
+            wrong.append(f"{kind} {found.mib} MiB, planned {planned}")
+    if not wrong:
+        sizes = ", ".join(f"{kind} {found.mib} MiB" for kind, found in buffers.items())
+        return _check("buffers", entry.device, True, sizes + bounds)
+    if not log_complete:
+        text = "start.log on the head is incomplete, as where its disk is full"
+        return _check("buffers", entry.device, None, text)
+    if not logged:
+        text = "start.log on the head has no sizes of buffers: this llama-server does not log them, or logs them with a higher --log-verbosity only"
+        return _check("buffers", entry.device, None, text)
+    return _check("buffers", entry.device, False, "; ".join(wrong))
+
+
+def _known_answer(url: str, model: ModelPlan, completion: Completion) -> Check:
+    if not (model.known_answer or known_answer.is_name(model.name)):
+        return _check("known answer", url, None, f"{model.name} is served, not the known-answer model")
+    if completion.error:
+        return _check("known answer", url, False, completion.error)
+    expected, words = known_answer.SENTENCE.split(), completion.text.split()
+    if words == expected:
+        return _check(
+            "known answer",
+            url,
+            True,
+            f"{len(words)} of {len(expected)} words right, through {model.layers} layers (small faults of attention go unnoticed)",
+        )
+    pairs = zip(expected, words)
+    wrong = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(words)))
+    return _check(
+        "known answer",
+        url,
+        False,
+        f"word {wrong + 1} is {' '.join(words[wrong : wrong + 1]) or 'missing'!r}, "
+        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: at least one layer computes wrong. "
+        f"The answer is {completion.text[:300]!r}",
+    )
+
+
+def _completion(url: str, completion: Completion) -> Check:
+    if completion.error:
+        return _check("completion", url, False, completion.error)
+    speed = completion.tokens_per_second
+    text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
+    return _check("completion", url, completion.tokens > 0, text)

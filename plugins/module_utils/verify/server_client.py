@@ -1,0 +1,116 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Asks llama-server, on its own host: health, certificate and completion."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Certificate, Completion, Health
+
+HEALTH_SECONDS = 5
+KEY_BYTES = 64 * 1024
+"""Of the files with API keys and the certificate, at most."""
+LINE = 500
+"""Characters of a wrong answer that are shown."""
+LOADING = "the model is loading"
+"""Detail of a server that answers 503."""
+NAMES = 32
+"""Of a certificate, that are shown."""
+PARTIAL_CHAIN = 0x80000
+"""ssl.VERIFY_X509_PARTIAL_CHAIN, which Python names from 3.10 on: a certificate that is trusted itself needs no authority."""
+
+
+def address_of(url: str) -> str:
+    return url.split("//", 1)[1]
+
+
+def first_key(path: str | None) -> str | None:
+    """The first API key of a file, with which the server is asked."""
+    if not path:
+        return None
+    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode(*reading.KEY_TEXT).split("\n")
+    return next((line.strip() for line in lines if line.strip()), None)
+
+
+def planned_certificate(path: str | None) -> bytes | None:
+    """The certificate that the server has to show; None where it speaks HTTP.
+
+    :raises ValueError: the file has none, or cannot be read.
+    """
+    try:
+        return reading.first_certificate(_text(path)) if path else None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}") from None
+
+
+def _text(path: str) -> str:
+    return reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
+
+
+def wait_for_health(
+    url: str, seconds: float, certificate: bytes | None = None, patience: float = HEALTH_SECONDS
+) -> Health:
+    """Health after at most so many seconds. A server with another certificate is not waited for: it shows that until it ends.
+
+    :param patience: seconds that one answer may take.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        reply = reading.ask(address_of(url), "/health", patience, certificate=certificate)
+        if reply.status == 200:
+            return Health(True, "ok")
+        if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
+            return Health(False, LOADING if reply.status == 503 else _error(reply))
+        time.sleep(0.5)
+
+
+def _error(reply: reading.Reply) -> str:
+    text = printable(reply.text)
+    return f"status {reply.status}: {text}" if reply.status else text
+
+
+def examine_certificate(url: str, path: str) -> Certificate:
+    """The certificate that the server shows, as a client sees it that trusts it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= PARTIAL_CHAIN
+    address, port = address_of(url).rsplit(":", 1)
+    try:
+        context.load_verify_locations(cadata=_text(path))
+        with (
+            socket.create_connection((address, int(port)), HEALTH_SECONDS) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            shown = secured.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        return Certificate(error=printable(error.verify_message))
+    except (OSError, ValueError) as error:
+        return Certificate(error=printable(error))
+    names = tuple(printable(entry[-1]) for entry in shown.get("subjectAltName", ()))
+    return Certificate(names[:NAMES], printable(shown["notAfter"]))
+
+
+def completion(reply: reading.Reply) -> Completion:
+    """llama-server's reply to a question."""
+    if reply.status != 200:
+        return Completion(error=_error(reply))
+    try:
+        answer = reading.parse(reply.text)
+        speed = answer.get("timings", {}).get("predicted_per_second")
+        return Completion(
+            printable(answer["choices"][0]["text"]),
+            int(answer["usage"]["completion_tokens"]),
+            None if speed is None else float(speed),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return Completion(
+            error=f"the answer is not one of llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
+        )

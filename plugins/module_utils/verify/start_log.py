@@ -1,0 +1,33 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What llama-server logs when it starts: sizes of buffers, and connections that use RDMA."""
+
+from __future__ import annotations
+
+import re
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import LoggedBuffers
+
+DEVICES = 256
+"""Of a log, at most."""
+BUFFER = r": +(\S{1,200})(?: +(model|KV|RS|compute))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
+
+
+def buffers(log: str) -> dict[str, dict[str, LoggedBuffers]]:
+    """Device → kind (model; KV, with the states of recurrent layers; compute) → what the log of one start reports. ik_llama.cpp does
+    not name the kind model. A processor has several: CPU, AMX, CPU_REPACK and the like."""
+    devices: dict[str, dict[str, LoggedBuffers]] = {}
+    for name, kind, size in re.findall(BUFFER, log):
+        if name not in devices and len(devices) >= DEVICES:
+            continue
+        sizes = devices.setdefault(name.removesuffix("_Mapped"), {})
+        kind = "KV" if kind == "RS" else kind or "model"
+        sizes[kind] = sizes.get(kind, LoggedBuffers()).plus(LoggedBuffers(float(size), 1))
+    return devices
+
+
+def rdma_connections(log: str) -> int:
+    """How many connections to workers the log of one start reports as moved from TCP to RDMA (transport.cpp and transport-apple.cpp of
+    ggml-rpc, in the trees of 0.3.25, 0.3.35 and 0.3.36). A connection that stays on TCP is not reported."""
+    return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))

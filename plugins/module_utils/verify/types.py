@@ -1,0 +1,251 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a verification asks about, what hosts report, and what is judged of it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    DevicePlacement,
+    ExternalWorkerPlan,
+    FallbackPlan,
+    HeadPlan,
+    ModelPlan,
+)
+
+SCHEMA = 1
+LOGGED_ROUNDING_MIB = 0.005
+"""MiB by which a figure with two digits after the point may be wrong: one of the log, or of the plan."""
+Line = Annotated[str, Text(longest=8192)]
+
+
+class Subject(NamedTuple):
+    """What the head is asked about: a part of the plan, which the record of a plan on a head has too."""
+
+    cluster: str
+    staging: bool
+    model: ModelPlan
+    head: HeadPlan
+    hosts: Mapping[str, HostPlan]
+    """name → its part; of a recorded plan the head's alone"""
+    external_workers: tuple[ExternalWorkerPlan, ...]
+    links: tuple[str, ...]
+    fallbacks: tuple[FallbackPlan, ...]
+    placement: tuple[DevicePlacement, ...] = ()
+    """what each device gets; of a recorded plan nothing"""
+
+    @property
+    def has_known_answer(self) -> bool:
+        """Whether the known-answer model is served, made here or fetched."""
+        return bool(self.model.known_answer) or known_answer.is_name(self.model.name)
+
+
+# --------------------------------------------------------------------------------------------------- what hosts report
+
+
+class Health(NamedTuple):
+    """Whether llama-server is healthy."""
+
+    healthy: bool
+    detail: Line
+    """what it answers, or why it does not"""
+
+
+class Exits(NamedTuple):
+    """How llama-server ended, as the launcher recorded it."""
+
+    number: int
+    how: Line
+    log: tuple[Line, ...]
+    """last lines before that"""
+
+
+class WorkerDevice(NamedTuple):
+    """A device that a worker lends."""
+
+    total_mib: int
+
+
+class Handshake(NamedTuple):
+    """What a worker answered."""
+
+    state: Line
+    detail: Line
+    protocol: Optional[str]
+    devices: tuple[WorkerDevice, ...]
+
+
+class Handshakes(NamedTuple):
+    """What the head knows of its workers."""
+
+    workers: Mapping[str, Handshake]
+    error: Optional[Line] = None
+    """why the launcher's record of them cannot be used"""
+
+
+class LinkMeasurement(NamedTuple):
+    """The last measurement of a link."""
+
+    mbit_per_second: Optional[float]
+    round_trip_ms: Optional[float]
+    detail: Line
+    """why one of them is missing"""
+
+
+class ServedFallback(NamedTuple):
+    """The fallback that the head serves on."""
+
+    name: str
+    """`without` of the plan's `fallbacks`"""
+    since: int
+    """seconds since 1970"""
+
+    def planned(self, fallbacks: tuple[FallbackPlan, ...]) -> Optional[FallbackPlan]:
+        """This one; None where the plan has no such fallback."""
+        return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
+
+
+class Certificate(NamedTuple):
+    """The certificate that the server shows."""
+
+    names: tuple[Line, ...] = ()
+    until: Line = ""
+    error: Line = ""
+    """why no client accepts it, whomever it trusts"""
+
+
+class LoggedBuffers(NamedTuple):
+    """The sum of sizes in a log, each rounded to two digits after the point."""
+
+    mib: float = 0.0
+    lines: int = 0
+
+    def plus(self, other: "LoggedBuffers") -> "LoggedBuffers":
+        return LoggedBuffers(round(self.mib + other.mib, 2), self.lines + other.lines)
+
+    @property
+    def rounding(self) -> float:
+        """MiB by which the sum may be wrong."""
+        return self.lines * LOGGED_ROUNDING_MIB
+
+
+class Completion(NamedTuple):
+    """The server's answer to a question."""
+
+    text: Line = ""
+    tokens: int = 0
+    tokens_per_second: Optional[float] = None
+    error: Line = ""
+
+
+class ServerEvidence(NamedTuple):
+    """What a healthy server shows."""
+
+    buffers: Mapping[str, Mapping[str, LoggedBuffers]]
+    """device → kind → size, by the log of its start"""
+    rdma: int
+    """connections to workers that use RDMA"""
+    completion: Completion
+    certificate: Optional[Certificate] = None
+
+
+class Evidence(NamedTuple):
+    """What the head reports."""
+
+    health: Health
+    exits: Exits
+    launched: bool
+    log: tuple[Line, ...]
+    """last lines of the log of this start"""
+    log_complete: bool
+    """whether that log has all lines"""
+    handshakes: Handshakes
+    links: Mapping[str, Optional[LinkMeasurement]]
+    waits_for: tuple[Line, ...] = ()
+    """what the launcher waits for, a sentence for each worker"""
+    load: Optional[Load] = None
+    fallback: Optional[ServedFallback] = None
+    server: Optional[ServerEvidence] = None
+    """null while it is not healthy"""
+    drift: Any = None
+    """how the head differs from its part of the plan, in the form of host_info; null where it was not compared"""
+
+
+class ServiceReport(NamedTuple):
+    """A service, as its host sees it."""
+
+    state: str
+    addresses: tuple[str, ...]
+    clients: tuple[str, ...]
+    """addresses of those that have a connection to it"""
+
+
+class PortProbe(NamedTuple):
+    """An attempt to connect to a port that is closed to the host that tries."""
+
+    endpoint: str
+    source: str
+    open: bool
+
+
+class HostReport(NamedTuple):
+    """What verification reads of a host that was compared with its part of the plan."""
+
+    services: Mapping[str, ServiceReport]
+    stale: tuple[str, ...]
+    knocks: Optional[tuple[PortProbe, ...]] = None
+    """its attempts to connect to other workers"""
+    unlike: tuple[str, ...] = ()
+    """a sentence for each release that is not its builder's"""
+
+
+# ------------------------------------------------------------------------------------------------------ what is judged
+
+
+class Check(NamedTuple):
+    """One thing that was verified."""
+
+    name: Line
+    subject: Line
+    """host, endpoint, device or URL"""
+    status: Annotated[str, ("passed", "failed", "not tested")]
+    evidence: Line
+
+    def sentence(self) -> str:
+        return f"{self.name} of {self.subject}: {self.evidence}"
+
+
+class Report(NamedTuple):
+    """Everything that was verified."""
+
+    schema: Annotated[int, Number(SCHEMA, SCHEMA)]
+    cluster: str
+    passed: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "failed"]
+
+
+class Staged(NamedTuple):
+    """What came of the instances on the staging ports."""
+
+    obstacles: tuple[str, ...]
+    """why they were not started"""
+    report: Optional[Report]
+    """on them; null where they did not start"""
+
+
+class Outcome(NamedTuple):
+    """What the head keeps of a verification, for status."""
+
+    passed: bool
+    failed: tuple[Line, ...]
+    """the first failed checks, a sentence each"""
+    release: str

@@ -1,0 +1,109 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Waiting for a server that was started: how long, what a person is shown meanwhile, and why it was given up."""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Evidence,
+    Exits,
+    Health,
+    Subject,
+)
+
+WORKER_SECONDS = 45
+"""How long a worker whose process runs may stay without an answer to the head."""
+FIRST_WAIT = 5.0
+LINE_SECONDS = 10.0
+"""Between two lines of what is waited for. Who waits for less sees none."""
+EXITS_BEFORE_GIVING_UP = 3
+"""So often llama-server may end while verify waits for it."""
+
+
+class Waiting:
+    """One wait.
+
+    :param patience: seconds at most.
+    """
+
+    def __init__(self, subject: Subject, patience: float) -> None:
+        self._subject, self._patience = subject, patience
+        self._expected = loading.expected_of(subject)
+        self._exits_before: int | None = None
+        self._shown_at = 0.0
+        self._shown_load: Load | None = None
+
+    def end(self, evidence: Evidence, elapsed: float) -> Evidence | None:
+        """The evidence to judge, with a health that says why waiting has ended; None while it makes sense to wait."""
+        if self._exits_before is None:
+            self._exits_before = evidence.exits.number
+        has_ended = self._subject.staging and not evidence.launched
+        if evidence.health.healthy or has_ended or evidence.health.detail == reading.OTHER_CERTIFICATE:
+            return evidence
+        if is_crash_looping(evidence.exits, self._exits_before):
+            return describe_crash_loop(evidence, self._exits_before)
+        limit = self._patience
+        if evidence.waits_for:
+            limit = min(limit, WORKER_SECONDS + (self._subject.head.fallback_after or 0))
+        if elapsed < limit:
+            return None
+        if limit and not evidence.waits_for and evidence.health.detail == LOADING:
+            return describe_start_timeout(evidence, limit, self._progress(evidence.load))
+        return evidence
+
+    def line(self, evidence: Evidence, elapsed: float) -> str | None:
+        """What a person is shown now, where it is time for another line."""
+        if elapsed - self._shown_at < LINE_SECONDS:
+            return None
+        progress = self._progress(evidence.load)
+        texts = evidence.waits_for or [evidence.health.detail, *([loading.sentence(progress)] if progress else [])]
+        self._shown_at, self._shown_load = elapsed - elapsed % LINE_SECONDS, evidence.load
+        return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed:.0f} s"
+
+    def next_wait(self, elapsed: float) -> float:
+        """Seconds that the head waits before it answers again."""
+        return max(FIRST_WAIT, LINE_SECONDS - (elapsed - self._shown_at))
+
+    def _progress(self, load: Load | None) -> loading.Progress | None:
+        """Its rate is counted from one line to the next."""
+        return loading.progress_of(load, self._expected, self._shown_load) if load else None
+
+
+def is_crash_looping(exits: Exits, before: int) -> bool:
+    """Whether llama-server ended so often that waiting makes no sense.
+
+    :param before: number of its exits when waiting began.
+    """
+    return exits.number - before >= EXITS_BEFORE_GIVING_UP
+
+
+def describe_crash_loop(evidence: Evidence, before: int) -> Evidence:
+    exits = evidence.exits
+    detail = f"llama-server ended {exits.number - before} times while verify waited for it, the last time {exits.how}"
+    return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
+
+
+def describe_start_timeout(evidence: Evidence, limit: float, progress: loading.Progress | None) -> Evidence:
+    """The evidence of a server that still loads its model when the time is over: how far it came, and what to do.
+
+    :param limit: seconds.
+    """
+    set_by = "llama_server_start_timeout, or several times the predicted load where that is not set"
+    texts = [f"{evidence.health.detail}, and the limit of {limit:.0f} s is over ({set_by})"]
+    texts += [loading.sentence(progress)] if progress else []
+    if progress and progress.left_s:
+        seconds = -int(-(limit + 2 * progress.left_s) // 100) * 100
+        texts.append(f"set llama_server_start_timeout to {seconds}, since it goes on")
+    elif progress and progress.workers:
+        least = min(progress.workers, key=lambda worker: (worker.sent_bytes or 0) / (worker.planned_bytes or 1))
+        texts.append(
+            f"nothing moved in the end: look at the log of the service on the head and at the worker {least.endpoint}, which has the least"
+        )
+    else:
+        texts.append("look at the log of the service on the head, or set llama_server_start_timeout to more")
+    return evidence._replace(health=Health(False, "; ".join(texts)))

@@ -1,0 +1,97 @@
+"""What a cluster reports that does what was planned, and how that is judged."""
+
+import json
+from types import SimpleNamespace
+from unittest import mock
+
+from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Completion,
+    Evidence,
+    Exits,
+    Handshake,
+    Handshakes,
+    Health,
+    HostReport,
+    LoggedBuffers,
+    ServerEvidence,
+    ServiceReport,
+    Subject,
+    WorkerDevice,
+)
+
+ANSWER = Handshake("ok", "", "7.0.0", (WorkerDevice(65536),))
+RIGHT = Completion(known_answer.SENTENCE, 33, 700.0)
+
+
+def subject(plan):
+    """:param plan: as JSON."""
+    return typed_json.parse(Subject, plan)
+
+
+def unhealthy(detail="refused", **changes):
+    """The evidence of a server that is not healthy."""
+    evidence = Evidence(Health(False, detail), Exits(0, "", ()), True, (), True, Handshakes({}), {})
+    return evidence._replace(**changes)
+
+
+def healthy(plan, completion=RIGHT):
+    """The evidence of a server that does what was planned."""
+    endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
+    buffers = {
+        entry.device: {
+            "model": LoggedBuffers(entry.weights_mib, 1),
+            "KV": LoggedBuffers(entry.kv_mib, 1),
+            "compute": LoggedBuffers(1.0, 1),
+        }
+        for entry in plan.placement
+    }
+    handshakes = Handshakes(dict.fromkeys(endpoints, ANSWER))
+    return unhealthy(health=Health(True, "ok"), handshakes=handshakes, server=ServerEvidence(buffers, 0, completion))
+
+
+def reports(plan):
+    """Host → its report, where all services run."""
+    found = {}
+    for name, host in plan.hosts.items():
+        addresses = {service.name: service.listens.split(":")[0] for service in host.services}
+        services = {service: ServiceReport("running", (address,), ()) for service, address in addresses.items()}
+        found[name] = HostReport(services, ())
+    return found
+
+
+def judged(plan, evidence=None, hosts=None, probes=(), **observed):
+    """The report on a cluster that does what was planned, but for what is said here."""
+    hosts = reports(plan) if hosts is None else hosts
+    return judge.judge(plan, evidence or healthy(plan), judge.Observed(hosts, dict(probes), **observed))
+
+
+def checks(report, name):
+    return [check for check in report.checks if check.name == name]
+
+
+def verify(plan, *evidence, recorded=None, check_mode=False, **arguments):
+    """What the action returns. Its head reports this evidence, one for each call of the module, which takes a second.
+
+    :param plan: as JSON.
+    :param evidence: values, or what a head reports that may be of any form.
+    :param recorded: takes the arguments of the module that records the result.
+    """
+    task = mock.Mock(args={"plan": plan, **arguments}, async_val=0, check_mode=check_mode)
+    action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    answers, clock = iter(evidence), SimpleNamespace(now=0.0)
+
+    def execute(module_args, task_vars):
+        clock.now += 1.0
+        if "record" in module_args:
+            return recorded(module_args) if recorded else {}
+        answer = json.loads(json.dumps(typed_json.dump(next(answers))))
+        return answer if isinstance(answer, dict) and "failed" in answer else {"evidence": answer}
+
+    action._execute_module = execute
+    hostvars = {name: {"ansible_host": "192.0.2.99"} for name in plan["hosts"]}
+    with mock.patch.object(verify_action, "time", SimpleNamespace(monotonic=lambda: clock.now)):
+        return action.run(task_vars={"hostvars": hostvars})

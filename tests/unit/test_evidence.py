@@ -1,0 +1,321 @@
+"""What is collected on the head: from a server of this test, and from files of a launcher that may be of any form."""
+
+import hashlib
+import http.server
+import json
+import os
+import socket
+import ssl
+import threading
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Exits,
+    Handshake,
+    Handshakes,
+    Health,
+    WorkerDevice,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.verification import subject
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(self.server.health)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.headers.get("Authorization"), body))
+        self.send_response(self.server.status)
+        self.end_headers()
+        reply = {
+            "choices": [{"text": "hello"}],
+            "usage": {"completion_tokens": 1},
+            "timings": {"predicted_per_second": 5},
+        }
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        served.health, served.status, served.asked = 200, 200, []
+        threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
+        yield served
+        served.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "state"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def collect(server, folder, tmp_path, local, monkeypatch):
+    """Collects what the head of a plan knows whose server is that of this test; its process is this one."""
+
+    def run(seconds=0.0, running=True, **head):
+        found = {os.getpid(): ["--", "x"]} if running else {}
+        monkeypatch.setattr(evidence.state, "processes", lambda prefix, account: found)
+        place, file = str(tmp_path), tmp_path / "runtime.py"
+        file.write_text("text")
+        planned = subject(local.plan())
+        host = planned.hosts["here"]
+        first, second = host.workers
+        host = host._replace(
+            **{"prefix": place, "cache": place, "units": place, "state": str(folder), "scope": "user", "account": None},
+            **dict.fromkeys(("services", "builds", "accounts", "folders", "firewall", "links", "knocks"), ()),
+            files=(FilePlan(str(file), 4, hashlib.sha256(b"text").hexdigest()),),
+            **{"service_manager": "launchd", "host_settings": False},
+            workers=(
+                first._replace(endpoint="127.0.0.1:1", used=False),
+                second._replace(endpoint="127.0.0.1:2", used=True),
+            ),
+        )
+        url = f"http://127.0.0.1:{server.server_port}"
+        head = planned.head._replace(**{"own_url": url, "argv": ("x",), "launcher": (), **head})
+        return evidence.collect(
+            planned._replace(head=head, hosts={"here": host}, links=("worker1", "worker2")), seconds
+        )
+
+    return run
+
+
+def test_a_healthy_head(collect, server, folder, tmp_path):
+    (tmp_path / "key").write_text("\nsecret\nother\n")
+    (folder / runtime.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
+    runtime.write_handshakes(folder, {})
+    runtime.write_end(folder, "with status 1", "one\ntwo\n")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "worker1.json").write_text('{"mbit_per_second": 9400}')
+    found = collect(1, api_key_file=str(tmp_path / "key"))
+    assert found.health == (True, "ok")
+    assert found.exits == (1, "with status 1", ("one", "two"))
+    assert found.links == {"worker1": (9400, None, ""), "worker2": None}
+    assert found.server.buffers == {"CPU": {"model": (2.0, 1)}}
+    assert {endpoint: answer.state for endpoint, answer in found.handshakes.workers.items()} == {
+        "127.0.0.1:1": "refused"
+    }
+    assert found.drift["differences"] == []
+    assert found.server.completion[:3] == ("hello", 1, 5)
+    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
+    assert "secret" not in json.dumps(typed_json.dump(found))
+
+
+def test_the_key_goes_to_no_other_server(collect, server, tmp_path):
+    """Here the tests listen on the port, and no process runs below the prefix."""
+    (tmp_path / "key").write_text("secret")
+    found = collect(1, running=False, api_key_file=str(tmp_path / "key"))
+    where = f"127.0.0.1:{server.server_port}"
+    assert found.server.completion.error.startswith(f"the API key was not sent: {where} is held by")
+    assert server.asked == []
+
+
+def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder):
+    load = "load_tensors: CPU model buffer size = 2 MiB\nRDMA activated: 1\n"
+    sleep = "I srv handle_sleep: server is entering sleeping state\n"
+    (folder / runtime.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
+    written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
+    (folder / names.SERVING).write_text(json.dumps(written))
+    found = collect(start_timeout=900)
+    assert (found.health.healthy, "slept" in found.health.detail) == (True, True)
+    assert (found.server.buffers, found.server.rdma) == ({"CPU": {"model": (2.0, 1)}}, 1)
+
+
+def test_a_server_that_loads_or_is_not_there(collect, server):
+    server.health = 503
+    assert collect(0.2).health == (False, "the model is loading")
+    server.shutdown()
+    server.server_close()
+    assert "refused" in collect().health.detail
+
+
+def test_a_server_that_fails_to_answer(collect, server):
+    server.status = 500
+    found = collect()
+    assert found.server.completion.error.startswith("status 500")
+    assert found.handshakes.error
+
+
+def test_the_form_of_the_evidence(collect, server):
+    """What the head sends is what the controller reads; nothing else is."""
+    for health, status in ((200, 200), (200, 500), (503, 200)):
+        server.health, server.status = health, status
+        found = collect()
+        sent = json.loads(json.dumps(typed_json.dump(found)))
+        assert judge.evidence_of("here", sent) == found
+        optional = {"waits_for", "load", "fallback", "server", "drift"}
+        for key in set(sent) - {"drift"}:
+            with pytest.raises(Refusal, match=f"What here reports of the server .*{key} "):
+                judge.evidence_of("here", {**sent, key: 1.5})
+        for key in set(sent) - optional:
+            with pytest.raises(Refusal, match=f"{key} is missing"):
+                judge.evidence_of("here", {name: sent[name] for name in sent if name != key})
+
+
+def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
+    handshakes = [
+        "",
+        "[]",
+        "[" * 9999,
+        '{"workers": 1}',
+        '{"workers": {"a": 1}}',
+        '{"workers": {"a": {"state": "ok"}}}',
+        '{"workers": {"a": {"state": "ok", "detail": "", "protocol": "", "devices": [{"total_mib": 1e999}]}}}',
+    ]
+    path = tmp_path / "file"
+    assert evidence.exits(path) == Exits(0, "", ())
+    for text in handshakes:
+        path.write_text(text)
+        found = evidence.handshakes(path)
+        assert (found.workers, bool(found.error)) == ({}, True)
+    for text in ("", "[]", "{}", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}', "[" * 9999):
+        path.write_text(text)
+        assert evidence.exits(path) == Exits(0, "", ())
+
+
+def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
+            make(folder / name)
+        found = collect()
+        assert (found.log, found.log_complete, found.exits.number) == ((), False, 0)
+        assert "handshakes.json cannot be used" in found.handshakes.error
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path):
+    answer = {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [{"free_mib": 1, "total_mib": 2}]}
+    runtime.write_handshakes(tmp_path, {"x": answer})
+    path = tmp_path / runtime.HANDSHAKES
+    expected = Handshakes({"x": Handshake("ok", "", "7.0.0", (WorkerDevice(2),))})
+    assert evidence.handshakes(path, [os.getpid()]) == expected
+    found = evidence.handshakes(path, [1])
+    assert found.workers == {}
+    assert "of an earlier start: the disk may be full or read-only" in found.error
+
+
+def test_what_the_head_waits_for():
+    workers = {
+        "192.0.2.12:50052": Handshake("unreachable", "timed out", None, ()),
+        "192.0.2.11:50052": Handshake("ok", "", None, ()),
+    }
+    assert evidence.waits_for(workers) == ("it waits for worker 192.0.2.12:50052: unreachable, timed out",)
+
+
+def test_an_answer_of_another_form_is_an_error():
+    usage = '{"choices": [{"text": "a"}], "usage": {"completion_tokens": '
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"choices": []}',
+        '{"choices": {"0": 1}}',
+        usage + "1e999}}",
+        usage + "null}}",
+        usage + '1}, "timings": []}',
+        usage + '1}, "timings": {"predicted_per_second": NaN}}',
+        usage + '1}, "timings": {"predicted_per_second": "x"}}',
+    ):
+        assert "not one of llama-server" in server_client.completion(reading.Reply(200, text)).error
+
+
+KEYS = ["workers", "a", "state", "detail", "protocol", "devices", "total_mib", "number", "how", "log", "process"]
+KEYS += ["choices", "text", "usage", "completion_tokens", "timings", "predicted_per_second"]
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
+    max_leaves=12,
+)
+
+
+@pytest.mark.fuzz
+@settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(ODD.map(json.dumps) | st.text(max_size=99))
+def test_files_and_answers_of_every_form(tmp_path, text):
+    path = tmp_path / "file"
+    path.write_text(text, errors="replace")
+    handshakes = evidence.handshakes(path)
+    found = (
+        evidence.exits(path),
+        handshakes,
+        evidence.waits_for(handshakes.workers),
+        server_client.completion(reading.Reply(200, text)),
+    )
+    json.dumps(typed_json.dump(found), allow_nan=False).encode()
+
+
+# --------------------------------------------------------------------------------------------------------------- HTTPS
+
+
+@pytest.fixture
+def secured(server, certify):
+    """Makes the server speak TLS; returns the part of the head's plan that says so."""
+
+    def secure(**given):
+        certificate, key = certify("own", **given)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = f"https://127.0.0.1:{server.server_port}"
+        return {"own_url": url, "tls_certificate_file": str(certificate)}
+
+    return secure
+
+
+def test_a_server_that_speaks_https(collect, server, secured, tmp_path):
+    (tmp_path / "key").write_text("secret")
+    found = collect(1, api_key_file=str(tmp_path / "key"), **secured())
+    assert found.health == Health(True, "ok")
+    assert found.server.completion.text == "hello"
+    assert server.asked[0][0] == "Bearer secret"
+    assert found.server.certificate.names == ("head.lan", "192.0.2.10")
+    assert found.server.certificate.until
+
+
+def test_a_certificate_that_clients_refuse(collect, secured):
+    found = collect(1, **secured(expired=True))
+    assert found.health.healthy
+    assert found.server.certificate.error == "certificate has expired"
+
+
+def test_a_server_with_another_certificate_is_neither_believed_nor_waited_for(collect, secured, certify):
+    head = secured()
+    os.replace(certify("other")[0], head["tls_certificate_file"])
+    assert collect(3600, **head).health == Health(False, reading.OTHER_CERTIFICATE)
+
+
+@pytest.mark.parametrize("text, why", [(None, "No such file or directory"), ("nothing", "no certificate in PEM form")])
+def test_a_certificate_that_cannot_be_read(collect, tmp_path, text, why):
+    path = tmp_path / "certificate"
+    if text:
+        path.write_text(text)
+    health = collect(tls_certificate_file=str(path)).health
+    assert not health.healthy
+    assert health.detail.startswith(f"llama_server_tls_certificate_file is {str(path)!r}, which cannot be used")
+    assert why in health.detail
+
+
+def test_a_server_that_hangs_up_when_its_certificate_is_examined(certify):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"https://127.0.0.1:{free.getsockname()[1]}"
+    assert "refused" in server_client.examine_certificate(url, str(certify("own")[0])).error
