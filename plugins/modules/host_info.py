@@ -78,6 +78,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
 def read(params):
@@ -86,9 +87,13 @@ def read(params):
         found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
         return {"facts": {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}}
     free = {"free_mib": resources.free_mib()} if params["free"] else {}
-    ownership.check(params["plan"])
-    with host_lock.hold(params["plan"]["prefix"], exclusive=False):
-        return {"drift": state.drift(params["plan"]), **free}
+    planned = typed_json.parse(HostPlan, params["plan"])
+    ownership.check(planned)
+    with host_lock.hold(planned.prefix, exclusive=False):
+        drift = state.drift(planned)
+    result = {"drift": typed_json.dump(drift), **free}
+    taken = state.taken_ports(planned.services, drift.services)
+    return {**result, "msg": taken} if taken else result
 
 
 def main():
@@ -106,9 +111,8 @@ def main():
     )
     with errors.reported(module, *state.ERRORS, Refusal):
         result = read(module.params)
-    taken = state.taken_ports(module.params["plan"], result["drift"]["services"]) if "drift" in result else None
-    if taken:
-        module.fail_json(msg=taken, drift=result["drift"])
+    if "msg" in result:
+        module.fail_json(**result)
     module.exit_json(changed=False, **result)
 
 

@@ -67,6 +67,8 @@ condition:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 
 
@@ -83,10 +85,17 @@ def main():
         no_log=True,
     )
     with errors.reported(module, *state.ERRORS):
-        drift, condition = host_status.read(
-            *(module.params[name] for name in ("cluster", "scope", "plan", "head", "model"))
+        cluster, scope, head, planned, model = (
+            module.params[name] for name in ("cluster", "scope", "head", "plan", "model")
         )
-    found = {"drift": drift} if drift else {}
+        drift, condition = host_status.read(
+            cluster,
+            scope,
+            typed_json.parse(HostPlan, planned) if planned else None,
+            head,
+            typed_json.parse(ModelPlan, model) if model else None,
+        )
+    found = {"drift": typed_json.dump(drift)} if drift else {}
     module.exit_json(changed=False, condition=typed_json.dump(condition), **found)
 
 

@@ -75,10 +75,10 @@ def compared(prefix, identity):
     record = plan_history.read(prefix, identity)
     wanted = {path for service in record.host.services for path in service.reads}
     made = {file.path for file in record.host.files if file.content is None}
-    drift = state.drift(typed_json.dump(record.host))
-    missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift["changed_files"])
-    missing.update(drift.get("changed_models", ()))
-    return {"record": typed_json.dump(record), "drift": drift, "missing": sorted(missing)}
+    drift = state.drift(record.host)
+    missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift.changed_files)
+    missing.update(drift.changed_models)
+    return {"record": typed_json.dump(record), "drift": typed_json.dump(drift), "missing": sorted(missing)}
 
 
 def main():

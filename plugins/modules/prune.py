@@ -83,11 +83,19 @@ lines:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, units, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    errors,
+    names,
+    typed_json,
+    units,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 
 
 def main():
@@ -102,27 +110,25 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    planned, model, kinds, cluster, scope = (
-        module.params[name] for name in ("plan", "model", "kinds", "cluster", "scope")
-    )
+    kinds = module.params["kinds"]
+    planned = typed_json.parse(HostPlan, module.params["plan"])
+    model = typed_json.parse(ModelPlan, module.params["model"])
     if not kinds:
         module.fail_json(
             msg=f"llama_clean names nothing: use {', '.join(prune.KINDS)}, one or several. playbooks/status.yml lists what nothing uses."
         )
     with errors.reported(module):
-        host.check_place(planned, host.place_of(scope, cluster))
+        here = host.place_of(module.params["scope"], module.params["cluster"])
+        host.check_place(host.place_in(planned), here)
     with (
         errors.reported(module, *state.ERRORS, Refusal),
-        host_lock.hold(planned["prefix"], exclusive=not module.check_mode),
+        host_lock.hold(planned.prefix, exclusive=not module.check_mode),
     ):
-        items = prune.remove(planned, model, kinds, module.check_mode)
-    found = prune.as_dicts(items)
-    lines = [
-        f"{entry['kind']} {validation.printable(entry['path'])}, {units.amount(entry['bytes'])}: {entry['why']}"
-        for entry in found
-    ]
+        removed = prune.remove(planned, model, kinds, module.check_mode)
+    shown = removed[: prune.MOST]
+    lines = [f"{each.kind} {validation.printable(each.path)}, {units.amount(each.bytes)}: {each.why}" for each in shown]
     diff = {"before": "".join(f"{line}\n" for line in lines), "after": ""}
-    module.exit_json(changed=bool(items), removed=found, lines=lines, diff=diff)
+    module.exit_json(changed=bool(removed), removed=typed_json.dump(shown), lines=lines, diff=diff)
 
 
 if __name__ == "__main__":

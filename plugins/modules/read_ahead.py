@@ -41,8 +41,9 @@ EXAMPLES = r"""
 RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 
 def main():
@@ -50,7 +51,8 @@ def main():
         argument_spec={"services": {"type": "list", "elements": "dict", "required": True}}, supports_check_mode=True
     )
     with errors.reported(module):
-        services.read_ahead([] if module.check_mode else module.params["services"])
+        planned = [typed_json.parse(ServicePlan, service) for service in module.params["services"]]
+        services.read_ahead([] if module.check_mode else planned)
     module.exit_json(changed=False)
 
 

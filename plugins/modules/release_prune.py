@@ -60,27 +60,28 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
 def main():
     module = AnsibleModule(
         argument_spec={"host": {"type": "dict", "required": True}}, supports_check_mode=True, no_log=True
     )
-    host, check = module.params["host"], module.check_mode
+    host, check = typed_json.parse(HostPlan, module.params["host"]), module.check_mode
     with errors.reported(module):
         unneeded = state.unneeded_releases(host, applied=check)
-        installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
-        abandoned = store.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
+        installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
+        abandoned = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
     try:
         if not check:
-            for build in host["builds"]:  # so that what served until now is kept before what was built later
-                os.utime(Path(host["prefix"], "releases", build["id"]))
+            for build in host.builds:  # so that what served until now is kept before what was built later
+                os.utime(Path(host.prefix, "releases", build.id))
             for identity in unneeded:
-                store.remove_release(host["prefix"], host["cache"], identity)
-            abandoned = [identity for identity in abandoned if store.clear_build(host["cache"], identity)]
+                store.remove_release(host.prefix, host.cache, identity)
+            abandoned = [identity for identity in abandoned if store.clear_build(host.cache, identity)]
     except OSError as error:
         module.fail_json(msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {errors.sentence(error)}")
     gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]

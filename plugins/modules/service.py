@@ -85,8 +85,10 @@ changes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 
 def differences(manager, changes):
@@ -120,9 +122,10 @@ def main():
         },
         supports_check_mode=True,
     )
-    host, planned, state = (module.params[name] for name in ("host", "services", "state"))
+    host, state = module.params["host"], module.params["state"]
+    planned = [typed_json.parse(ServicePlan, service) for service in module.params["services"]]
     wanted = services.Wanted(
-        run=[services.Service(entry["name"], entry["definition"], not entry["temporary"]) for entry in planned],
+        run=[services.Service(entry.name, str(entry.definition), not entry.temporary) for entry in planned],
         restart=module.params["restart"],
         **{
             verb: module.params["names"] if state == verb_state else []
@@ -132,10 +135,10 @@ def main():
     if wanted.run and state != "started":
         module.fail_json(msg=f"services are given with state {state}: name the services to be {state} in names.")
     with errors.reported(module, services.ServiceError):
-        manager = services.manager_of(host)
+        manager = services.manager_of(typed_json.parse(Place, host))
         touched = [*(service.name for service in wanted.run), *module.params["names"]]
         with host_lock.hold(host["prefix"], exclusive=not module.check_mode):
-            read = {entry["name"]: services.versions(entry.get("reads", ())) for entry in planned}
+            read = {entry.name: services.versions(entry.reads) for entry in planned}
             changes = job.cancel(host, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:

@@ -72,22 +72,23 @@ left:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
 
 
-def uninstall(host, account, host_name, check):
+def uninstall(place, owner, account, host_name, check):
     """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
-    cache = host["cache"]
+    cache = place.cache
     if account and not check:
         building.end_builds(account, cache)
     given = ownership.give_back(account, cache, check) if account else []
-    abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(host["prefix"])) else []
+    abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
         abandoned = [identity for identity in abandoned if store.clear_build(cache, identity)]
-    removed, left = ownership.remove(host, host_name, check)
+    removed, left = ownership.remove(place, owner, host_name, check)
     before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
     return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}
@@ -105,7 +106,8 @@ def main():
     )
     params = module.params
     with errors.reported(module, building.BuildError, FirewallError):
-        result = uninstall(params["host"], params["account"], params["host_name"], module.check_mode)
+        place, owner = typed_json.parse(Place, params["host"]), names.of(params["host"]["names"]["cluster"])
+        result = uninstall(place, owner, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 
 

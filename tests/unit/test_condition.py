@@ -11,8 +11,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
+from conftest import typed
 from test_status import NOW, TOLD, VERIFIED
 
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -44,10 +46,10 @@ def place(tmp_path, monkeypatch):
     """An installation in a folder, of supervisor, whose state nobody has to ask."""
     for folder in ("prefix/state", "units", "cache"):
         (tmp_path / folder).mkdir(parents=True)
-    known = {"service_manager": "supervisor", "scope": "user", "account": None, "units": str(tmp_path / "units")}
-    known.update(prefix=str(tmp_path / "prefix"), cache=str(tmp_path / "cache"))
-    monkeypatch.setattr(host, "place_of", lambda scope, cluster: known)
-    return known
+    folders = (str(tmp_path / name) for name in ("prefix", "cache", "units"))
+    found = host.Place("user", "supervisor", *folders)
+    monkeypatch.setattr(host, "place_of", lambda scope, cluster: found)
+    return found
 
 
 def head_of(port, **others):
@@ -67,7 +69,7 @@ def test_a_host_where_nothing_is_installed(place):
 
 
 def test_defined_services_without_a_plan(place):
-    path = f"{place['units']}/llamacpp-worker-cpu.conf"
+    path = f"{place.units}/llamacpp-worker-cpu.conf"
     with open(path, "w") as file:
         file.write(f"; {names.DEFINITION_MARK}\n")
     assert read(place)["service_states"] == {"llamacpp-worker-cpu": "stopped"}
@@ -75,7 +77,7 @@ def test_defined_services_without_a_plan(place):
 
 def leave(place, **files):
     for name, content in files.items():
-        folder = place["prefix"] if name == "verified" else f"{place['prefix']}/state"
+        folder = place.prefix if name == "verified" else f"{place.prefix}/state"
         with open(f"{folder}/{name}.json", "w") as file:
             file.write(content if isinstance(content, str) else json.dumps({"schema": 1, **content}))
 
@@ -111,8 +113,8 @@ def test_a_file_of_the_launcher_may_hold_anything(place, odd):
 
 def test_no_link_is_followed(place, tmp_path):
     leave(place, verified=VERIFIED)
-    os.rename(f"{place['prefix']}/verified.json", tmp_path / "elsewhere.json")
-    os.symlink(tmp_path / "elsewhere.json", f"{place['prefix']}/verified.json")
+    os.rename(f"{place.prefix}/verified.json", tmp_path / "elsewhere.json")
+    os.symlink(tmp_path / "elsewhere.json", f"{place.prefix}/verified.json")
     assert read(place)["head"] is None
 
 
@@ -153,7 +155,7 @@ def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them
 
 
 def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):
-    monkeypatch.setattr(host_status.state, "processes", lambda *_place: {os.getpid(): ["x"]})
+    monkeypatch.setattr(host_status.processes, "of_account", lambda *_place: {os.getpid(): ["x"]})
     leave(place, serving={**TOLD, "process": os.getpid(), "state": "asleep"})
     assert read(place, head_of(server.server_address[1], argv=["--metrics"]))["head"]["health"]["healthy"]
     assert [path for path, _key in server.RequestHandlerClass.asked] == ["/health"]
@@ -184,30 +186,27 @@ def test_a_server_that_is_silent_is_not_waited_for(place, monkeypatch):
 
 def test_no_worker_is_connected_to(pair, place, monkeypatch):
     """Not even as the comparison with the plan does, to see that ports are closed."""
-    planned = pair.plan()["hosts"]["worker1"]
-    assert planned["knocks"]
-    given = []
-    monkeypatch.setattr(
-        host_status.state, "drift", lambda part: given.append(part) or {"services": {"a": {"pid": os.getpid()}}}
-    )
-    _drift, condition = host_status.read("llama_cluster", "system", {**planned, **place}, None)
-    assert given[0]["knocks"] == []
+    planned = typed(pair.plan()).hosts["worker1"]
+    assert planned.knocks
+    compared = []
+    found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 12)
+    monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
+    _drift, condition = host_status.read("llama_cluster", "system", planned._replace(**place._asdict()), None)
+    assert compared[0].knocks == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
 
 
 @pytest.mark.parametrize("key", ["scope", "service_manager", "prefix", "cache", "units"])
 def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, place, monkeypatch, key):
     """Of supervisor, a program below the prefix is run as root, and the folder might be anybody's."""
-    planned = {**pair.plan()["hosts"]["worker1"], **place}
-    monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part[key]}"))
+    planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
+    monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts that the head keeps"):
-        host_status.read("llama_cluster", "system", {**planned, key: "/tmp/evil"}, None)
+        host_status.read("llama_cluster", "system", planned, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
-    manager = services.manager_of(
-        {"service_manager": "systemd", "scope": "system", "prefix": "/x", "units": str(tmp_path)}
-    )
+    manager = services.manager_of(host.Place("system", "systemd", "/x", "/c", str(tmp_path)))
     monkeypatch.setattr(commands, "find", lambda _name: "/bin/systemctl")
     shown = "Id=llamacpp-worker-a.service\nNRestarts=3\n\nId=llamacpp-worker-b.service\nNRestarts=[not set]\n"
     monkeypatch.setattr(services, "_run", lambda argv, may_fail=False: shown)

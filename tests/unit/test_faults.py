@@ -19,8 +19,9 @@ import test_links
 import test_services
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place, place_in
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     cache_prefill,
     ownership,
@@ -30,6 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark_info,
     benchmark_job,
@@ -59,6 +61,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import kernel_paramete
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
 from model_server import DATA, download_record_of, parsed, planned
 from support import rollbacks
+from support.hosts import build_plan, host_plan
 from test_services import HEAD, OTHER, WORKER
 
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
@@ -357,12 +360,13 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
     assert " on / and run" in errors.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
 
 
-EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
+EMPTY = typed_json.dump(host_plan(service_manager="launchd", scope="system"))
+MODEL = typed_json.dump(ModelPlan("/m", "m", "llama", 0, (), None, "path:/m", None, (), (), None))
 BUILD = {"id": "x", "targets": []}
 MODULES = {
     benchmark_info: ((benchmark_info.job, "Job"), {"host": {"prefix": "/p"}}),
     benchmark_job: ((benchmark_job.job, "Job"), {"host": {"prefix": "/p"}, "state": "absent"}),
-    prune: ((prune.host, "place_of"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
+    prune: ((prune.host, "place_of"), {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
     firewall_module: ((managers, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
@@ -376,14 +380,14 @@ MODULES = {
     model: ((model.model_files, "pending"), {"files": [], "folder": "/p"}),
     read_ahead: ((services, "read_ahead"), {"services": []}),
     release: ((store, "installed"), {"release": {"source": "git"}, "build": BUILD, "prefix": "/p", "cache": "/c"}),
-    release_prune: ((release_prune.state, "unneeded_releases"), {"host": {"builds": []}}),
+    release_prune: ((release_prune.state, "unneeded_releases"), {"host": EMPTY}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
     cache_prefill_module: ((cache_prefill, "worker_of"), {"path": "/m.gguf", "workers": [{}]}),
     cache_prefill_info: ((cache_prefill_info.cache_prefill, "describe"), {"path": "/m.gguf"}),
     cache_upload: ((cache_upload.cache_prefill, "send"), {"path": "/m.gguf"}),
     service: ((services, "apply"), {"host": EMPTY}),
     kernel_parameters_module: ((kernel_parameters_module.kernel_parameters, "apply"), {"parameters": {}}),
-    uninstall: ((ownership, "remove"), {"host": {"prefix": "/p", "cache": "/c"}}),
+    uninstall: ((ownership, "remove"), {"host": EMPTY}),
     verify: ((verify.evidence, "record"), {"prefix": "/p", "record": {"passed": True, "failed": [], "release": "x"}}),
 }
 """Module → what does its work, and arguments."""
@@ -631,11 +635,9 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
         return root
 
     def run(root):
-        planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
-        planned.update(
-            service_manager="supervisor", names={"cluster": "llama_cluster"}, account=None, builds=[{"id": "new"}]
-        )
-        with patch_module_args({"host": planned}), pytest.raises(SystemExit):
+        places = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root)}
+        planned = host_plan(builds=(build_plan("new"),), **places)
+        with patch_module_args({"host": typed_json.dump(planned)}), pytest.raises(SystemExit):
             release_prune.main()
         result = json.loads(capsys.readouterr().out)
         if result.get("failed"):
@@ -662,8 +664,8 @@ def test_a_teardown_after_a_fault(tmp_path, monkeypatch, kind):
         return tmp_path / str(number)
 
     def run(prefix):
-        planned = {"prefix": str(prefix), "units": "/no", "service_manager": "supervisor", "names": {"cluster": "test"}}
-        return bool(ownership.remove(planned, "head", False)[0])
+        place = place_in(host_plan(prefix=str(prefix), units="/no"))
+        return bool(ownership.remove(place, ownership.names.of("test"), "head", False)[0])
 
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
     assert failed_runs(broken, make, run, lambda prefix: list(prefix.rglob("*")), []) > 6
@@ -699,9 +701,9 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
         rollbacks.begin(prefix, kept)
         machine.apply(test_services.defined(HEAD, f"runtime/{launcher}/runtime.py releases/{identity}/ -- "))
         plan_history.mark_served(str(prefix), kept["id"])
-        planned = {**machine.host, "cache": str(root / "cache"), "keep_releases": 1, "builds": [{"id": identity}]}
-        planned.update(names={"cluster": "llama_cluster"}, account=None)
-        with patch_module_args({"host": planned}), pytest.raises(SystemExit):
+        places = {name: machine.host[name] for name in Place._fields}
+        planned = host_plan(**{**places, "cache": str(root / "cache"), "builds": (build_plan(identity),)})
+        with patch_module_args({"host": typed_json.dump(planned)}), pytest.raises(SystemExit):
             release_prune.main()
         return json.loads(capsys.readouterr().out).get("removed")
 

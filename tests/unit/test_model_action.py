@@ -18,11 +18,12 @@ from unittest import mock
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     cache_prefill_info,
     gguf_info,
@@ -175,7 +176,9 @@ READERS = {
     "model_info": lambda path, call: call(paths=[path]),
     "gguf_info": lambda path, call: call(path=path),
     "cache_prefill_info": lambda path, call: call(path=path),
-    "drift": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
+    "drift": lambda path, call: state.model_differences(
+        typed_json.parse(FetchedModelPlan, {"files": [planned(FROM, Path(path))], "records": []})
+    ),
     "services": lambda path, call: services.versions([path]),
     "copy": lambda path, call: lookup.look_up(lookup.Query(request_of(llama_model_copy=path).source), 9),
     "sent": lambda path, call: sender._read(file_of_controller(path), 0, None),

@@ -7,15 +7,21 @@ import sys
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, serving_record, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
+    fallback,
+    processes,
+    serving_record,
+    state,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServiceFallback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshakes, ServedFallback
 from conftest import typed
 from support.drift import drifts
+from support.hosts import free_port, service_plan
 from support.verification import checks, healthy, judged, reports
-from test_state import free_port
 
 pytestmark = pytest.mark.programs
 
@@ -28,15 +34,14 @@ def service(tmp_path):
     """A planned head whose programs are scripts, with a fallback."""
     (tmp_path / "server").write_text(SERVER)
     server = [sys.executable, str(tmp_path / "server")]
-    return {
-        "name": "llamacpp-server",
-        "kind": "head",
-        "argv": [sys.executable, str(tmp_path / "launcher"), server[1], "--full"],
-        "process": [*server, "--full"],
-        "fallbacks": [{"name": "worker1:cpu", "process": [*server, "--small"]}],
-        "environment": {},
-        "listens": f"127.0.0.1:{free_port()}",
-    }
+    return service_plan(
+        [sys.executable, tmp_path / "launcher", server[1], "--full"],
+        f"127.0.0.1:{free_port()}",
+        name="llamacpp-server",
+        kind="head",
+        process=(*server, "--full"),
+        fallbacks=(ServiceFallback("worker1:cpu", (*server, "--small")),),
+    )
 
 
 @pytest.fixture
@@ -48,14 +53,14 @@ def launch(tmp_path):
         program = str(tmp_path / "server")
         script = f"import os, subprocess, sys\nsubprocess.run({[sys.executable, program, *arguments]!r})\n"
         (tmp_path / "launcher").write_text(script)
-        process = subprocess.Popen(service["argv"], stdout=subprocess.PIPE)
+        process = subprocess.Popen(service.argv, stdout=subprocess.PIPE)
         process.stdout.readline()
         started.append(process)
         return process
 
     yield start
     for process in started:
-        for pid in state.processes(str(tmp_path), None):
+        for pid in processes.of_account(str(tmp_path), None):
             os.kill(pid, 9)
         process.wait()
         process.stdout.close()
@@ -72,17 +77,17 @@ def says(tmp_path, launcher, **said):
     (tmp_path / names.SERVING).write_text(json.dumps({**usual, **said}))
 
 
-def service_state(tmp_path, service):
-    return state.service_state(service, state.processes(str(tmp_path), None), tmp_path, state.sockets())
+def state_of(tmp_path, service):
+    return state.service_state(service, processes.of_account(str(tmp_path), None), tmp_path, processes.sockets())
 
 
 def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch):
     process = launch(service, "--small")
     for doing in ("fallback", "loading"):
         says(tmp_path, process.pid, state=doing)
-        found = service_state(tmp_path, service)
-        assert (found["state"], found["fallback"]) == ("running", "worker1:cpu")
-        assert found["pid"] != process.pid
+        found = state_of(tmp_path, service)
+        assert (found.state, found.fallback) == ("running", "worker1:cpu")
+        assert found.pid != process.pid
 
 
 def test_the_file_is_the_one_that_the_launcher_writes():
@@ -92,9 +97,8 @@ def test_the_file_is_the_one_that_the_launcher_writes():
 
 def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):
     says(tmp_path, launch(service, "--full").pid, state="serving", without=[])
-    found = service_state(tmp_path, service)
-    assert found["state"] == "running"
-    assert "fallback" not in found
+    found = state_of(tmp_path, service)
+    assert (found.state, found.fallback) == ("running", None)
 
 
 @pytest.mark.parametrize(
@@ -114,24 +118,23 @@ def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):
 def test_anything_else_that_the_launcher_runs_is_different(tmp_path, service, launch, argument, said):
     """As where the plan has changed since, or somebody else wrote the file."""
     says(tmp_path, launch(service, argument).pid, **said)
-    found = service_state(tmp_path, service)
-    assert found["state"] == "different"
-    assert "fallback" not in found
+    found = state_of(tmp_path, service)
+    assert (found.state, found.fallback) == ("different", None)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: None])
 def test_a_file_that_is_none_makes_it_different(tmp_path, service, launch, make):
     launch(service, "--small")
     make(tmp_path / names.SERVING)
-    assert service_state(tmp_path, service)["state"] == "different"
+    assert state_of(tmp_path, service).state == "different"
 
 
 def test_a_process_that_the_launcher_has_not_started_is_not_served(tmp_path, service, launch):
     process = launch(service, "--full")
-    stranger = subprocess.Popen(service["fallbacks"][0]["process"], stdout=subprocess.PIPE)
+    stranger = subprocess.Popen(service.fallbacks[0].process, stdout=subprocess.PIPE)
     stranger.stdout.readline()
     says(tmp_path, process.pid)
-    assert fallback.served(service, state.processes(str(tmp_path), None), tmp_path) is None
+    assert fallback.served(service, processes.of_account(str(tmp_path), None), tmp_path) is None
     stranger.kill()
     stranger.wait()
     stranger.stdout.close()

@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history as plans
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as module
@@ -221,7 +222,7 @@ def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, recor
 def test_the_info_module_reads_a_record_and_what_its_services_miss(prefix, record, monkeypatch):
     serve(prefix, record)
     model = record["model"]["path"]
-    drift = {"changed_files": [model], "changed_models": ["/models/part.gguf"], "missing_builds": []}
+    drift = Drift({}, (), (), (), {}, {}, (), (model,), ("/models/part.gguf",), (), (), (), ())
     monkeypatch.setattr(info.state, "drift", lambda part: drift)
     answered = info.compared(str(prefix), record["id"])
     assert answered["record"]["id"] == record["id"]

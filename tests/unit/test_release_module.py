@@ -16,12 +16,13 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
+from support.hosts import build_plan, host_plan
 
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -51,17 +52,12 @@ def programs(tmp_path):
     }
 
 
-def host(programs, keep=1):
-    return {
-        "prefix": programs["prefix"],
-        "cache": programs["cache"],
-        "units": f"{programs['prefix']}/units",
-        "names": names.of("llama_cluster").as_dict(),
-        "service_manager": "supervisor",
-        "account": None,
-        "builds": [programs["build"]],
-        "keep_releases": keep,
-    }
+def host(programs, *others, keep=1):
+    """:param others: further planned builds."""
+    builds = tuple(build_plan(identity) for identity in (programs["build"]["id"], *others))
+    prefix, cache = programs["prefix"], programs["cache"]
+    planned = host_plan(prefix=prefix, cache=cache, units=f"{prefix}/units", builds=builds, keep_releases=keep)
+    return typed_json.dump(planned)
 
 
 def test_a_release_is_installed_once(call, programs):
@@ -160,8 +156,7 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
         "git-832db0699007f1be.tar.gz",
     ):
         (sources / name).write_text("")
-    planned = host(programs, keep=2)
-    planned["builds"].append({"id": PLANNED})
+    planned = host(programs, PLANNED, keep=2)
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
     with (builds / f"{RUNS}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -8,10 +8,18 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    commands,
+    files,
+    names,
+    service_managers,
+    typed_json,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
+from support.hosts import service_plan
 
 pytestmark = pytest.mark.programs
 
@@ -46,12 +54,13 @@ class Machine:
             "service_manager": name,
             "scope": scope,
             "prefix": str(self.prefix),
+            "cache": str(root / "cache"),
             "units": str(self.folder / "units"),
         }
 
     @property
     def manager(self):
-        return services.manager_of(self.host)
+        return services.manager_of(typed_json.parse(Place, self.host))
 
     def apply(self, *run, check=False, **lists):
         """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""
@@ -75,6 +84,11 @@ class Machine:
 
     def put(self, name, state):
         (self.folder / "running" / name).write_text(state)
+
+
+def planned_service(**changes):
+    """A worker as the module gets it."""
+    return typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, **changes))
 
 
 def defined(name, text=None, at_boot=True):
@@ -302,8 +316,8 @@ def test_launchd_that_has_unloaded_it_meanwhile(tmp_path, monkeypatch):
 
 def test_domains_of_launchd():
     record = service_managers.MANAGERS["launchd"]
-    assert services.Launchd(record, services.Host("system", "/p", "/u")).domain == "system"
-    assert services.Launchd(record, services.Host("user", "/p", "/u")).domain == f"gui/{services.os.geteuid()}"
+    assert services.Launchd(record, Place("system", "launchd", "/p", "/c", "/u")).domain == "system"
+    assert services.Launchd(record, Place("user", "launchd", "/p", "/c", "/u")).domain == f"gui/{services.os.geteuid()}"
 
 
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
@@ -335,7 +349,7 @@ def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
 def test_the_module_shows_definitions_and_states(machine, call):
     read = machine.folder / "read"
     read.write_text("1")
-    planned = {"name": WORKER, "definition": "text\n", "temporary": False, "kind": "worker", "reads": [str(read)]}
+    planned = planned_service(definition="text\n", reads=(str(read),))
     for check in (True, False):
         assert services.reads_at_start(machine.host["prefix"]) == {}
         result = call(check=check, host=machine.host, services=[planned])
@@ -356,13 +370,14 @@ def test_the_module_shows_definitions_and_states(machine, call):
 
 
 def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
-    result = call(host={"service_manager": "runit", "scope": "system", "prefix": "/p", "units": str(tmp_path)})
+    folders = dict.fromkeys(("prefix", "cache", "units"), str(tmp_path))
+    result = call(host={"service_manager": "runit", "scope": "system", **folders})
     assert result["failed"]
     assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
 
 
 def test_definitions_are_given_with_started_alone(machine, call):
-    planned = {"name": WORKER, "definition": "text", "temporary": False}
+    planned = planned_service(definition="text")
     result = call(host=machine.host, state="absent", services=[planned])
     assert result["msg"] == "services are given with state absent: name the services to be absent in names."
 
@@ -403,12 +418,12 @@ def test_what_starts_next_is_read_into_memory(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * 10)
     os.mkfifo(tmp_path / "bin/pipe")
-    service = {"process": [f"{tmp_path}/bin/llama-server"], "reads": [f"{tmp_path}/m[1]-00001-of-00002.gguf"]}
-    service["reads"] += [f"{tmp_path}/missing", f"{tmp_path}/keys"]
+    reads = tuple(f"{tmp_path}/{name}" for name in ("m[1]-00001-of-00002.gguf", "missing", "keys"))
+    planned = service_plan([f"{tmp_path}/bin/llama-server"], "127.0.0.1:1", reads=reads)
     whole = ["bin/libggml.so", "bin/llama-server", "m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "keys"]
     for room, count in ((1000, 5), (29, 2), (9, 0)):
         monkeypatch.setattr(files, "free_bytes", lambda room=room: room)
-        services.read_ahead([service])
+        services.read_ahead([planned])
         assert read == [f"{tmp_path}/{name}" for name in whole[:count]]
         read.clear()
 

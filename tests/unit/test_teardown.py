@@ -18,10 +18,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FolderPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
 from conftest import complete
+from support.hosts import host_plan, service_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
@@ -54,17 +55,6 @@ def test_accounts_of_others_stay_where_the_installation_is_a_users():
     assert (hosts["here"]["accounts"], hosts["here"]["build_account"]) == ([], None)
     accounts = {**FACTS, "accounts": {"llamacpp": "/opt/llamacpp"}}
     assert teardown.plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
-
-
-@pytest.mark.parametrize("scope, account", [("system", "llamacpp"), ("user", None)])
-def test_check_mode_finds_the_releases_that_go(tmp_path, scope, account):
-    """They are still there then, so it is asked which of them run, and as which account."""
-    places = {"prefix": str(tmp_path), "cache": f"{tmp_path}/cache", "units": f"{tmp_path}/units"}
-    facts = {**FACTS, **places, "scope": scope, "service_manager": "systemd"}
-    (tmp_path / "releases" / "b8600-cpu-0123abcd").mkdir(parents=True)
-    planned = teardown.plan({"here": {"facts": facts}})["hosts"]["here"]
-    assert planned["account"] == account
-    assert state.unneeded_releases(planned, applied=True) == ["b8600-cpu-0123abcd"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +139,7 @@ def remove(call, tmp_path):
     planned = {**dict.fromkeys(("cache", "units"), f"{tmp_path}/no"), "names": names.DEFAULT.as_dict()}
 
     def run(prefix, check=False, **more):
-        host = {**planned, "service_manager": "supervisor", "prefix": str(prefix), **more}
+        host = {**planned, "scope": "user", "service_manager": "supervisor", "prefix": str(prefix), **more}
         return call(check, host=host, host_name="here")
 
     return run
@@ -261,9 +251,15 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
     for service, text in {"a": names.DEFINITION_MARK, "b": "[Service]"}.items():
         (tmp_path / f"{service}.service").write_text(text)
-    folders = [{"path": f"{tmp_path}/{name}", "owner": "root"} for name in ("prefix", "prefix/models", "cache", "none")]
-    planned = {"prefix": f"{tmp_path}/prefix", "folders": folders, "service_manager": "systemd", "scope": "system"}
-    planned.update(units=str(tmp_path), services=[{"name": name} for name in "abc"])
+    folders = (f"{tmp_path}/{name}" for name in ("prefix", "prefix/models", "cache", "none"))
+    planned = host_plan(
+        prefix=f"{tmp_path}/prefix",
+        folders=tuple(FolderPlan(folder, "root", None) for folder in folders),
+        service_manager="systemd",
+        scope="system",
+        units=str(tmp_path),
+        services=tuple(service_plan(["x"], "127.0.0.1:1", name=name) for name in "abc"),
+    )
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
     with pytest.raises(
         Refusal, match=re.escape(f"This host has {expected}{tmp_path}/b.service, which this collection")

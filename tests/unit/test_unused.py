@@ -16,9 +16,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 from ansible_collections.llamacpp.cluster.plugins.modules import prune as prune_module
 from model_server import SHA, SIZE, download_record_of, parsed
 from support.rollbacks import completed, record_of, serve
@@ -43,7 +46,8 @@ class Installation:
             text = text.replace(before, str(after))
             after.mkdir()
         self.plan = json.loads(text)
-        self.host, self.model = self.plan["hosts"]["here"], self.plan["model"]
+        plan = typed_json.parse(Plan, self.plan)
+        self.host, self.model = plan.hosts["here"], plan.model
         (self.prefix / "plans").mkdir()
 
     def write(self, path, size=1000, age=2 * DAY):
@@ -55,10 +59,17 @@ class Installation:
         return path
 
     def found(self, kinds=prune.KINDS):
-        return {item.path[len(str(self.prefix)) + 1 :]: item for item in prune.find(self.host, self.model, kinds)}
+        found = prune.find(self.host, self.model, kinds)
+        return {entry.path[len(str(self.prefix)) + 1 :]: entry for entry in found}
 
     def remove(self, *kinds, check=False):
-        return [item.path[len(str(self.prefix)) + 1 :] for item in prune.remove(self.host, self.model, kinds, check)]
+        removed = prune.remove(self.host, self.model, kinds, check)
+        return [entry.path[len(str(self.prefix)) + 1 :] for entry in removed]
+
+    def call(self, call, check=False, **changes):
+        """Runs the module."""
+        planned = {**self.plan["hosts"]["here"], **changes.pop("plan", {})}
+        return call(check=check, plan=planned, model=self.plan["model"], **changes)
 
     def left(self):
         return {str(path.relative_to(self.prefix)) for path in self.prefix.rglob("*") if path.is_file()}
@@ -76,15 +87,14 @@ def here(tmp_path, local, monkeypatch):
         {"name": "two", "port": 50053},
     ]
     made = Installation(tmp_path, local)
-    place = {key: made.host[key] for key in ("scope", "service_manager", "prefix", "cache", "units")}
-    monkeypatch.setattr(host, "place_of", lambda _scope, _cluster: place)
+    monkeypatch.setattr(host, "place_of", lambda _scope, _cluster: host.place_in(made.host))
     return made
 
 
 def old_things(here):
     """Something of each kind that nothing uses, and something of each that the plan uses."""
-    model = Path(here.model["path"]).relative_to(here.prefix)
-    build = here.host["builds"][0]["id"]
+    model = Path(here.model.path).relative_to(here.prefix)
+    build = here.host.builds[0].id
     for path in (model, f"{model}.1.sha256", "state/cache/one/rpc/abc", f"releases/{build}/bin/llama-server"):
         here.write(path)
     kept = here.left()
@@ -112,9 +122,7 @@ def test_what_nothing_uses_is_listed_with_its_size_and_age(here):
         "releases/cpu-old": ("releases", 400),
     }
     assert [item.bytes for item in found.values()] == sorted((item.bytes for item in found.values()), reverse=True)
-    told = prune.as_dicts(list(found.values()))
-    assert all(typed_json.problem("", entry, types.UnusedFile) is None for entry in told)
-    assert 9 * DAY <= told[0]["age_s"] < 9 * DAY + 600
+    assert 9 * DAY <= next(iter(found.values())).age_s < 9 * DAY + 600
     assert set(here.found(["parts"])) == {"models/owner-repo-0123abcd/Q8_0.gguf.part", "models/broken-89abcdef"}
 
 
@@ -251,7 +259,8 @@ def test_what_a_process_uses_stays(here, monkeypatch, how):
 
 def test_a_download_keeps_models_and_parts(here):
     old_things(here)
-    here.model["files"] = [{"path": f"{here.prefix}/models/broken-89abcdef/a-00002-of-00002.gguf"}]
+    part = ModelFilePlan("a", f"{here.prefix}/models/broken-89abcdef/a-00002-of-00002.gguf", None, 1, None, "model")
+    here.model = here.model._replace(files=(part,))
     assert "models/broken-89abcdef" not in here.found()
     lock = os.open(here.write("models/.fetching"), os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -339,8 +348,8 @@ def test_the_folder_of_models_may_be_a_link_to_another_disk(here, tmp_path):
     assert set(here.found()) == expected
     assert here.remove("models", "parts")
     assert sorted(path.name for path in disk.iterdir()) == [
-        Path(here.model["path"]).name,
-        f"{Path(here.model['path']).name}.1.sha256",
+        Path(here.model.path).name,
+        f"{Path(here.model.path).name}.1.sha256",
     ]
     assert (here.prefix / "models").is_symlink()
 
@@ -350,7 +359,7 @@ def test_a_model_behind_that_link_which_a_process_has_open_is_used(here, tmp_pat
     old_things(here)
     disk = on_another_disk(here, tmp_path)
     monkeypatch.setattr(prune, "_of_processes", lambda: [f"{disk}/owner-repo-0123abcd/Q4_K_M.gguf"])
-    monkeypatch.setattr(state, "processes", lambda *_arguments: {})
+    monkeypatch.setattr(processes, "of_account", lambda *_arguments: {})
     if sys.platform != "darwin":
         assert "models/owner-repo-0123abcd" not in here.found()
     assert "models/known-answer-9x9-f32.gguf" in here.found()
@@ -365,7 +374,7 @@ def test_a_model_that_is_named_by_where_the_link_leads_is_used(here, tmp_path):
     (here.prefix / "models").symlink_to("../data/disk")
     assert disk.samefile(here.prefix / "models")
     assert "models/owner-repo-0123abcd" in here.found()
-    here.model["path"] = f"{tmp_path}/data/disk/owner-repo-0123abcd/Q4_K_M.gguf"
+    here.model = here.model._replace(path=f"{tmp_path}/data/disk/owner-repo-0123abcd/Q4_K_M.gguf")
     assert "models/owner-repo-0123abcd" not in here.found()
 
 
@@ -442,22 +451,21 @@ def test_the_playbook_says_what_is_wrong_with_the_names_before_it_takes_the_leas
 
 def test_the_module(here, call):
     old_things(here)
-    arguments = {"plan": here.host, "model": here.model}
-    assert call(**arguments, kinds=[])["msg"] == (
+    assert here.call(call, kinds=[])["msg"] == (
         "llama_clean names nothing: use models, parts, caches, releases, one or several. playbooks/status.yml lists what nothing uses."
     )
-    assert "value of kinds must be one or more of" in call(**arguments, kinds=["all"])["msg"]
+    assert "value of kinds must be one or more of" in here.call(call, kinds=["all"])["msg"]
     before = here.left()
-    shown = call(check=True, **arguments, kinds=["caches"])
+    shown = here.call(call, check=True, kinds=["caches"])
     assert (shown["changed"], here.left()) == (True, before)
-    done = call(**arguments, kinds=["caches"])
+    done = here.call(call, kinds=["caches"])
     assert done["lines"] == shown["lines"]
     assert (
         done["lines"][0] == f"caches {here.prefix}/state/cache/two, 0.0 MB: no planned worker and no kept plan uses it"
     )
-    assert call(**arguments, kinds=["caches"])["changed"] is False
+    assert here.call(call, kinds=["caches"])["changed"] is False
     (here.prefix / "plans" / f"{1:016x}.json").write_text("torn")
-    assert "it is not known what a kept plan uses" in call(**arguments, kinds=["caches"])["msg"]
+    assert "it is not known what a kept plan uses" in here.call(call, kinds=["caches"])["msg"]
 
 
 @pytest.mark.parametrize("key", ["scope", "service_manager", "prefix", "cache", "units"])
@@ -465,7 +473,7 @@ def test_a_head_does_not_choose_where_files_are_removed(here, call, tmp_path, ke
     """The plan is made of the facts that it keeps, and root removes."""
     old_things(here)
     before = here.left()
-    said = call(plan={**here.host, key: str(tmp_path / "evil")}, model=here.model, kinds=["caches"])["msg"]
+    said = here.call(call, plan={key: str(tmp_path / "evil")}, kinds=["caches"])["msg"]
     assert f"{key} is '{tmp_path}"[:30] in said
     assert "in the facts that the head keeps" in said
     assert "run site.yml" in said
@@ -480,7 +488,7 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
 
     with monkeypatch.context() as broken:
         broken.setattr(prune.os, "unlink", refuse)
-        said = call(plan=here.host, model=here.model, kinds=["caches"])
+        said = here.call(call, kinds=["caches"])
     assert said["failed"]
     assert f"{here.prefix}/state/cache/two: Read-only file system" in said["msg"]
     assert len(here.remove("caches")) == 2
@@ -488,7 +496,7 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
 
 def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     old_things(here)
-    monkeypatch.setattr(state, "drift", lambda _planned: {"services": {}})
+    monkeypatch.setattr(state, "drift", lambda _planned: Drift({}, *[()] * 12))
     found = host_status.read("llama_cluster", "user", here.host, None, here.model)[1].unused
     assert {entry.kind for entry in found} == set(prune.KINDS)
     assert host_status.read("llama_cluster", "user", here.host, None)[1].unused is None

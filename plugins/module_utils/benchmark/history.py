@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 
 RECORD_BYTES, LOG_BYTES, LINE_BYTES, PASSED_BYTES = 64 << 20, 256 << 20, 1 << 20, 8 << 20
 """Of a record; and of a log, of its lines, and of those that are passed on together."""
@@ -43,8 +43,8 @@ def write(prefix: str, record: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o755, exist_ok=True)
     files.replace_file(path, json.dumps(record, indent=1) + "\n", 0o644)
     for identity in ids(prefix)[MOST:]:
-        prune.remove_below(prefix, "state", names.BENCHMARKS, identity)
-        prune.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")
+        removal.remove_below(prefix, "state", names.BENCHMARKS, identity)
+        removal.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")
 
 
 def ids(prefix: str) -> list[str]:

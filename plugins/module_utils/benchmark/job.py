@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
 SYSTEMD = ("systemd", "systemd_user")
@@ -52,8 +53,9 @@ class Job:
         self._scope = "--user " if host["scope"] == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         volatile = Path(runtime, "systemd/user") if self._scope else VOLATILE
-        self.serving = services.manager_of(host)
-        self.measuring = services.manager_of({**host, "units": str(volatile) if self._systemd else host["units"]})
+        place = typed_json.parse(Place, host)
+        self.serving = services.manager_of(place)
+        self.measuring = services.manager_of(place._replace(units=str(volatile)) if self._systemd else place)
         self.server = host["names"]["server"]
         self.name = names.of(host["names"]["cluster"]).service("benchmark")
         self._folder = Path(host["prefix"], names.BENCHMARKS)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
@@ -42,6 +42,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.service_manager import lingers, supervisor_runs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -216,14 +217,14 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
-def neighbours(own: names.Names, prefix: str) -> list[dict]:
+def neighbours(owner: names.Names, prefix: str) -> list[dict]:
     """Other clusters with an installation on this host, and what each of them says of its ports and its memory."""
     folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
     return [
         _neighbour(cluster, folder)
         for folder in sorted(folders)
         for cluster in [names.cluster_of_folder(folder.name)]
-        if cluster and cluster != own.cluster and files.is_marked(folder)
+        if cluster and cluster != owner.cluster and files.is_marked(folder)
     ]
 
 
@@ -241,7 +242,7 @@ def _neighbour(cluster: str, folder: Path) -> dict:
     return {"cluster": cluster, **said}
 
 
-def is_ours(definition: Path) -> bool:
+def is_own_definition(definition: Path) -> bool:
     """Whether this collection has written the definition of a service, and not somebody else under the same name."""
     if definition.is_symlink():
         return False
@@ -249,12 +250,12 @@ def is_ours(definition: Path) -> bool:
         return names.DEFINITION_MARK in stream.read(1000)
 
 
-def defined_services(manager: str, units: str, own: names.Names) -> list[str]:
+def defined_services(manager: str, units: str, owner: names.Names) -> list[str]:
     """Names of a cluster's services whose definition this collection has written."""
     services = []
-    for path in Path(units).glob(f"{own.root}-*") if os.path.isdir(units) else []:
+    for path in Path(units).glob(f"{owner.root}-*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
-        if service and own.owns(service) and is_ours(path):
+        if service and owner.owns(service) and is_own_definition(path):
             services.append(service)
     return sorted(services)
 
@@ -294,26 +295,41 @@ def disk_gib(path: str) -> int | None:
     return 1 << size.bit_length() - 1 if size else 0
 
 
-def place_of(wanted_scope: str, cluster: str) -> dict:
-    """``scope``, ``service_manager``, ``prefix``, ``cache`` and ``units`` of a cluster's installation here, whether it is there or not."""
-    own_scope = scope(wanted_scope)
-    manager = service_manager(own_scope)
+class Place(NamedTuple):
+    """Where a cluster is installed on a host, and what runs its services."""
+
+    scope: str
+    service_manager: str
+    prefix: str
+    cache: str
+    units: str
+
+
+def place_of(wanted_scope: str, cluster: str) -> Place:
+    """The place of a cluster's installation here, whether it is there or not."""
+    found_scope = scope(wanted_scope)
+    manager = service_manager(found_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return {"scope": own_scope, "service_manager": manager, **names.places(own_scope, manager, environment, cluster)}
+    return Place(found_scope, manager, **names.places(found_scope, manager, environment, cluster))
 
 
-def check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def place_in(planned: HostPlan) -> Place:
+    """The place that a plan has."""
+    return Place(*(getattr(planned, name) for name in Place._fields))
+
+
+def check_place(planned: Place, here: Place) -> None:
     """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
     removed, as root: a head that was taken over chooses none.
 
     :raises Refusal: the plan has the installation somewhere else than this host.
     """
-    moved = next((key for key, value in here.items() if planned.get(key) != value), None)
-    if moved:
-        raise Refusal(
-            f"{moved} is {validation.show(planned.get(moved))} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
-            "anew; if it persists, treat the head as compromised (docs/security.md)"
-        )
+    for key, wanted, actual in zip(Place._fields, planned, here):
+        if wanted != actual:
+            raise Refusal(
+                f"{key} is {validation.show(wanted)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "
+                "anew; if it persists, treat the head as compromised (docs/security.md)"
+            )
 
 
 def facts(
@@ -329,7 +345,7 @@ def facts(
     :param cluster: whose installation is looked at.
     """
     place = place_of(wanted_scope, cluster)
-    wanted_scope, manager = place["scope"], place["service_manager"]
+    wanted_scope, manager = place.scope, place.service_manager
     record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
@@ -358,7 +374,7 @@ def facts(
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
+        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place.prefix + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
         "host_settings": record.host_settings,
@@ -368,24 +384,24 @@ def facts(
         "interfaces": interfaces.interfaces(),
         "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
-        "disk_gib": disk_gib(place["prefix"]),
-        "option_files": option_files(wanted_scope, place["prefix"], environment),
+        "disk_gib": disk_gib(place.prefix),
+        "option_files": option_files(wanted_scope, place.prefix, environment),
         "reached_at": connection.address(os.environ),
-        **_installation(names.of(cluster), manager, place),
-        **place,
+        **_installation(names.of(cluster), place),
+        **place._asdict(),
     }
 
 
-def _installation(own: names.Names, manager: str, place: Mapping[str, str]) -> dict:
-    """What is known of a cluster's installation on this host, whose folders are ``place``."""
+def _installation(owner: names.Names, place: Place) -> dict:
+    """What is known of a cluster's installation on this host."""
     return {
-        "names": own.as_dict(),
-        "installed": files.is_marked(Path(place["prefix"])),
-        "neighbours": neighbours(own, place["prefix"]),
-        "supervisor": supervisor(place["prefix"]),
-        "measured": measured_links(place["prefix"]),
-        "kept": kept_facts(place["prefix"]),
-        "defined": defined_services(manager, place["units"], own),
+        "names": owner.as_dict(),
+        "installed": files.is_marked(Path(place.prefix)),
+        "neighbours": neighbours(owner, place.prefix),
+        "supervisor": supervisor(place.prefix),
+        "measured": measured_links(place.prefix),
+        "kept": kept_facts(place.prefix),
+        "defined": defined_services(place.service_manager, place.units, owner),
     }
 
 

@@ -1,57 +1,59 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose is what lies under our names on a host. What somebody else has made is neither overwritten nor removed, and is named."""
+"""Who made what a host has under the collection's names. What somebody else has made is neither overwritten nor removed, and is named."""
 
 from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 GENERATED = "known-answer-"
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
 """How names of files begin that a killed run leaves in a folder."""
 
 
-def check(planned: Mapping[str, Any]) -> None:
+def check(planned: HostPlan) -> None:
     """
-    :param planned: the host's part of the plan.
     :raises Refusal: an apply would overwrite, or run, what somebody else has made.
     """
-    manager = services.manager_of(planned)
-    defined = (manager.path(service["name"]) for service in planned["services"])
-    found = [*_folders(planned), *(str(path) for path in defined if os.path.lexists(path) and not host.is_ours(path))]
+    manager = services.manager_of(host.place_in(planned))
+    defined = (manager.path(service.name) for service in planned.services)
+    found = [
+        *_folders(planned),
+        *(str(path) for path in defined if os.path.lexists(path) and not host.is_own_definition(path)),
+    ]
     if found:
-        mark = Path(planned["prefix"], names.FOLDER_MARK)
+        mark = Path(planned.prefix, names.FOLDER_MARK)
         adopted = (
             "" if files.is_marked(mark.parent) else f". Where an earlier revision of it did, run there: mkdir {mark}"
         )
         raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}{adopted}")
 
 
-def _folders(planned: Mapping[str, Any]) -> Iterator[str]:
-    """Where the prefix has no mark of ours: what is in our places there, and folders of another owner than planned. What is empty may stay."""
-    prefix = Path(planned["prefix"])
+def _folders(planned: HostPlan) -> Iterator[str]:
+    """Where the prefix has no mark: what is in places of the installation there, and folders of another owner than planned. What is empty may stay."""
+    prefix = Path(planned.prefix)
     if files.is_marked(prefix):
         return
-    owners = {folder["path"]: folder["owner"] for folder in planned["folders"] if folder["owner"]}
+    owners: dict[str, str | None] = {folder.path: folder.owner for folder in planned.folders if folder.owner}
     owners.update({str(prefix / name): None for name in names.INSTALLED if not _is_free(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):
-            actual = state.owner_of(os.stat(path).st_uid)
+            actual = processes.owner_of(os.stat(path).st_uid)
             if actual != owner:
                 yield f"{path} (of {actual}{f', not of {owner}' if owner else ''})"
 
@@ -64,17 +66,16 @@ def _is_free(path: Path) -> bool:
 # --------------------------------------------------------------------------------------------------------------- removal
 
 
-def remove(planned: Mapping[str, Any], name: str, check: bool) -> tuple[list[str], list[str]]:
+def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
     it is empty then.
 
-    :param planned: the host's part of the empty plan.
     :param name: of the host.
     :returns: what is removed, or would be in check mode (paths), and what is left (a sentence for each).
     :raises OSError: something cannot be removed.
     """
-    prefix = Path(planned["prefix"])
-    others = [f"{what} on {name} stays, since this collection did not make it." for what in _strangers(planned)]
+    prefix = Path(place.prefix)
+    others = [f"{what} on {name} stays, since this collection did not make it." for what in _foreign(place, owner)]
     if not files.is_marked(prefix):
         left = (
             [
@@ -84,12 +85,12 @@ def remove(planned: Mapping[str, Any], name: str, check: bool) -> tuple[list[str
             else []
         )
         return [], left + others
-    own = _own(prefix)
-    rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in own if len(steps) == 1})
+    installed = _installed(prefix)
+    rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     left = [_left(prefix, validation.printable(entry), name) for entry in rest]
-    for steps in [] if check else own:
+    for steps in [] if check else installed:
         try:
-            prune.remove_below(str(prefix), *steps)
+            removal.remove_below(str(prefix), *steps)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(prefix.joinpath(*steps))) from error
     try:
@@ -97,19 +98,19 @@ def remove(planned: Mapping[str, Any], name: str, check: bool) -> tuple[list[str
             os.rmdir(prefix)
     except OSError as error:  # a link, or a disk is mounted there
         left.append(f"{prefix} on {name} stays, empty: {error.strerror}.")
-    return [str(prefix.joinpath(*steps)) for steps in own], left + others
+    return [str(prefix.joinpath(*steps)) for steps in installed], left + others
 
 
-def _own(prefix: Path) -> list[tuple[str, ...]]:
+def _installed(prefix: Path) -> list[tuple[str, ...]]:
     """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
-    own: list[tuple[str, ...]] = [(entry,) for entry in entries if entry.startswith(TEMPORARY)]
+    found: list[tuple[str, ...]] = [(entry,) for entry in entries if entry.startswith(TEMPORARY)]
     if models.is_dir() and not models.is_symlink():  # another cluster may use what lies behind a link
         inside = os.listdir(models)
-        own += [(names.MODELS, entry) for entry in inside if entry.startswith(GENERATED)]
+        found += [(names.MODELS, entry) for entry in inside if entry.startswith(GENERATED)]
         if all(entry == model_files.LOCK or entry.startswith((GENERATED, *TEMPORARY)) for entry in inside):
-            own.append((names.MODELS,))
-    return [*own, *((entry,) for entry in names.INSTALLED if entry in entries)]
+            found.append((names.MODELS,))
+    return [*found, *((entry,) for entry in names.INSTALLED if entry in entries)]
 
 
 def _left(prefix: Path, entry: str, name: str) -> str:
@@ -120,12 +121,13 @@ def _left(prefix: Path, entry: str, name: str) -> str:
     return f"{place} on {name} stays with its models{why}. Remove it by hand where nothing else uses it."
 
 
-def _strangers(planned: Mapping[str, Any]) -> list[str]:
-    """Definitions and rules of the firewall that others have under our names."""
-    own, record = names.of(planned["names"]["cluster"]), service_managers.MANAGERS[planned["service_manager"]]
-    defined = [(path, record.service(path)) for path in sorted(Path(planned["units"]).glob(f"{own.root}-*"))]
-    found = [str(path) for path, service in defined if service and own.owns(service) and not host.is_ours(path)]
-    return found + (firewalls.foreign_names(System(owner=own)) if record.host_settings else [])
+def _foreign(place: host.Place, owner: names.Names) -> list[str]:
+    """Definitions and rules of the firewall that others have under the cluster's names."""
+    record = service_managers.MANAGERS[place.service_manager]
+    defined = [(path, record.service(path)) for path in sorted(Path(place.units).glob(f"{owner.root}-*"))]
+    services_of = [path for path, service in defined if service and owner.owns(service)]
+    found = [str(path) for path in services_of if not host.is_own_definition(path)]
+    return found + (firewalls.foreign_names(System(owner=owner)) if record.host_settings else [])
 
 
 def give_back(account: str, cache: str, check: bool) -> list[str]:

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What an installation has on its disk that nothing uses: models, parts of models, workers' caches and releases. It is found, and removed on request.
 
-Used is what the plan, a plan that any cluster keeps on this host, the definition of a service or a process names, and what a process has open. Only
-our own folders are looked into, and no symbolic link is followed: the account of the services may write into some of them. The folder of models alone may
-be a link, where only who administers the installation can have put it there.
+Used is what the plan, a plan that any cluster keeps on this host, the definition of a service or a process names, and what a process has open. Only the
+folders of the installation are looked into, and no symbolic link is followed: the account of the services may write into some of them. The folder of
+models alone may be a link, where only who administers the installation can have put it there.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history, removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 
 MODELS, PARTS, CACHES, RELEASES = KINDS = ("models", "parts", "caches", "releases")
-FORM = [{"kind": KINDS, "path": Text(longest=4096), "bytes": Number(), "age_s": Number(), "why": Text(longest=2000)}]
-"""Of what as_dicts returns."""
 MOST = 200
 """Entries that are reported, the largest ones."""
 SOURCE = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", re.ASCII)
@@ -41,15 +41,19 @@ END = r"(?![\w.+@-])"
 """After a path that is named whole: what follows is not part of its last name."""
 
 
-class Item(NamedTuple):
-    """Something that nothing uses."""
+class UnusedFile(NamedTuple):
+    """What nothing uses on a disk."""
 
-    kind: str
-    path: str
+    kind: Annotated[str, KINDS]
+    """of `llama_clean`"""
+    path: Annotated[str, Text(longest=4096)]
+    """of a file or a folder"""
     bytes: int
-    used: float
-    """When it was last written or read, as far as the file system says, in seconds since 1970."""
-    why: str
+    """size"""
+    age_s: int
+    """since it was last written or read, as far as the file system says"""
+    why: Annotated[str, Text(longest=2000)]
+    """why nothing uses it"""
 
 
 class _Size(NamedTuple):
@@ -75,15 +79,9 @@ def _entries(prefix: str, *steps: str) -> list[Path]:
     folder = Path(prefix)
     for step in steps:
         folder = folder / step
-        if not folder.is_dir() or (folder.is_symlink() and not _may_follow(folder)):
+        if not folder.is_dir() or (folder.is_symlink() and not removal.may_follow(folder)):
             return []
     return sorted(folder.iterdir())
-
-
-def _may_follow(folder: Path) -> bool:
-    """Whether a folder is that of models, in a prefix into which no other account writes."""
-    above = folder.parent.stat()
-    return folder.name == names.MODELS and above.st_uid in (0, os.geteuid()) and not above.st_mode & 0o022
 
 
 def _is_folder(path: Path) -> bool:
@@ -97,30 +95,27 @@ def _is_file(path: Path) -> bool:
 class Used:
     """What this host uses, as texts that name paths, and as paths that processes have open."""
 
-    def __init__(self, planned: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-        """
-        :param planned: the host's part of the plan.
-        :param model: of the plan, what it says of the model.
-        """
-        self.prefix = planned["prefix"]
+    def __init__(self, planned: HostPlan, model: ModelPlan) -> None:
+        self.prefix = planned.prefix
         self.models = os.path.realpath(Path(self.prefix, names.MODELS))
         self.prefixes = {self.prefix, os.path.realpath(self.prefix)}
-        self.texts = [*_words(model), *_words(planned["services"])]
+        self.texts = [*_words(model), *_words(planned.services)]
         self.folders = {self.models}
-        for prefix in _installations(planned):
+        for prefix in _installations(planned.prefix):
             folder = str(Path(prefix, names.MODELS))
             if os.path.realpath(folder) == self.models:
                 self.folders |= {folder, _target_of(folder)}
             with suppress(OSError):
                 for record in plan_history.read_all(prefix).records:
                     self.texts += [*_words(record.model), *_words(record.host.services)]
-        manager = service_managers.MANAGERS[planned["service_manager"]]
-        for path in Path(planned["units"]).glob("*"):
+        manager = service_managers.MANAGERS[planned.service_manager]
+        for path in Path(planned.units).glob("*"):
             if manager.service(path):
                 text = text_of(path)
                 self.texts += [text, text.replace("\\x20", " ").replace("%%", "%")]
         if sys.platform == "darwin":
-            self.texts += [" ".join(argv) for argv in state.processes(planned["prefix"], planned["account"]).values()]
+            running = processes.of_account(planned.prefix, planned.account)
+            self.texts += [" ".join(argv) for argv in running.values()]
         else:
             self.texts += _of_processes()
         self.texts = [text for text in self.texts if any(place in text for place in (*self.prefixes, *self.folders))]
@@ -157,12 +152,10 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(part)
 
 
-def _installations(planned: Mapping[str, Any]) -> set[str]:
+def _installations(prefix: str) -> set[str]:
     """Prefixes of all clusters on this host."""
-    folders = {
-        path for top in ("/opt", os.path.dirname(planned["prefix"])) for path in Path(top).glob(names.ROOT + "*")
-    }
-    return {planned["prefix"], *(str(path) for path in folders if names.cluster_of_folder(path.name))}
+    folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
+    return {prefix, *(str(path) for path in folders if names.cluster_of_folder(path.name))}
 
 
 def _of_processes() -> Iterator[str]:
@@ -176,50 +169,33 @@ def _of_processes() -> Iterator[str]:
                     yield os.readlink(link)
 
 
-def find(
-    planned: Mapping[str, Any], model: Mapping[str, Any], kinds: Collection[str] = KINDS, alone: bool = False
-) -> list[Item]:
+def find(planned: HostPlan, model: ModelPlan, kinds: Collection[str] = KINDS, locked: bool = False) -> list[UnusedFile]:
     """What nothing uses, the largest first.
 
-    :param alone: whether nobody can fetch a model now. Else nothing is said of models while somebody does.
+    :param locked: whether nobody can download a model now. Else models are left out while somebody does.
     """
     used = Used(planned, model)
-    finders: dict[str, Callable[[Mapping[str, Any], Used], Iterator[Item]]] = {
+    finders: dict[str, Callable[[HostPlan, Used], Iterator[UnusedFile]]] = {
         MODELS: _models,
         PARTS: _parts,
         CACHES: _caches,
         RELEASES: _releases,
     }
-    if not alone and _is_fetching(planned["prefix"]):
+    if not locked and _is_downloading(planned.prefix):
         kinds = set(kinds) - {MODELS, PARTS}
-    items = [item for kind in KINDS if kind in kinds for item in finders[kind](planned, used)]
-    paths = {Path(item.path) for item in items}
-    items = [item for item in items if not paths & set(Path(item.path).parents)]
-    return sorted(items, key=lambda item: -item.bytes)
+    unused = [entry for kind in KINDS if kind in kinds for entry in finders[kind](planned, used)]
+    paths = {Path(entry.path) for entry in unused}
+    unused = [entry for entry in unused if not paths & set(Path(entry.path).parents)]
+    return sorted(unused, key=lambda entry: -entry.bytes)
 
 
-def as_dicts(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """In the form FORM: the largest ones."""
-    now = time.time()
-    return [
-        {
-            "kind": item.kind,
-            "path": item.path,
-            "bytes": item.bytes,
-            "age_s": max(0, int(now - item.used)),
-            "why": item.why,
-        }
-        for item in items[:MOST]
-    ]
-
-
-def _item(kind: str, path: Path, why: str) -> Item:
+def _unused(kind: str, path: Path, why: str) -> UnusedFile:
     size = _measure(path)
-    return Item(kind, str(path), size.bytes, size.used, why)
+    return UnusedFile(kind, str(path), size.bytes, max(0, int(time.time() - size.used)), why)
 
 
-def _is_fetching(prefix: str) -> bool:
-    """Whether a process fetches a model now."""
+def _is_downloading(prefix: str) -> bool:
+    """Whether a process downloads a model now."""
     try:
         with locks.hold(Path(prefix, names.MODELS, model_files.LOCK), flags=os.O_RDONLY):
             return False
@@ -239,15 +215,15 @@ def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
                 yield path, files
 
 
-def _models(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
-    """Models of ours that are whole: those of sources, and known-answer models."""
-    for path, files in _sources(planned["prefix"]):
+def _models(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
+    """Whole models: those of sources, and known-answer models."""
+    for path, files in _sources(planned.prefix):
         if _is_whole(files) and not used.names(path):
-            yield _item(MODELS, path, "no plan and no service names it")
-    for path in _entries(planned["prefix"], names.MODELS):
+            yield _unused(MODELS, path, "no plan and no service names it")
+    for path in _entries(planned.prefix, names.MODELS):
         model = path.with_name(path.name.split(".gguf")[0] + ".gguf")
         if GENERATED.fullmatch(path.name) and _is_file(path) and not used.names(model):
-            yield _item(MODELS, path, "a known-answer model, which is generated again when it is needed")
+            yield _unused(MODELS, path, "a known-answer model, which is generated again when it is needed")
 
 
 def _is_whole(files: Sequence[Path]) -> bool:
@@ -255,63 +231,63 @@ def _is_whole(files: Sequence[Path]) -> bool:
     return any(file.name == download_record.RECORD for file in files)
 
 
-def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+def _parts(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
     """What downloads have left that did not end: parts, and all files of a source that were never whole together."""
-    for path, files in _sources(planned["prefix"]):
+    for path, files in _sources(planned.prefix):
         if used.names(path):
             continue
         if not _is_whole(files):
-            yield _item(PARTS, path, "a download that did not end, of a model that no plan names")
+            yield _unused(PARTS, path, "a download that did not end, of a model that no plan names")
             continue
         for file in files:
             if file.name.endswith(model_files.PART) and _is_file(file):
-                yield _item(PARTS, file, "a download that did not end, of a model that no plan names")
+                yield _unused(PARTS, file, "a download that did not end, of a model that no plan names")
 
 
-def _caches(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+def _caches(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
     """Tensors of workers that no plan has."""
-    for path in _entries(planned["prefix"], "state", "cache"):
+    for path in _entries(planned.prefix, "state", "cache"):
         if _is_folder(path) and not used.names(path):
-            yield _item(CACHES, path, "no planned worker and no kept plan uses it")
+            yield _unused(CACHES, path, "no planned worker and no kept plan uses it")
 
 
-def _releases(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
+def _releases(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
     """Installed releases that are neither planned nor built now, with which no kept plan can go back."""
-    planned_builds = {build["id"] for build in planned["builds"]}
-    kept = planned_builds | plan_history.builds(planned["prefix"])
-    for path in _entries(planned["prefix"], "releases"):
+    planned_builds = {build.id for build in planned.builds}
+    kept = planned_builds | plan_history.builds(planned.prefix)
+    for path in _entries(planned.prefix, "releases"):
         identity = path.name.removeprefix(".")
-        if not _is_folder(path) or identity in kept or store.under_way(planned["cache"], identity):
+        if not _is_folder(path) or identity in kept or store.under_way(planned.cache, identity):
             continue
         if not used.names(path):
-            yield _item(RELEASES, path, "no plan, no service and no process uses it")
+            yield _unused(RELEASES, path, "no plan, no service and no process uses it")
 
 
 # -------------------------------------------------------------------------------------------------------------- removal
 
 
-def remove(planned: Mapping[str, Any], model: Mapping[str, Any], kinds: Collection[str], check: bool) -> list[Item]:
+def remove(planned: HostPlan, model: ModelPlan, kinds: Collection[str], check: bool) -> list[UnusedFile]:
     """Removes what nothing uses, of these kinds, and returns it.
 
     :param check: only return it.
     :raises Refusal: it cannot be known, or a model is fetched now. Nothing is removed then.
     :raises OSError: a file cannot be removed.
     """
-    for prefix in sorted(_installations(planned)):
+    for prefix in sorted(_installations(planned.prefix)):
         unreadable = plan_history.read_all(prefix).unreadable
         if unreadable:
             raise Refusal(
                 f"it is not known what a kept plan uses: {unreadable[0]}. Remove that file, then run this again"
             )
     of_models = {MODELS, PARTS} & set(kinds)
-    with _no_download(planned["prefix"]) if of_models else nullcontext():
-        items = find(planned, model, kinds, alone=True)
-        for item in [] if check else items:
+    with _no_download(planned.prefix) if of_models else nullcontext():
+        unused = find(planned, model, kinds, locked=True)
+        for entry in [] if check else unused:
             try:
-                _remove(planned, item)
+                _remove(planned, entry)
             except OSError as error:
-                raise OSError(error.errno, error.strerror, item.path) from error
-    return items
+                raise OSError(error.errno, error.strerror, entry.path) from error
+    return unused
 
 
 @contextmanager
@@ -333,45 +309,9 @@ def _no_download(prefix: str) -> Iterator[None]:
         yield
 
 
-def _remove(planned: Mapping[str, Any], item: Item) -> None:
-    path = Path(item.path)
-    if item.kind == RELEASES and not path.name.startswith("."):
-        store.remove_release(planned["prefix"], planned["cache"], path.name)
+def _remove(planned: HostPlan, unused: UnusedFile) -> None:
+    path = Path(unused.path)
+    if unused.kind == RELEASES and not path.name.startswith("."):
+        store.remove_release(planned.prefix, planned.cache, path.name)
         return
-    remove_below(planned["prefix"], *path.relative_to(planned["prefix"]).parts)
-
-
-def remove_below(prefix: str, *steps: str) -> None:
-    """Removes a file or folder below the prefix, if there is one, without following a link."""
-    *folders, name = steps
-    with suppress(FileNotFoundError), _open_folder(prefix, folders) as folder:
-        _remove_at(folder, name)
-
-
-@contextmanager
-def _open_folder(prefix: str, steps: Sequence[str]) -> Iterator[int]:
-    """A folder below the prefix, opened step by step without following a link, but of models."""
-    handle = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for index, step in enumerate(steps):
-            follow = index == 0 and _may_follow(Path(prefix, step))
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW), dir_fd=handle)
-            os.close(handle)
-            handle = inner
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _remove_at(folder: int, name: str) -> None:
-    """Removes a file, or a folder with all that it holds; of a link the link alone."""
-    if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        os.unlink(name, dir_fd=folder)
-        return
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-    try:
-        for inside in os.listdir(inner):
-            _remove_at(inner, inside)
-    finally:
-        os.close(inner)
-    os.rmdir(name, dir_fd=folder)
+    removal.remove_below(planned.prefix, *path.relative_to(planned.prefix).parts)

@@ -25,7 +25,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import service_manager
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
@@ -48,14 +50,6 @@ class Service(NamedTuple):
     at_boot: bool
 
 
-class Host(NamedTuple):
-    """What a service manager needs to know of the host."""
-
-    scope: str
-    prefix: str
-    units: str
-
-
 def _run(argv: list[str], may_fail: bool = False) -> str:
     return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
 
@@ -70,13 +64,13 @@ def _last_lines(text: str) -> str:
 class Manager:
     """What the classes share. Verbs take names of services, and have nothing to do without one."""
 
-    def __init__(self, record: service_managers.ServiceManager, host: Host):
+    def __init__(self, record: service_managers.ServiceManager, place: Place):
         self.record = record
-        self.host = host
+        self.place = place
 
     def path(self, name: str) -> Path:
         """Of a service's definition."""
-        return self.record.definition(self.host.units, name)
+        return self.record.definition(self.place.units, name)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         """Service → RUNNING, FAILED or STOPPED; one that the manager does not know is STOPPED."""
@@ -94,7 +88,7 @@ class Manager:
         """Writes definitions, has the manager read them, and has it start them at boot where that is planned."""
         changed = [service for service in services if not self.is_defined(service)]
         if changed:  # what they name was copied just now, and a power cut must not leave them without it
-            prefix = Path(self.host.prefix)
+            prefix = Path(self.place.prefix)
             files.sync(prefix, *prefix.glob("*.json"), *prefix.glob("runtime"), *prefix.glob("runtime/**/*"))
         for service in changed:
             replace_file(self.path(service.name), service.definition, self.record.mode)
@@ -106,7 +100,7 @@ class Manager:
 
     def log(self, service: str) -> str:
         """What a service wrote last."""
-        return text_of(Path(self.record.log.format(prefix=self.host.prefix, service=service)))
+        return text_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)))
 
     def unread(self, services: Collection[str]) -> set[str]:
         """Those whose definition the manager has not read since it was written."""
@@ -137,9 +131,9 @@ class Manager:
 class Systemd(Manager):
     """systemd, of the system or of a user."""
 
-    def __init__(self, record: service_managers.ServiceManager, host: Host):
-        super().__init__(record, host)
-        self.user = ["--user"] if host.scope == "user" else []
+    def __init__(self, record: service_managers.ServiceManager, place: Place):
+        super().__init__(record, place)
+        self.user = ["--user"] if place.scope == "user" else []
         if self.user:
             commands.find_user_session()
 
@@ -205,7 +199,7 @@ class Systemd(Manager):
 
     def not_at_boot(self, services: Collection[str]) -> set[str]:
         target = "default" if self.user else "multi-user"
-        wants = Path(self.host.units) / f"{target}.target.wants"
+        wants = Path(self.place.units) / f"{target}.target.wants"
         return {name for name in services if not os.path.lexists(wants / self.path(name).name)}
 
 
@@ -226,9 +220,9 @@ class Launchd(Manager):
     """Status where a service is still ending."""
     poll_seconds = 0.2
 
-    def __init__(self, record: service_managers.ServiceManager, host: Host):
-        super().__init__(record, host)
-        self.domain = "system" if host.scope == "system" else f"gui/{os.geteuid()}"
+    def __init__(self, record: service_managers.ServiceManager, place: Place):
+        super().__init__(record, place)
+        self.domain = "system" if place.scope == "system" else f"gui/{os.geteuid()}"
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         return {name: RUNNING if self._is_loaded(name) else STOPPED for name in services}
@@ -279,11 +273,11 @@ class Supervisor(Manager):
 
     def command(self, *words: str) -> list[str]:
         """The command line that tells supervisor so."""
-        python, settings = f"{self.host.prefix}/venv/bin/python", f"{self.host.prefix}/supervisor/supervisord.conf"
+        python, settings = f"{self.place.prefix}/venv/bin/python", f"{self.place.prefix}/supervisor/supervisord.conf"
         return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 
     def _runs(self) -> bool:
-        return service_manager.supervisor_runs(self.host.prefix)
+        return service_manager.supervisor_runs(self.place.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # Its status says whether all of them run.
@@ -328,15 +322,12 @@ CLASSES: dict[str, type[Manager]] = {
 # ------------------------------------------------------------------------------------------------------------- interface
 
 
-def manager_of(host: Mapping[str, Any]) -> Manager:
-    """The service manager of a host.
-
-    :param host: its part of the plan, or its facts.
-    """
-    name = host["service_manager"]
+def manager_of(place: Place) -> Manager:
+    """The service manager of an installation."""
+    name = place.service_manager
     if name not in CLASSES:
         raise ServiceError(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
-    return CLASSES[name](service_managers.MANAGERS[name], Host(host["scope"], host["prefix"], host["units"]))
+    return CLASSES[name](service_managers.MANAGERS[name], place)
 
 
 class Wanted(NamedTuple):
@@ -441,12 +432,12 @@ def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str
     return f"{error}. Fix what it names on the host, and run the playbook again.{said}"
 
 
-def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
+def read_ahead(services: Iterable[ServicePlan]) -> None:
     """Has the kernel read what these planned services are going to read, as far as memory is free: the next start finds it there."""
     paths: list[Path] = []
     for service in services:
-        paths += sorted(Path(service["process"][0]).parent.glob("*"))
-        for path in map(Path, service["reads"]):
+        paths += sorted(Path(service.process[0]).parent.glob("*"))
+        for path in map(Path, service.reads):
             first = split_files.FIRST.fullmatch(path.name)
             paths += sorted(path.parent.glob(f"{glob.escape(first[1])}-*-of-{first[2]}.gguf")) if first else [path]
     files.read_ahead(paths, files.free_bytes())
@@ -467,17 +458,16 @@ def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
     return found
 
 
-def has_read(prefix: str, service: Mapping[str, Any], started: float | None) -> bool:
+def has_read(prefix: str, service: ServicePlan, started: float | None) -> bool:
     """Whether a running service has read the files that are there now. Of one that a run started this is noted. One that started
     after that, by itself or by an operator's hand, has read what did not change since.
 
-    :param service: of the plan.
     :param started: when its process did, in seconds since 1970; None where that is not known.
     """
-    noted = reads_at_start(prefix).get(service["name"])
+    noted = reads_at_start(prefix).get(service.name)
     noted = noted if isinstance(noted, dict) else {}
     files, since = noted.get("files"), noted.get("time")
-    now = versions(service["reads"])
+    now = versions(service.reads)
     if not isinstance(files, dict) or not isinstance(since, (int, float)):
         return False
     later = started is not None and started > since

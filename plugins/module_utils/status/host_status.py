@@ -16,8 +16,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
 
@@ -47,7 +50,7 @@ class _Server(NamedTuple):
 def _ask(head: Mapping[str, Any], running: Collection[int], account: str | None, asleep: bool) -> _Server:
     """
     :param head: the head's part of the plan.
-    :param running: processes of ours.
+    :param running: the cluster's processes.
     """
     try:
         certificate = server_client.planned_certificate(head["tls_certificate_file"])
@@ -68,28 +71,28 @@ def _counters(
     place, port = address.rsplit(":", 1)
 
     def objection() -> str | None:
-        return state.stranger_at(place, int(port), running, account) if key else None
+        return processes.unexpected_listener(place, int(port), running, account) if key else None
 
     reply = reading.ask(address, "/metrics", ASK_SECONDS, None, key, objection, certificate)
     return metrics.counters(reply.text) if reply.status == 200 else None
 
 
-def _head(place: Mapping[str, Any], head: Mapping[str, Any] | None) -> types.HeadCondition | None:
+def _head(place: host.Place, account: str | None, head: Mapping[str, Any] | None) -> types.HeadCondition | None:
     """What the launcher and verify left on the head, and what llama-server says; None on hosts without any of it.
 
     :param head: the head's part of the plan, on its host.
     """
-    folder = Path(place["prefix"], "state")
-    serving, verified = serving_record.read(folder), _verified(Path(place["prefix"], names.VERIFIED))
+    folder = Path(place.prefix, "state")
+    serving, verified = serving_record.read(folder), _verified(Path(place.prefix, names.VERIFIED))
     if not head and not serving and not verified:
         return None
     current = bool(serving and Path(f"/proc/{serving.process}").exists())
     server = None
     if head:
-        running = state.processes(place["prefix"], place["account"])
+        running = processes.of_account(place.prefix, account)
         current = bool(serving and serving.process in running)
         asleep = bool(serving and current and serving.state == serving_record.ASLEEP)
-        server = _ask(head, running, place["account"], asleep)
+        server = _ask(head, running, account, asleep)
     return types.HeadCondition(
         health=server.health if server else None,
         serving=serving,
@@ -97,25 +100,25 @@ def _head(place: Mapping[str, Any], head: Mapping[str, Any] | None) -> types.Hea
         waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
         ends=types.Ends(*evidence.exits(folder / runtime.ENDS)),
         verified=verified,
-        benchmark=next(iter(history.ids(place["prefix"])), None),
+        benchmark=next(iter(history.ids(place.prefix)), None),
         metrics=server.metrics if server else None,
     )
 
 
-def _unused(planned: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[types.UnusedFile, ...] | None:
+def _unused(planned: HostPlan, model: ModelPlan) -> tuple[prune.UnusedFile, ...] | None:
     """None where a folder cannot be read, or changes meanwhile."""
     with suppress(OSError):
-        return tuple(types.UnusedFile(**entry) for entry in prune.as_dicts(prune.find(planned, model)))
+        return tuple(prune.find(planned, model)[: prune.MOST])
     return None
 
 
 def read(
     cluster: str,
     scope: str,
-    planned: dict[str, Any] | None,
-    head: dict[str, Any] | None,
-    model: dict[str, Any] | None = None,
-) -> tuple[dict[str, Any] | None, types.Condition]:
+    planned: HostPlan | None,
+    head: Mapping[str, Any] | None,
+    model: ModelPlan | None = None,
+) -> tuple[Drift | None, types.Condition]:
     """How the host differs from its part of the plan (None where there is none), and how it is.
 
     :param planned: the host's part of the plan; None where there is no plan.
@@ -123,21 +126,21 @@ def read(
     :param model: of the plan; None where what nothing uses is not looked for.
     :raises Refusal: see host.check_place.
     """
-    here = host.place_of(scope, cluster)
-    host.check_place(planned or here, here)
-    place = planned or here
-    drift = state.drift({**planned, "knocks": []}) if planned else None
-    services = drift["services"] if drift else {}
-    defined = host.defined_services(place["service_manager"], place["units"], names.of(cluster))
+    place = host.place_of(scope, cluster)
+    if planned:
+        host.check_place(host.place_in(planned), place)
+    drift = state.drift(planned._replace(knocks=())) if planned else None
+    services = drift.services if drift else {}
+    defined = host.defined_services(place.service_manager, place.units, names.of(cluster))
     manager = managers.manager_of(place)
     now = time.time()
-    started = {name: state.started_at(service["pid"]) for name, service in services.items()}
+    started = {name: processes.started_at(service.pid) for name, service in services.items()}
     return drift, types.Condition(
         now=int(now),
         service_states=manager.state(defined),
         uptimes_s={name: None if at is None else max(0, int(now - at)) for name, at in started.items()},
         restarts=manager.restarts(defined),
-        resources=resources.read([place["prefix"], place["cache"]]),
-        head=_head(place, head),
+        resources=resources.read([place.prefix, place.cache]),
+        head=_head(place, planned.account if planned else None, head),
         unused=_unused(planned, model) if planned and model else None,
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
@@ -161,7 +162,7 @@ def _difference_lines(host: types.HostStatus) -> Iterator[str]:
 def _unused_lines(hosts: Sequence[types.HostStatus]) -> Iterator[str]:
     """A line for each host that has something on its disk which nothing uses."""
     for host in hosts:
-        by_kind: dict[str, list[types.UnusedFile]] = {}
+        by_kind: dict[str, list[UnusedFile]] = {}
         for entry in host.unused or ():
             by_kind.setdefault(entry.kind, []).append(entry)
         texts = [

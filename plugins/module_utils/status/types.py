@@ -10,8 +10,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
 
@@ -76,21 +76,6 @@ class HeadCondition(NamedTuple):
 
 
 NOTHING_KNOWN = HeadCondition(None, None, False, (), Ends(0, "", ()), None, None, None)
-
-
-class UnusedFile(NamedTuple):
-    """What nothing uses on a disk."""
-
-    kind: Annotated[str, prune.KINDS]
-    """of `llama_clean`"""
-    path: Path
-    """of a file or a folder"""
-    bytes: int
-    """size"""
-    age_s: int
-    """since it was last used"""
-    why: Line
-    """why nothing uses it"""
 
 
 class Condition(NamedTuple):

@@ -15,7 +15,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, serving_record, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
+    fallback,
+    processes,
+    serving_record,
+    state,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
@@ -59,7 +64,7 @@ def collect(subject: Subject, seconds: float) -> Evidence:
         health = server_client.wait_for_health(head.own_url, seconds, certificate)
     except ValueError as error:
         health = Health(False, printable(error))
-    running = state.processes(host.prefix, host.account)
+    running = processes.of_account(host.prefix, host.account)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     serving = serving_record.of_launcher(folder, launchers)
     if health.healthy and serving and serving.state == serving_record.ASLEEP:
@@ -90,7 +95,7 @@ def collect(subject: Subject, seconds: float) -> Evidence:
             _ask(subject, running, certificate),
             shown,
         ),
-        drift=None if subject.staging else state.drift(typed_json.dump(host)),
+        drift=None if subject.staging else typed_json.dump(state.drift(host)),
     )
 
 
@@ -158,7 +163,7 @@ def _links(prefix: str, names_of_hosts: Iterable[str]) -> dict[str, LinkMeasurem
 
 def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
     for service in host.services:
-        served = fallback.served(typed_json.dump(service), running, Path(host.state))
+        served = fallback.served(service, running, Path(host.state))
         if served:
             return ServedFallback(served.name, served.since)
     return None
@@ -188,7 +193,7 @@ def _ask(subject: Subject, running: Collection[int], certificate: bytes | None) 
 
     def objection() -> str | None:
         """The connection stands, so whoever listens now is who gets the key, or nobody does."""
-        listener = state.stranger_at(address, int(port), running, account) if key else None
+        listener = processes.unexpected_listener(address, int(port), running, account) if key else None
         return listener and f"the API key was not sent: {listener}"
 
     return server_client.completion(

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 
 class Served(NamedTuple):
@@ -31,15 +32,14 @@ def _parent(process: int) -> int | None:
     return None
 
 
-def served(service: Mapping[str, Any], running: Mapping[int, list[str]], folder: Path) -> Served | None:
+def served(service: ServicePlan, running: Mapping[int, list[str]], folder: Path) -> Served | None:
     """The fallback of a service of the head that runs now.
 
-    :param service: of the plan.
-    :param running: process → argv, of state.processes.
+    :param running: process → argv, of processes.of_account.
     :param folder: in which the launcher writes down what it does.
     """
-    planned = {entry["name"]: entry["process"] for entry in service.get("fallbacks", ())}
-    launchers = [pid for pid, argv in running.items() if argv == service["argv"]]
+    planned = {entry.name: list(entry.process) for entry in service.fallbacks or ()}
+    launchers = _launchers(service, running)
     record = serving_record.of_launcher(folder, launchers) if planned else None
     if not record or record.state not in (serving_record.LOADING, serving_record.FALLBACK):
         return None
@@ -50,14 +50,17 @@ def served(service: Mapping[str, Any], running: Mapping[int, list[str]], folder:
     return None
 
 
-def stranger(service: Mapping[str, Any], running: Mapping[int, list[str]], accepted: Served | None) -> int | None:
+def _launchers(service: ServicePlan, running: Mapping[int, list[str]]) -> list[int]:
+    return [pid for pid, argv in running.items() if argv == list(service.argv)]
+
+
+def unplanned_process(service: ServicePlan, running: Mapping[int, list[str]], accepted: Served | None) -> int | None:
     """A process of the head's launcher that is neither planned nor the fallback that is served.
 
     :param accepted: of served.
     """
-    if service["kind"] != "head":
+    if service.kind != "head":
         return None
-    launchers = [pid for pid, argv in running.items() if argv == service["argv"]]
-    right = (service["process"], service["argv"])
-    strange = (pid for pid, argv in running.items() if argv not in right and _parent(pid) in launchers)
-    return next((pid for pid in strange if not accepted or pid != accepted.process), None)
+    launchers, planned = _launchers(service, running), (list(service.process), list(service.argv))
+    children = (pid for pid, argv in running.items() if argv not in planned and _parent(pid) in launchers)
+    return next((pid for pid in children if not accepted or pid != accepted.process), None)

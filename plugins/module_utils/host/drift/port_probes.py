@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
+
 SECONDS = 0.3
 """How long a host that is reached may take to answer. The answer of a port that is open comes at once."""
 ARP = Path("/proc/net/arp")
@@ -24,7 +26,7 @@ ROUTES = Path("/proc/net/route")
 """Addresses in it are hexadecimal, as the processor stores them."""
 
 
-class Knock(NamedTuple):
+class Attempt(NamedTuple):
     """A connection that is under way."""
 
     endpoint: str
@@ -34,52 +36,49 @@ class Knock(NamedTuple):
     begun: float
 
 
-def begin(endpoints: Sequence[str], own: Sequence[str]) -> list[Knock]:
+def begin(endpoints: Sequence[str], addresses: Sequence[str]) -> list[Attempt]:
     """Tries all at the same time. The host's own endpoints are tried from another address of the host, if it has one.
 
-    :param own: addresses of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
+    :param addresses: of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
     """
-    knocks: list[Knock] = []
-    if not own:
-        return knocks
-    for endpoint in endpoints:
+    attempts: list[Attempt] = []
+    for endpoint in endpoints if addresses else ():
         address, port = endpoint.rsplit(":", 1)
-        inside, others = address in own, [other for other in own if other != address]
+        inside, others = address in addresses, [other for other in addresses if other != address]
         if inside and not others:
             continue
-        attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        attempt.setblocking(False)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection.setblocking(False)
         if inside:
-            attempt.bind((others[0], 0))
-        if attempt.connect_ex((address, int(port))) in (0, errno.EINPROGRESS):
-            knocks.append(Knock(endpoint, attempt, inside, time.monotonic()))
+            connection.bind((others[0], 0))
+        if connection.connect_ex((address, int(port))) in (0, errno.EINPROGRESS):
+            attempts.append(Attempt(endpoint, connection, inside, time.monotonic()))
         else:
-            attempt.close()
-    return knocks
+            connection.close()
+    return attempts
 
 
-def results(knocks: Sequence[Knock], arp: Path = ARP, routes: Path = ROUTES) -> list[dict]:
-    """``endpoint``, ``source`` (the address that tried) and ``open``, of those attempts that say something: one that is not answered does
-    so where ARP knows the other host, since it is in the same network then, and one that is refused where no router is in between, which may
-    refuse in the name of others."""
-    said = []
-    for knock in knocks:
-        with knock.socket as attempt:
-            status = _wait(knock)
-            source, address = attempt.getsockname()[0], knock.endpoint.rsplit(":", 1)[0]
-        closed = status != errno.ECONNREFUSED if knock.inside else _is_reached(status, address, arp, routes)
+def results(attempts: Sequence[Attempt], arp: Path = ARP, routes: Path = ROUTES) -> list[PortProbe]:
+    """Of those attempts that say something: one that is not answered does so where ARP knows the other host, since it is in the same network
+    then, and one that is refused where no router is in between, which may refuse in the name of the host."""
+    found = []
+    for attempt in attempts:
+        with attempt.socket as connection:
+            status = _wait(attempt)
+            source, address = connection.getsockname()[0], attempt.endpoint.rsplit(":", 1)[0]
+        closed = status != errno.ECONNREFUSED if attempt.inside else _is_reached(status, address, arp, routes)
         if status == 0 or closed:
-            said.append({"endpoint": knock.endpoint, "source": source, "open": status == 0})
-    return said
+            found.append(PortProbe(attempt.endpoint, source, status == 0))
+    return found
 
 
-def _wait(knock: Knock) -> int | None:
+def _wait(attempt: Attempt) -> int | None:
     """0 where it is connected, or the number of the error; None without an answer."""
     poll = select.poll()
-    poll.register(knock.socket, select.POLLOUT)
-    if not poll.poll(1000 * max(0.0, knock.begun + SECONDS - time.monotonic())):
+    poll.register(attempt.socket, select.POLLOUT)
+    if not poll.poll(1000 * max(0.0, attempt.begun + SECONDS - time.monotonic())):
         return None
-    return knock.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 def _is_reached(status: int | None, address: str, arp: Path, routes: Path) -> bool:

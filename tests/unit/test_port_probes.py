@@ -37,30 +37,30 @@ DEFAULT, NARROW = "eth0 00000000 010200C0 0003 0 0 0 00000000", "wg0 0100007F 00
 """Lines of the kernel's table of routes: to 127.0.0.0/8 with and without the router 192.0.2.1, to all others, and to 127.0.0.1."""
 
 
-def tried(endpoint, arp, own=("192.0.2.1",), routes=(DEFAULT, DIRECT)):
+def probed(endpoint, arp, addresses=("192.0.2.1",), routes=(DEFAULT, DIRECT)):
     table = arp.with_name("route")
     table.write_text("Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n" + "\n".join(routes))
-    return port_probes.results(port_probes.begin([endpoint], own), arp, table)
+    return port_probes.results(port_probes.begin([endpoint], addresses), arp, table)
 
 
 def test_a_port_that_is_open(arp):
     with listener() as endpoint:
-        assert tried(endpoint, arp) == [{"endpoint": endpoint, "source": "127.0.0.1", "open": True}]
+        assert probed(endpoint, arp) == [(endpoint, "127.0.0.1", True)]
 
 
 @pytest.mark.programs
 def test_a_port_that_does_not_answer_is_closed_where_its_host_is_in_the_same_network(arp):
     with listener(full=True) as endpoint:
-        assert tried(endpoint, arp) == [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
+        assert probed(endpoint, arp) == [(endpoint, "127.0.0.1", False)]
     for address in ("127.0.0.2", "127.0.0.3"):
         with listener(address, full=True) as endpoint:
-            assert tried(endpoint, arp) == []
+            assert probed(endpoint, arp) == []
 
 
 def test_a_port_that_refuses_is_closed(tmp_path):
     with listener() as endpoint:
         pass
-    assert tried(endpoint, tmp_path / "none") == [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
+    assert probed(endpoint, tmp_path / "none") == [(endpoint, "127.0.0.1", False)]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_a_port_that_refuses_is_closed(tmp_path):
 def test_who_refuses_is_the_host_only_without_a_router_in_between(tmp_path, routes, counts):
     with listener() as endpoint:
         pass
-    refused = [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
-    assert tried(endpoint, tmp_path / "none", routes=routes) == (refused if counts else [])
+    refused = [(endpoint, "127.0.0.1", False)]
+    assert probed(endpoint, tmp_path / "none", routes=routes) == (refused if counts else [])
 
 
 def test_where_the_kernel_shows_no_routes_a_port_that_refuses_says_nothing(tmp_path):
@@ -89,21 +89,21 @@ def test_where_the_kernel_shows_no_routes_a_port_that_refuses_says_nothing(tmp_p
     assert port_probes.results(begun, tmp_path / "none", tmp_path / "missing") == []
 
 
-def test_the_own_port_is_tried_from_another_address(tmp_path):
-    own = ["127.0.0.1", "127.0.0.9"]
+def test_a_port_of_the_host_itself_is_probed_from_another_address(tmp_path):
+    addresses = ["127.0.0.1", "127.0.0.9"]
     with listener() as endpoint:
-        assert tried(endpoint, tmp_path / "none", own) == [{"endpoint": endpoint, "source": "127.0.0.9", "open": True}]
-        assert tried(endpoint, tmp_path / "none", own[:1]) == []
-    assert tried(endpoint, tmp_path / "none", own) == []
+        assert probed(endpoint, tmp_path / "none", addresses) == [(endpoint, "127.0.0.9", True)]
+        assert probed(endpoint, tmp_path / "none", addresses[:1]) == []
+    assert probed(endpoint, tmp_path / "none", addresses) == []
     with listener(full=True) as endpoint:
-        assert tried(endpoint, tmp_path / "none", own) == [{"endpoint": endpoint, "source": "127.0.0.9", "open": False}]
+        assert probed(endpoint, tmp_path / "none", addresses) == [(endpoint, "127.0.0.9", False)]
 
 
-def test_a_host_whose_own_addresses_are_not_known_tries_nothing(arp):
+def test_a_host_whose_addresses_are_not_known_probes_nothing(arp):
     """As where the program ip is missing: an own endpoint would look like one of another host, and be open."""
     with listener() as endpoint:
-        assert tried(endpoint, arp, own=()) == []
+        assert probed(endpoint, arp, addresses=()) == []
 
 
 def test_an_address_without_a_route_says_nothing(tmp_path):
-    assert tried("255.255.255.255:9", tmp_path / "none") == []
+    assert probed("255.255.255.255:9", tmp_path / "none") == []

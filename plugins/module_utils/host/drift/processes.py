@@ -1,0 +1,241 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Processes and sockets of a host."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import re
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+
+FIRST_PROCESS = "/proc/1/stat"
+"""Readable for everybody, unless /proc is mounted with hidepid."""
+
+
+def are_hidden() -> bool:
+    """Whether /proc shows this account no processes but its own (Linux)."""
+    return sys.platform != "darwin" and not os.path.exists(FIRST_PROCESS)
+
+
+def _in_container(process: Path) -> bool:
+    """Whether a process belongs to a container of this host, whose programs may have the same path."""
+    try:
+        return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def _uid(account: str | None) -> int | None:
+    """Of the account of services, or of this process where they have none of their own; None where it does not exist."""
+    if account is None:
+        return os.geteuid()
+    with suppress(KeyError):
+        return pwd.getpwnam(account).pw_uid
+    return None
+
+
+def _has_account(process: Path, uid: int) -> bool:
+    """Asked before anything else is read: a process lies about its command line, and where its memory is a file of its own file system
+    (FUSE), whoever reads the command line waits for as long as it likes."""
+    uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process / "status"), re.MULTILINE)
+    return bool(uids and uids.groups() == (str(uid), str(uid)))
+
+
+def _runs_as_it_says(process: Path, argv: list[str]) -> bool:
+    """Whether a process runs the program of its command line. Where its program may not be read, its account has to do."""
+    try:
+        program = os.readlink(process / "exe")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return program.removesuffix(" (deleted)") == os.path.realpath(argv[0])
+
+
+def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
+    """Process → argv, of all of the account whose program or script is below the prefix.
+
+    macOS reports a command only as one line, so an argument with a space comes as two, and says nothing of the program.
+
+    :param account: None is that of this process.
+    """
+    running: dict[int, list[str]] = {}
+    uid = _uid(account)
+    if uid is None:
+        return running
+    if sys.platform == "darwin":
+        for line in output(["ps", "-axww", "-o", "pid=,uid=,command="]).splitlines():
+            number, owner, command = line.split(None, 2)
+            if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
+                running[int(number)] = command.split(" ")
+        return running
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _has_account(entry, uid):
+            try:
+                argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+            except OSError:
+                continue
+            below = any(word.startswith(prefix + "/") for word in argv[:2])
+            if below and not _in_container(entry) and _runs_as_it_says(entry, argv):
+                running[int(entry.name)] = argv
+    return running
+
+
+def environment_of(process: int) -> dict[str, str] | None:
+    """Environment of a process, or None where it cannot be read."""
+    try:
+        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def is_occupied(address: str, port: int) -> bool:
+    """Whether something listens on the port already."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((address, port))
+        except PermissionError:
+            return False
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+class Socket(NamedTuple):
+    """One line of the kernel's tables of TCP sockets; a remote port is left out, nobody asks for it."""
+
+    address: str
+    port: int
+    remote: str
+    state: str
+    uid: int
+    inode: str
+
+
+LISTENING, ESTABLISHED = "0A", "01"
+EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+class Sockets(NamedTuple):
+    """TCP sockets of this host that listen or are connected (Linux; none elsewhere). The kernel takes milliseconds to list them."""
+
+    ipv4: list[Socket]
+    ipv6: list[Socket]
+
+    def listening(self, port: int) -> list[Socket]:
+        return [entry for entry in (*self.ipv4, *self.ipv6) if entry.state == LISTENING and entry.port == port]
+
+
+def _address(text: str, family: socket.AddressFamily) -> str:
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    return socket.inet_ntop(family, b"".join(words))
+
+
+def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
+    if not os.path.exists(table):
+        return
+    for line in Path(table).read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] in (LISTENING, ESTABLISHED):
+            address, port = fields[1].split(":")
+            local, other = _address(address, family), _address(fields[2].split(":")[0], family)
+            yield Socket(local, int(port, 16), other, fields[3], int(fields[7]), fields[9])
+
+
+def sockets() -> Sockets:
+    return Sockets(list(_sockets("/proc/net/tcp", socket.AF_INET)), list(_sockets("/proc/net/tcp6", socket.AF_INET6)))
+
+
+def listening_ports(pids: list[int], tables: Sockets) -> dict[int, set[int]]:
+    """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
+    ports = {entry.inode: entry.port for entry in tables.ipv4 if entry.state == LISTENING}
+    return {pid: {ports[inode] for inode in inodes if inode in ports} for pid, inodes in _socket_inodes(pids).items()}
+
+
+def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
+    """Process → inodes of its sockets (Linux), of those whose file descriptors may be read."""
+    inodes = {}
+    for pid in pids:
+        with suppress(OSError):
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            inodes[pid] = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    return inodes
+
+
+class Listener(NamedTuple):
+    """Who listens on a port; ``holder`` is the inode of the socket, or the process on macOS."""
+
+    address: str
+    uid: int
+    holder: str
+
+
+def _listening(port: int) -> list[Listener]:
+    if sys.platform != "darwin":
+        return [Listener(entry.address, entry.uid, entry.inode) for entry in sockets().listening(port)]
+    found, current = [], {"p": "", "u": ""}
+    for line in output(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpun"]).splitlines():
+        if line[:1] in current:
+            current[line[0]] = line[1:]
+        elif line.startswith("n"):
+            address = line[1:].rsplit(":", 1)[0]
+            found.append(Listener("0.0.0.0" if address == "*" else address, int(current["u"]), current["p"]))
+    return found
+
+
+def unexpected_listener(address: str, port: int, running: Collection[int], account: str | None) -> str | None:
+    """Why what listens at an address of this host is not one of the cluster's processes, or None.
+
+    :param running: the cluster's processes, as of ``of_account``.
+    """
+    listeners = _listening(port)
+    exact = [listener for listener in listeners if listener.address in (address, f"::ffff:{address}")]
+    reached = exact or [listener for listener in listeners if listener.address in EVERY_ADDRESS]
+    sockets_of = _socket_inodes(running) if sys.platform != "darwin" else {pid: {str(pid)} for pid in running}
+    all_known = len(sockets_of) == len(running)
+    for listener in reached:
+        may_be = listener.uid == _uid(account) and bool(running)
+        if not may_be or (all_known and not any(listener.holder in inodes for inodes in sockets_of.values())):
+            return f"{address}:{port} is held by another program of account {owner_of(listener.uid)}, not by what is planned there"
+    return None if reached else f"nothing on this host listens on {address}:{port}"
+
+
+def listening_addresses(port: int, tables: Sockets) -> list[str]:
+    """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
+    return sorted({entry.address for entry in tables.listening(port)})
+
+
+def clients(port: int, tables: Sockets) -> list[str]:
+    """Addresses that hold a connection to the port of this host, or wait for it to be served (Linux; empty elsewhere)."""
+    return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
+
+
+def started_at(pid: int | None) -> float | None:
+    """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    except OSError:
+        return None
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has whole seconds alone
+    return booted + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def owner_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

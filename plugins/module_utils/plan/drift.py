@@ -1,0 +1,70 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a host differs from its part of the plan, as host_info reports it."""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
+
+RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
+"""Of a planned service: its program runs as planned; its launcher does and waits for workers; neither does; something else has its port; it runs with
+another command line or environment."""
+Name = Annotated[str, Text()]
+Path = Annotated[str, Text(longest=4096)]
+
+
+class ServiceState(NamedTuple):
+    """A planned service."""
+
+    state: Annotated[str, STATES]
+    pid: Optional[Annotated[int, Number()]]
+    addresses: tuple[Name, ...]
+    """on which its port is listened to"""
+    clients: tuple[Name, ...]
+    """addresses that are connected to its port"""
+    fallback: Absent[Name] = None
+    """name of the fallback that runs"""
+
+
+class PortProbe(NamedTuple):
+    """An attempt to connect to a port that is to be closed."""
+
+    endpoint: Name
+    source: Name
+    """address that tried"""
+    open: bool
+
+
+class Drift(NamedTuple):
+    """What differs on a host from its part of the plan."""
+
+    services: Mapping[str, ServiceState]
+    """planned services"""
+    defined: tuple[Path, ...]
+    """names of services that have a definition"""
+    stale: tuple[Path, ...]
+    """those of them that are not planned"""
+    missing_builds: tuple[Path, ...]
+    """ids of planned builds that are not installed or not intact"""
+    installed: Mapping[str, Mapping[str, Name]]
+    """id of each other planned build → file → sha256"""
+    received: Mapping[str, Name]
+    """id of each of those that another host has compiled → that host"""
+    running_releases: tuple[Path, ...]
+    """ids of the releases whose programs run"""
+    changed_files: tuple[Path, ...]
+    changed_models: tuple[Path, ...]
+    """files of the model that are missing or have other content"""
+    redefined: tuple[Name, ...]
+    """services that do not run by the planned definition and files"""
+    knocks: tuple[PortProbe, ...]
+    """attempts that had a result"""
+    plans: tuple[PlanSummary, ...]
+    """that the host keeps"""
+    differences: tuple[Difference, ...]
+    """all that an apply would change"""

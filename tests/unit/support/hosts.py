@@ -1,0 +1,63 @@
+"""Parts of plans of hosts, where a test says what matters to it alone."""
+
+import socket
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    BuildPlan,
+    ClusterNames,
+    HostPlan,
+    KernelTuning,
+    ServicePlan,
+)
+
+NOTHING_PLANNED = HostPlan(
+    scope="user",
+    prefix="/p",
+    cache="/c",
+    state="/p/state",
+    python=None,
+    service_manager="supervisor",
+    units="/p/units",
+    names=ClusterNames(**names.DEFAULT.as_dict()),
+    account=None,
+    accounts=(),
+    folders=(),
+    tuning=KernelTuning({}, "", False),
+    runtime=None,
+    tools={},
+    optional_tools={},
+    unused_accelerators=(),
+    builds=(),
+    keep_releases=1,
+    workers=(),
+    ports=(),
+    firewall=(),
+    firewall_manager=None,
+    unit_closes=False,
+    knocks=(),
+    links=(),
+    services=(),
+    build_account=None,
+    host_settings=False,
+)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def host_plan(**changes):
+    return NOTHING_PLANNED._replace(**changes)
+
+
+def build_plan(identity, *targets):
+    return BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here", False)
+
+
+def service_plan(argv, listens, **changes):
+    """A worker, or what else ``changes`` say."""
+    argv = tuple(map(str, argv))
+    planned = ServicePlan("llamacpp-worker-x", "worker", False, "", argv, argv, {}, listens, (), None, (), (), {}, ())
+    return planned._replace(**changes)

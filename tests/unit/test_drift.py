@@ -1,0 +1,642 @@
+"""How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faults
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS, Difference
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import place_in
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    AccountPlan,
+    FetchedModelPlan,
+    FilePlan,
+    FolderPlan,
+    LinkPlan,
+)
+from ansible_collections.llamacpp.cluster.plugins.modules import host_info
+from model_server import download_record_of
+from support.hosts import build_plan, free_port, host_plan, service_plan
+
+MODULE = host_info
+
+
+@pytest.fixture
+def installation(tmp_path):
+    """A prefix with a program that listens on the port that it is given."""
+    program = tmp_path / "bin" / "listener"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport socket, sys, time\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(1, flush=True)\ntime.sleep(60)\n"
+    )
+    program.chmod(0o755)
+    started = []
+
+    def start(port, **environment):
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(port)], stdout=subprocess.PIPE, env={**os.environ, **environment}
+        )
+        process.stdout.readline()
+        started.append(process)
+        return process
+
+    yield tmp_path, program, start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def service(program, port, **changes):
+    return service_plan([sys.executable, program, port], f"127.0.0.1:{port}", **changes)
+
+
+def state_of(prefix, planned):
+    running, sockets = processes.of_account(str(prefix), None), processes.sockets()
+    return state.service_state(planned, running, prefix / "state", sockets)
+
+
+def test_the_state_of_a_service(installation):
+    prefix, program, start = installation
+    port = free_port()
+    planned = service(program, port, environment={"LLAMA_X": "1"})
+    assert state_of(prefix, planned).state == "stopped"
+    process = start(port, LLAMA_X="1")
+    assert state_of(prefix, planned) == ("running", process.pid, ("127.0.0.1",), (), None)
+    for different in (
+        planned._replace(environment={"LLAMA_X": "2"}),
+        planned._replace(argv=(*planned.argv, "-c"), process=(*planned.argv, "-c")),
+        planned._replace(argv=("/usr/bin/python3", f"{prefix}/runtime.py", "--", *planned.process)),
+    ):
+        assert state_of(prefix, different).state == "different"
+    waiting = service(program, free_port())._replace(argv=tuple(process.args))
+    assert state_of(prefix, waiting) == ("waiting", process.pid, (), (), None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert state_of(prefix, service(program, other.getsockname()[1])).state == "foreign"
+
+
+def test_a_port_that_something_else_has_is_reported_with_its_variable(monkeypatch, tmp_path):
+    for kind, temporary, variable in (
+        ("worker", False, "port in llama_worker_endpoints"),
+        ("worker", True, "staging_port in llama_worker_endpoints"),
+        ("head", False, "llama_server_port"),
+        ("head", True, "llama_server_staging_port"),
+    ):
+        planned = service("x", 1, kind=kind, temporary=temporary)
+        states = {planned.name: ServiceState("foreign", None, (), ())}
+        assert state.taken_ports([planned], states) == (
+            f"Something else already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen: stop it, or change {variable}."
+        )
+        assert state.taken_ports([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
+    assert not processes.are_hidden()
+    monkeypatch.setattr(processes, "FIRST_PROCESS", str(tmp_path / "no" / "stat"))
+    hidden = state.taken_ports([planned], states)
+    assert hidden.startswith(
+        "A process already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen, and /proc (hidepid) hides"
+    )
+    assert "run with become" in hidden
+
+
+def test_host_info_fails_where_something_else_has_a_port(planned, call):
+    (service,) = planned.host.services
+    with socket.create_server(("127.0.0.1", int(service.listens.split(":")[1]))):
+        result = call(plan=typed_json.dump(planned.host), free=True)
+    assert result["failed"]
+    assert result["msg"].startswith(f"Something else already uses {service.listens}, on which {service.name} ")
+    assert result["drift"]["services"][service.name]["state"] == "foreign"
+
+
+DEFINED = "; Written by llamacpp.cluster; a change made here is undone by the next run.\n"
+
+
+class Planned:
+    """A host's part of a plan that a test changes."""
+
+    def __init__(self, host):
+        self.host = host
+        self.prefix = Path(host.prefix)
+
+    def change(self, **changes):
+        self.host = self.host._replace(**changes)
+
+    def runs(self, prefix, *services):
+        """The installation is elsewhere, with these services alone."""
+        self.change(prefix=str(prefix), folders=(), files=(), builds=(), services=services)
+
+    def drift(self):
+        return state.drift(self.host)
+
+    def definition(self):
+        """Path of the definition of its service."""
+        return state.managers.manager_of(place_in(self.host)).path("llamacpp-worker-x")
+
+    def unneeded(self):
+        return state.unneeded_releases(self.host)
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """An installation of a user that is as planned, apart from its process, which does not run."""
+    units = tmp_path / "services"
+    prefix = tmp_path / "prefix"
+    release = prefix / "releases" / "here"
+    units.mkdir()
+    (release / "bin").mkdir(parents=True)
+    (release / "bin" / "worker").write_text("program")
+    digest = hashlib.sha256(b"program").hexdigest()
+    (release / "manifest.json").write_text(json.dumps({"files": {"bin/worker": digest}}))
+    (prefix / "model").write_text("model")
+    (prefix / names.FOLDER_MARK).mkdir()
+    (units / "llamacpp-worker-x.conf").write_text(DEFINED)
+    prefix.chmod(0o755)
+    return Planned(
+        host_plan(
+            prefix=str(prefix),
+            cache=str(tmp_path / "cache"),
+            state=str(prefix / "state"),
+            units=str(units),
+            folders=(FolderPlan(str(prefix), None, "0755"),),
+            files=(FilePlan(f"{prefix}/model", 5, sha256=hashlib.sha256(b"model").hexdigest()),),
+            builds=(build_plan("here", "worker"),),
+            keep_releases=2,
+            services=(service(prefix / "x", free_port(), definition=DEFINED),),
+        )
+    )
+
+
+STOPPED = (
+    Difference("manager", "supervisor", "supervisor does not run"),
+    Difference("service", "llamacpp-worker-x", "llamacpp-worker-x is stopped"),
+)
+
+
+def test_a_file_that_is_made_when_it_is_applied_is_compared_with_its_record(planned):
+    path = planned.prefix / "model"
+    planned.change(files=(FilePlan(str(path), 5, record=f"{path}.1.sha256"),))
+    for model, record, changed in (
+        ("model", "model", False),
+        ("other", "model", True),
+        ("longer", "longer", True),
+        (None, "model", True),
+        ("model", None, True),
+        ("model", "", True),
+    ):
+        for file, text in ((path, model), (Path(f"{path}.1.sha256"), record)):
+            file.unlink(missing_ok=True)
+            if text is not None:
+                file.write_text(text if file == path or not text else hashlib.sha256(text.encode()).hexdigest() + "\n")
+        assert planned.drift().changed_files == ((str(path),) if changed else ()), (model, record)
+
+
+def test_only_what_does_not_run_differs(planned):
+    found = planned.drift()
+    assert found.differences == STOPPED
+    assert not [*found.stale, *found.missing_builds, *found.changed_files, *found.redefined]
+    assert found.installed == {"here": {"bin/worker": hashlib.sha256(b"program").hexdigest()}}
+    assert typed_json.problem("drift", typed_json.dump(found), Drift) is None
+
+
+def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=""):
+    """The host with systemd, and with a firewall, links or kernel parameters that differ."""
+    planned.change(service_manager="systemd", links=(LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True),))
+    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: firewall)
+    monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
+    monkeypatch.setattr(
+        state.kernel_parameters, "apply", lambda *_arguments, check: kernel_parameters.Change("", tuned, (), ())
+    )
+
+
+def without_lingering(monkeypatch, planned):
+    planned.change(service_manager="systemd_user")
+    monkeypatch.setattr(state.os.path, "exists", lambda path: False)
+
+
+def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64, source="there"):
+    """A model that is fetched: planned with this sha256, and recorded with another, or not at all."""
+    path = planned.prefix / "models" / "it" / "m.gguf"
+    record = path.with_name(".source.json")
+    path.parent.mkdir(parents=True)
+    path.write_text("a model"[:size])
+    entry = {"bytes": 7, "sha256": recorded, "modified": int(path.stat().st_mtime)}
+    if recorded:
+        content = {
+            key: value for key, value in download_record_of(path.parent, source="there").items() if key != "path"
+        }
+        record.write_text(json.dumps({**content, "checked": {str(path): entry}}))
+    url = "https://models.example.org/m.gguf"
+    file = {"name": "m.gguf", "path": str(path), "url": url, "bytes": 7, "sha256": sha256, "role": "model"}
+    fetched = {"files": [file], "records": [download_record_of(path.parent, source=source)]}
+    planned.change(model=typed_json.parse(FetchedModelPlan, fetched))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "more, text",
+    [
+        ({}, None),
+        ({"sha256": None}, None),
+        ({"size": 3}, "of the model is missing or has other content"),
+        ({"sha256": "b" * 64}, "of the model is missing or has other content"),
+        ({"recorded": None}, "of the model has not been checked, or was changed since"),
+        ({"recorded": None, "sha256": None}, "of the model has not been checked, or was changed since"),
+        ({"source": "elsewhere"}, "does not say where the model comes from"),
+    ],
+)
+def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text):
+    path = with_model(planned, **more)
+    found = planned.drift()
+    texts = [entry.text.split(" ", 1)[1] for entry in found.differences if entry.kind == "model"]
+    assert texts == ([text] if text else [])
+    assert found.changed_models == ((path,) if text and "missing" in text else ())
+    if not text:
+        os.utime(path, (1, 1))
+        (touched,) = (entry for entry in planned.drift().differences if entry.kind == "model")
+        assert touched.text == f"{path} of the model has not been checked, or was changed since"
+
+
+def with_account(planned, name, *groups):
+    planned.change(accounts=(AccountPlan(name, groups, "/"),))
+
+
+def with_folder(planned, path, owner=None):
+    planned.change(folders=(FolderPlan(path, owner, "0755"),))
+
+
+SPOILED = [
+    ("account", "account no-such is missing", lambda p, m: with_account(p, "no-such")),
+    ("account", "account nobody is not in video", lambda p, m: with_account(p, "nobody", "video")),
+    ("account", "account root is not in no-such-group", lambda p, m: with_account(p, "root", "no-such-group")),
+    ("folder", "folder /no/such is missing", lambda p, m: with_folder(p, "/no/such")),
+    ("folder", "has mode 0700, planned 0755", lambda p, m: p.prefix.chmod(0o700)),
+    ("folder", "planned nobody", lambda p, m: with_folder(p, str(p.prefix), "nobody")),
+    (
+        "release",
+        "release here is not installed",
+        lambda p, m: (p.prefix / "releases/here/bin/worker").write_text("other"),
+    ),
+    ("release", "release gone is not installed", lambda p, m: p.change(builds=(build_plan("gone"),))),
+    ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").write_text("other")),
+    ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").unlink()),
+    ("model", "of the model is missing", lambda p, m: Path(with_model(p)).unlink()),
+    ("definition", "llamacpp-worker-x is not defined as planned", lambda p, m: p.definition().write_text("y")),
+    ("definition", "is not defined as planned", lambda p, m: p.definition().write_bytes(b"\xff" + DEFINED.encode())),
+    ("boot", "llamacpp-worker-x is not started at boot", lambda p, m: under_systemd(m, p)),
+    ("manager", "supervisor does not run", lambda p, m: None),
+    ("manager", "end at logout", lambda p, m: without_lingering(m, p)),
+    (
+        "firewall",
+        "rules of a firewall that is not active are not as planned",
+        lambda p, m: under_systemd(m, p, firewall=True),
+    ),
+    ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=True)),
+    (
+        "tuning",
+        "kernel parameters or the tuned profile are not as planned",
+        lambda p, m: under_systemd(m, p, tuned="x=1"),
+    ),
+    ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
+    ("stale", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
+    ("record", "plan 0123456789abcdef is not recorded as", lambda p, m: p.change(id="0123456789abcdef")),
+    ("unneeded", "release .left is no longer needed", lambda p, m: (p.prefix / "releases" / ".left").mkdir()),
+]
+"""Kind of a difference, a part of its text, and what makes it."""
+
+
+@pytest.mark.parametrize("kind, said, spoil", SPOILED)
+def test_each_difference_is_found(planned, monkeypatch, kind, said, spoil):
+    spoil(planned, monkeypatch)
+    found = [difference for difference in planned.drift().differences if said in difference.text]
+    assert [difference.kind for difference in found] == [kind]
+    assert all(difference.subject for difference in found)
+
+
+def test_every_kind_of_difference_is_found():
+    assert {kind for kind, _said, _spoil in SPOILED} == set(KINDS)
+
+
+def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
+    planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
+    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
+    monkeypatch.setattr(state.configuration.problems, "problems", lambda *_arguments: ["eth0 carries the connection"])
+    with pytest.raises(state.inspection.LinkError, match="carries the connection"):
+        planned.drift()
+
+
+def test_ports_that_the_plan_names_are_probed(planned, monkeypatch):
+    monkeypatch.setattr(state.interfaces, "addresses", lambda: ["127.0.0.1", "127.0.0.9"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        planned.change(knocks=(endpoint,))
+        assert planned.drift().knocks == ((endpoint, "127.0.0.9", True),)
+
+
+@pytest.fixture
+def running(planned, installation):
+    """The host's part of a plan whose service runs."""
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    planned.runs(prefix, service(program, port, definition=DEFINED))
+    planned.installed = prefix
+    return planned
+
+
+def long_ago(monkeypatch):
+    """Lets all processes have started a minute ago."""
+    monkeypatch.setattr(processes, "started_at", lambda pid: None if pid is None else time.time() - 60)
+
+
+def test_a_definition_that_is_newer_than_what_runs_by_it(running, monkeypatch):
+    assert running.drift().redefined == ()
+    long_ago(monkeypatch)
+    assert running.drift().redefined == ("llamacpp-worker-x",)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda key, other: other.rename(key),
+        lambda key, other: shutil.copy2(other, key),
+        lambda key, other: (key.unlink(), key.symlink_to(other)),
+        lambda key, other: key.unlink(),
+        lambda key, other: (key.parent / names.READ).write_text("[]"),
+    ],
+)
+def test_a_file_that_was_replaced_since_the_service_read_it(running, replace):
+    """However old the other file is."""
+    key, other = running.installed / "key", running.installed / "other"
+    for path in (other, key):
+        path.write_text("one")
+        os.utime(path, (9, 9))
+    (planned,) = running.host.services
+    running.change(services=(planned._replace(reads=(str(key), "/not/there")),))
+    change = state.managers.Change("llamacpp-worker-x", "stopped", "running", "", "")
+    read = {planned.name: state.managers.versions([key, "/not/there"])}
+    state.managers.record_reads(str(running.installed), read, [change])
+    assert running.drift().redefined == ()
+    replace(key, other)
+    assert running.drift().redefined == (planned.name,)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="when a process started is known on Linux alone")
+def test_a_service_that_started_by_itself_has_read_what_was_there(tmp_path, monkeypatch):
+    key, planned = tmp_path / "key", service("x", 1, name="x", reads=(str(tmp_path / "key"),))
+    key.write_text("one")
+    started = state.managers.Change("x", "stopped", "running", "", "")
+    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions([key])}, [started])
+    before, _written = time.time() - 60, key.write_text("another")
+    assert not state.managers.has_read(str(tmp_path), planned, before), "the process of the run"
+    assert not state.managers.has_read(str(tmp_path), planned, None)
+    assert state.managers.has_read(str(tmp_path), planned, time.time() + 1)
+    key.unlink()
+    assert not state.managers.has_read(str(tmp_path), planned, time.time() + 1)
+    monkeypatch.setattr(state.managers, "SMALL_BYTES", 1)
+    key.write_text("model")
+    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions([key])}, [started])
+    os.link(key, tmp_path / "backup")
+    assert state.managers.has_read(str(tmp_path), planned, before)
+
+
+def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(running, monkeypatch):
+    os.utime(running.definition(), (time.time() + 86400, time.time() + 86400))
+    with monkeypatch.context() as earlier:
+        long_ago(earlier)
+        assert running.drift().redefined == ("llamacpp-worker-x",)
+    assert running.drift().redefined == ()
+
+
+def test_a_clock_that_was_set_back_restarts_nothing(running, monkeypatch):
+    started, now = processes.started_at, time.time
+    monkeypatch.setattr(processes, "started_at", lambda pid: started(pid) - 3600)
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    assert running.drift().redefined == ()
+
+
+def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
+    monkeypatch.setattr(state.managers.commands, "find", lambda program: program)
+    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
+    monkeypatch.setattr(
+        state.managers.commands,
+        "run",
+        lambda argv, seconds, **_: (
+            "Id=llamacpp-worker-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n"
+        ),
+    )
+    planned.change(service_manager="systemd", scope="system")
+    planned.definition().write_text(DEFINED)
+    assert planned.drift().redefined == ("llamacpp-worker-x",)
+
+
+@pytest.fixture
+def releases(planned):
+    """Adds releases to the installation, each older than the one before."""
+    folder = planned.prefix / "releases"
+
+    def add(*names):
+        for age, name in enumerate(names, start=1):
+            (folder / name / "bin").mkdir(parents=True)
+            os.utime(folder / name, (1e9 - age, 1e9 - age))
+        return planned.unneeded
+
+    return add
+
+
+def test_the_last_releases_are_kept(planned, releases):
+    unneeded = releases("second", "third", "fourth")
+    assert unneeded() == ["fourth", "third"]
+    found = planned.drift().differences
+    assert [difference.subject for difference in found if difference.kind == "unneeded"] == unneeded()
+    planned.change(keep_releases=3)
+    assert unneeded() == ["fourth"]
+    planned.change(keep_releases=1)
+    assert unneeded() == ["fourth", "third", "second"]
+    planned.change(keep_releases=4)
+    assert unneeded() == []
+
+
+def test_a_planned_release_counts_before_it_is_installed(planned, releases):
+    unneeded = releases("second", "third")
+    planned.change(builds=(build_plan("coming"),))
+    assert unneeded() == ["third", "second"]
+    planned.change(builds=(build_plan("third"),))
+    assert unneeded() == ["second"]
+
+
+def identity(name, backend):
+    return f"{name}-{backend}-0123abcd"
+
+
+def test_the_last_releases_of_each_backend_are_kept(planned, releases):
+    """Two backends of which one changed three times, each time put to use after all that the other has."""
+    planned.change(
+        builds=(
+            build_plan(identity("b4", "hip")),
+            build_plan(identity("b2", "vulkan")),
+        )
+    )
+    hip = [identity(name, "hip") for name in ("b4", "b3", "b2", "b1")]
+    vulkan = [identity(name, "vulkan") for name in ("b2", "b1", "b0")]
+    cpu = [identity(name, "cpu") for name in ("b1", "b0")]
+    unneeded = releases(*hip, *vulkan, *cpu)
+    assert unneeded() == [cpu[1], vulkan[2], hip[3], hip[2]]
+    planned.change(keep_releases=1)
+    assert unneeded() == [*cpu[::-1], *vulkan[:0:-1], *hip[:0:-1], "here"]
+    planned.change(keep_releases=4)
+    assert unneeded() == []
+
+
+def test_what_is_held_counts_for_its_own_backend(planned, releases, tmp_path):
+    held = identity("b1", "hip")
+    unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
+    planned.change(
+        builds=(
+            build_plan(identity("b4", "hip")),
+            build_plan(identity("b2", "vulkan")),
+        )
+    )
+    (tmp_path / "services" / "mine.conf").write_text(f"command={planned.prefix}/releases/{held}/bin/llama-bench")
+    assert unneeded() == [identity("b3", "hip")]
+
+
+def test_a_release_that_a_service_names_is_kept(planned, releases, tmp_path):
+    unneeded = releases("second", "third", "fourth")
+    (tmp_path / "services" / "mine.conf").write_text(f"command={planned.prefix}/releases/fourth/bin/llama-bench")
+    assert unneeded() == ["third", "second"]
+
+
+def test_a_release_that_runs_is_kept(planned, releases, tmp_path):
+    unneeded = releases("second", "third", "fourth")
+    inside = planned.prefix / "releases" / "third" / "bin" / "listener"
+    shutil.copy(shutil.which("sleep"), inside)
+    by_path = subprocess.Popen([inside, "60"])
+    inside = planned.prefix / "releases" / "fourth" / "bin"
+    shutil.copy(shutil.which("sleep"), inside / "sleep")
+    by_name = subprocess.Popen(["./sleep", "60"], cwd=inside)
+    try:
+        assert unneeded() == ["second"]
+        (tmp_path / "linked").symlink_to(planned.prefix)
+        planned.change(prefix=str(tmp_path / "linked"))
+        assert unneeded() == ["second"]
+    finally:
+        for process in (by_path, by_name):
+            process.kill()
+            process.wait()
+    assert unneeded() == ["fourth", "third"]
+
+
+def test_what_an_interrupted_installation_left_goes(planned, releases):
+    unneeded = releases(".left", ".here")
+    assert unneeded() == [".left"]
+
+
+def test_what_a_build_works_on_now_stays(planned, releases, tmp_path):
+    unneeded = releases(".left", "damaged")
+    planned.change(keep_releases=1)
+    builds = tmp_path / "cache" / "builds"
+    builds.mkdir(parents=True)
+    with (builds / "left.lock").open("w") as first, (builds / "damaged.lock").open("w") as second:
+        for lock in (first, second):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert unneeded() == []
+    assert unneeded() == [".left", "damaged"]
+
+
+def test_a_host_without_releases(planned):
+    planned.change(prefix=f"{planned.prefix}/none")
+    assert planned.unneeded() == []
+
+
+def test_the_releases_whose_programs_run():
+    running = {
+        1: ["/opt/llamacpp/releases/new/bin/rpc-server", "-p", "1"],
+        2: ["/opt/llamacpp/releases/old/bin/llama-server", "/opt/llamacpp/releases/other/x"],
+        3: ["/usr/bin/python3", "/opt/llamacpp/runtime/x/runtime.py"],
+        4: ["/opt/llamacpp/releases/new/bin/llama-server"],
+    }
+    assert state.running_releases("/opt/llamacpp", running) == ["new", "old"]
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/net/tcp"])
+def test_a_proc_that_cannot_be_read_ends_with_a_sentence(planned, monkeypatch, call, path):
+    """Nothing is concluded from it: no service counts as stopped, and no release as unused."""
+
+    def refuse(function):
+        def refusing(self, *arguments, **named):
+            if str(self) == path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return function(self, *arguments, **named)
+
+        return refusing
+
+    for name in ("iterdir", "read_text"):
+        monkeypatch.setattr(Path, name, refuse(getattr(Path, name)))
+    said = call(plan=typed_json.dump(planned.host))
+    assert (
+        said["msg"]
+        == f"{path}: Permission denied. Run as an account that may do it (become), or check owner and mode of the path."
+    )
+
+
+def test_host_info_writes_nothing_so_that_a_killed_one_leaves_nothing(tmp_path, monkeypatch, call):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folders = [path for path in Path("/").iterdir() if path.name not in ("dev", "proc")]
+    written = faults.Faults(monkeypatch, "killed", *folders)
+    written.at = 1
+    assert "facts" in call(scope="user")
+    assert written.count == 0
+
+
+ZERO = "0" * 64
+EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+MANIFESTS = [
+    *(
+        json.dumps({"files": files})
+        for files in (
+            {},
+            [],
+            {"bin/other": ZERO},
+            {"/dev/zero": ZERO},
+            {"bin/../../../../../dev/zero": ZERO},
+            {"bin/..": ZERO},
+            {"bin/worker": 1},
+            {"bin/worker": EMPTY, "bin/pipe": ZERO},
+            {"bin/worker": EMPTY, "bin/zero": ZERO},
+        )
+    ),
+    *("[]", "1e999", "[" * 200000, "\x00"),
+]
+
+
+def test_a_manifest_is_not_believed(planned):
+    """Nothing outside the release is read, and nothing is waited for."""
+    release = planned.prefix / "releases" / "here"
+    os.mkfifo(release / "bin" / "pipe")
+    (release / "bin" / "zero").symlink_to("/dev/zero")
+    (release / "bin" / "worker").write_bytes(b"")
+    assert planned.drift().missing_builds == ("here",)
+    for manifest in MANIFESTS:
+        (release / "manifest.json").write_text(manifest)
+        assert planned.drift().missing_builds == ("here",), manifest
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_manifest_that_is_not_a_file(planned, make):
+    path = planned.prefix / "releases" / "here" / "manifest.json"
+    path.unlink()
+    make(path)
+    assert planned.drift().missing_builds == ("here",)
