@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     inventory,
     output,
 )
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, Lease, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
@@ -70,16 +70,18 @@ class Matrix(NamedTuple):
     """On the controller, for servers of models."""
 
 
-class ActionModule(Action):
-    SPEC = {
-        "plan": {"type": "dict", "required": True},
-        "facts": {"type": "dict", "required": True},
-        "model": {"type": "dict", "default": {}},
-        "path": {"type": "path"},
-    }
+class Arguments(NamedTuple):
+    plan: Plan
+    facts: Mapping[str, Any]
+    model: Mapping[str, Any] = {}
+    path: ControllerPath | None = None
 
-    def perform(self, arguments: dict) -> dict:
-        self._head = Head(self, arguments["plan"])
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        self._head = Head(self, arguments.plan)
         whole = self._matrix(arguments)
         self._record = self._resumed(whole)
         remaining = sum(not cell.is_done for cell in self._record.cells)
@@ -87,7 +89,7 @@ class ActionModule(Action):
             f"  [{self._head.name}] benchmark {self._record.id}: {len(self._record.cells)} cells, {remaining} of them to measure, "
             f"{sum(bool(cell.skipped) for cell in self._record.cells)} not possible"
         )
-        problem = "" if self.check_mode else self._measure(whole, arguments["path"])
+        problem = "" if self.check_mode else self._measure(whole, arguments.path)
         # A task that fails shows all that it returns on the screen, and the page needs the record.
         result = {"changed": bool(remaining), "record": typed_json.dump(self._record)}
         return {**result, "problem": problem} if problem else result
@@ -115,10 +117,10 @@ class ActionModule(Action):
 
     # -------------------------------------------------------------------------------------------------------- matrix
 
-    def _matrix(self, arguments: dict) -> Matrix:
+    def _matrix(self, arguments: Arguments) -> Matrix:
         """:raises Refusal: a variable is wrong, or the release has no program that measures."""
         served = self._head.plan
-        name, hosts = inventory.hosts(self.variables, arguments["facts"], inventory.of_play(self.variables))
+        name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[cluster.head]["variables"])
@@ -137,7 +139,7 @@ class ActionModule(Action):
             for values in request.variants
         ]
         reports = {matrix.name_of(model): self._read_model(model) for model in request.models}
-        reports = reports or {matrix.name_of(cluster.model): arguments["model"]}
+        reports = reports or {matrix.name_of(cluster.model): arguments.model}
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
         first: dict[str, matrix.Load] = {}
@@ -298,12 +300,12 @@ class ActionModule(Action):
 class Head:
     """The head, on which everything is measured."""
 
-    def __init__(self, action: ActionModule, plan: dict) -> None:
+    def __init__(self, action: ActionModule, plan: Plan) -> None:
         self._action, self._run = action, os.getppid()
-        self.plan = typed_json.parse(Plan, plan)
-        self.name = self.plan.head.host
-        self.host = self.plan.hosts[self.name]
-        self._host = {key: value for key, value in plan["hosts"][self.name].items() if key != "files"}
+        self.plan = plan
+        self.name = plan.head.host
+        self.host = plan.hosts[self.name]
+        self._host = typed_json.dump(self.host._replace(files=()))
         self._lease = Lease(action, self.host.prefix)
 
     def check_run(self) -> None:
@@ -351,7 +353,7 @@ class Head:
         return answer.get("running") is True, results.read(str(answer.get("lines")))
 
 
-def _plan(cluster: Cluster, model: dict, catalogue: Any) -> Plan | Refused:
+def _plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
     try:
         return planner.make(cluster, model, catalogue, "")
     except Refusal as refusal:

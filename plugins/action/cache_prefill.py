@@ -5,24 +5,30 @@
 
 from __future__ import annotations
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cache_prefill import Tensor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(Action):
-    SPEC = {
-        "plan": {"type": "dict", "required": True},
-        "tensors": {"type": "list", "elements": "dict", "required": True},
-        "local": {"type": "bool", "default": True},
-    }
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
+    tensors: tuple[Tensor, ...]
+    local: bool = True
 
-    def perform(self, arguments: dict) -> dict:
-        plan, host = arguments.pop("plan"), self.host
-        arguments["workers"] = [
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        plan, host = arguments.plan, self.host
+        workers = [
             {**{key: worker[key] for key in ("name", "environment", "seed")}, "names": list(names)}
             for worker in plan["hosts"][host]["workers"]
             if worker["seed"] and (names := cache_prefill.names_of(worker["seed"]["tensors"]))
@@ -30,7 +36,9 @@ class ActionModule(Action):
         changed, copied, before = False, 0, rpc_upload.MOST_BYTES
         progress = prefill.Progress(host, "from its own copy of the model")
         while True:
-            answer = prefill.ask(self, plan, host, **arguments)
+            answer = prefill.ask(
+                self, plan, host, workers=workers, tensors=typed_json.dump(arguments.tensors), local=arguments.local
+            )
             changed |= bool(answer.get("changed"))
             copied += int(answer.get("copied_mib") or 0)
             left = int(answer.get("left_mib") or 0)

@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(Action):
-    SPEC = {"plan": {"type": "dict", "required": True}}
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
 
-    def perform(self, arguments: dict) -> dict:
-        plan = arguments["plan"]
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        plan = arguments.plan
         names = {
             name: size
             for host in plan["hosts"].values()

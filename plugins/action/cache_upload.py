@@ -5,24 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cache_prefill import Tensor
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
 
 
-class ActionModule(Action):
-    SPEC = {
-        **{key: {"type": "dict", "required": True} for key in ("plan", "staging", "answers")},
-        "tensors": {"type": "list", "elements": "dict", "required": True},
-    }
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
+    staging: Mapping[str, Any]
+    answers: Mapping[str, Any]
+    tensors: tuple[Tensor, ...]
 
-    def perform(self, arguments: dict) -> dict:
-        plan, tensors = arguments["plan"], arguments["tensors"]
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        plan, tensors = arguments.plan, typed_json.dump(arguments.tensors)
         head = plan["head"]["host"]
-        size_of = {tensor["name"]: int(tensor["bytes"]) for tensor in tensors}
-        targets = _targets(plan, arguments["staging"], arguments["answers"], size_of)
+        size_of = {tensor.name: tensor.bytes for tensor in arguments.tensors}
+        targets = _targets(plan, arguments.staging, arguments.answers, size_of)
 
         def mib(targets: list[dict]) -> int:
             return sum(size_of[name] for target in targets for name in target["names"]) // MIB
@@ -53,7 +60,9 @@ def _left(targets: list[dict], given: dict[str, list[str]]) -> list[dict]:
     return left
 
 
-def _targets(plan: dict, staging: dict, answers: dict, known: Collection[str]) -> list[dict]:
+def _targets(
+    plan: Mapping[str, Any], staging: Mapping[str, Any], answers: Mapping[str, Any], known: Collection[str]
+) -> list[dict]:
     """The workers whose caches lack something, where they are on their staging ports.
 
     :param known: names of the tensors that the head has.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
@@ -13,23 +14,25 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 
-class ActionModule(Action):
-    SPEC = {
-        "path": {"type": "path", "required": True},
-        "layers": {"type": "int", "required": True},
-        "width": {"type": "int", "required": True},
-        "type": {"type": "str", "choices": list(known_answer.BLOCKS), "required": True},
-    }
+class Arguments(NamedTuple):
+    path: str
+    layers: int
+    width: int
+    type: Annotated[str, tuple(known_answer.BLOCKS)]
 
-    def perform(self, wanted: dict) -> dict:
-        size = (wanted["layers"], wanted["width"], wanted["type"])
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        size = arguments[1:]
         problem = known_answer.problem(*size)
         if problem:
             raise AnsibleActionFail(f"The known-answer model cannot be made: {problem}.")
         model, record = sources.known_answer_model(*size)
         copied = [
             self._copy(source, target)
-            for source, target in ((model, wanted["path"]), (record, known_answer.record_of(wanted["path"])))
+            for source, target in ((model, arguments.path), (record, known_answer.record_of(arguments.path)))
         ]
         diff = {"diff": copied[0]["diff"]} if "diff" in copied[0] else {}
         return {

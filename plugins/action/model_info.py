@@ -13,14 +13,14 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import res
 
 
 class ActionModule(Action):
-    SPEC = {"prefix": {"type": "path"}, "account": {"type": "str"}, "timeout": {"type": "int", "default": 120}}
+    ARGUMENTS = resolver.Options
 
-    def perform(self, arguments: dict) -> dict:
+    def perform(self, arguments: resolver.Options) -> dict:
         try:
             request = model_inputs.request_of(inventory.variables_of(self.variables))
         except Refusal:
             return {"changed": False}  # planning refuses it, and says so in the plan
         try:
-            return resolver.resolve(self, request, resolver.Options(**arguments))
+            return resolver.resolve(self, request, arguments)
         except Refusal as refusal:
             return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
@@ -29,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 display = Display()
@@ -41,37 +42,33 @@ RUNTIME_FILES = [
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
 
 
-def _empty(answers: dict, cluster: str) -> dict:
-    try:
-        return teardown.plan(answers, cluster)
-    except Refusal as refusal:
-        raise AnsibleActionFail(str(refusal)) from None
+class Arguments(NamedTuple):
+    facts: Mapping[str, Any] = {}
+    model: Mapping[str, Any] = {}
+    path: ControllerPath | None = None
+    staging: bool = False
+    empty: bool = False
+    page: bool = False
+    show: bool = True
+    report: ControllerPath | None = None
 
 
 class ActionModule(Action):
-    SPEC = {
-        "facts": {"type": "dict", "default": {}},
-        "model": {"type": "dict"},
-        "path": {"type": "path"},
-        "staging": {"type": "bool", "default": False},
-        "empty": {"type": "bool", "default": False},
-        "page": {"type": "bool", "default": False},
-        "show": {"type": "bool", "default": True},
-        "report": {"type": "path"},
-    }
+    ARGUMENTS = Arguments
 
-    def perform(self, arguments: dict) -> dict:
-        if arguments["empty"]:
-            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(self.variables))}
+    def perform(self, arguments: Arguments) -> dict:
+        if arguments.empty:
+            cluster = inventory.cluster_of(self.variables)
+            return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
         plan = self._plan(arguments)
         described = typed_json.dump(plan)
-        if arguments["staging"] or not arguments["show"]:
+        if arguments.staging or not arguments.show:
             return {"changed": False, "plan": described}
-        if arguments["path"]:
-            output.write("llama_plan_path", arguments["path"], json.dumps(described, indent=2) + "\n")
-        if arguments["page"]:
+        if arguments.path:
+            output.write("llama_plan_path", arguments.path, json.dumps(described, indent=2) + "\n")
+        if arguments.page:
             if plan.refused:
-                output.show_plan(plan, (), arguments["report"])
+                output.show_plan(plan, (), arguments.report)
         elif isinstance(plan, Plan):
             if not plan.refused:
                 display.display(plan_text.plan_table(plan))
@@ -80,22 +77,22 @@ class ActionModule(Action):
                 display.warning(f"{advisory.id} ({advisory.severity}{accepted}): {advisory.message} {advisory.remedy}")
         if plan.refused:
             why = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
-            if arguments["page"]:
+            if arguments.page:
                 why = "the page above says why."
             return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
         return {"changed": False, "plan": described}
 
-    def _plan(self, arguments: dict) -> Plan | Refused:
+    def _plan(self, arguments: Arguments) -> Plan | Refused:
         digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
         try:
-            name, hosts = inventory.hosts(self.variables, arguments["facts"], inventory.of_play(self.variables))
+            name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
             catalogue = cluster_inputs.catalogue(inventory.packages())
             cluster = cluster_inputs.read(name, hosts)
             # What a benchmark cannot measure is refused now, not when it begins.
             for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
                 cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
             cluster = sources.look_up(self.find_file, cluster, catalogue)
-            plan = planner.make(cluster, arguments["model"] or {}, catalogue, digest, arguments["staging"])
+            plan = planner.make(cluster, arguments.model, catalogue, digest, arguments.staging)
             if isinstance(plan, Refused) or plan.refused:
                 return plan
             facts = {name: host.kept_facts for name, host in cluster.hosts.items()}

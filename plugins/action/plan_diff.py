@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -28,28 +31,30 @@ def _tools(facts):
     }
 
 
-class ActionModule(Action):
-    SPEC = {
-        "plan": {"type": "dict", "required": True},
-        "answers": {"type": "dict", "default": {}},
-        "facts": {"type": "dict", "default": {}},
-        "page": {"type": "bool", "default": False},
-        "report": {"type": "path"},
-    }
+class Arguments(NamedTuple):
+    plan: Plan
+    answers: Mapping[str, Any] = {}
+    facts: Mapping[str, Any] = {}
+    page: bool = False
+    report: ControllerPath | None = None
 
-    def perform(self, arguments: dict) -> dict:
-        plan = typed_json.parse(Plan, arguments["plan"])
-        answers = changes.check(plan.hosts, arguments["answers"])
-        tools = _tools(arguments["facts"])
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        plan = arguments.plan
+        answers = changes.check(plan.hosts, arguments.answers)
+        tools = _tools(arguments.facts)
         compared = changes.compare(plan, answers, build_registry.recorded(plan))
         for sentence in compared.unlike:
             display.warning(
                 f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be compromised."
             )
         decided = changes.decide(plan, compared.drifts)
-        if arguments["page"]:
+        if arguments.page:
             changed = plan_text.changes_of(plan, decided.restarts, compared.drifts, compared.without)
-            output.show_plan(plan, changed, arguments["report"])
+            output.show_plan(plan, changed, arguments.report)
         return {
             "changed": False,
             **decided._asdict(),

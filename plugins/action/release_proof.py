@@ -5,21 +5,24 @@
 
 from __future__ import annotations
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import release_proof
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(Action):
-    SPEC = {
-        **{name: {"type": "dict", "required": True} for name in ("plan", "errors")},
-        "report": {"type": "dict", "default": {}},
-    }
+class Arguments(NamedTuple):
+    plan: Plan
+    errors: Mapping[str, str]
+    report: Report | None = None
 
-    def perform(self, arguments: dict) -> dict:
-        plan = typed_json.parse(Plan, arguments["plan"])
-        report = typed_json.parse(Report, arguments["report"]) if arguments["report"] else None
-        why = release_proof.failure(plan, arguments["errors"], report)
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        why = release_proof.failure(*arguments)
         return {"changed": False, **({"failed": True, "msg": why} if why else {})}

@@ -5,15 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 
-class ActionModule(Action):
-    SPEC = {"release": {"type": "dict", "required": True}}
+class Arguments(NamedTuple):
+    release: Mapping[str, Any]
 
-    def perform(self, arguments: dict) -> dict:
-        if arguments["release"]["source"] == "package":
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        if arguments.release["source"] == "package":
             return {"changed": False}
-        fetched = sources.fetch(arguments["release"])
+        fetched = sources.fetch(arguments.release)
         return {"changed": fetched.changed, "path": str(fetched.path)}

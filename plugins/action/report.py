@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from jinja2 import TemplateError
 
@@ -105,9 +105,16 @@ def write(arguments: dict[str, str]) -> None:
     output.write("llama_report_path", arguments["path"], page)
 
 
-class ActionModule(Action):
-    SPEC = {"path": {"type": "path", "required": True}, **{name: {"type": "path"} for name in INPUTS}}
+class Arguments(NamedTuple):
+    path: ControllerPath
+    plan: ControllerPath | None = None
+    verified: ControllerPath | None = None
+    benchmark: ControllerPath | None = None
 
-    def perform(self, arguments: dict) -> dict:
-        write(arguments)
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        write(arguments._asdict())
         return {"changed": False}

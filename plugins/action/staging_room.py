@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
@@ -12,12 +15,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import st
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class ActionModule(Action):
-    SPEC = {"plan": {"type": "dict", "required": True}, "answers": {"type": "dict", "required": True}}
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
+    """A Plan, or a Refused."""
+    answers: Mapping[str, Any]
 
-    def perform(self, arguments: dict) -> dict:
-        refused = arguments["plan"]["refused"]
-        plan = typed_json.parse(Refused if refused else Plan, arguments["plan"])
-        answers = changes.check({} if refused else plan.hosts, arguments["answers"])
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        refused = arguments.plan["refused"]
+        plan = typed_json.parse(Refused if refused else Plan, arguments.plan)
+        answers = changes.check({} if refused else plan.hosts, arguments.answers)
         obstacles = staging.obstacles(plan, answers)
         return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}

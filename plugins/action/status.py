@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -51,31 +51,33 @@ def _read(plan: Plan | None, name: str, answer: Any) -> tuple[Answer, dict[str, 
     return Answer(typed_json.parse(types.Condition, condition)), {"drift": answer.get("drift")}
 
 
-class ActionModule(Action):
-    SPEC = {
-        "plan": {"type": "dict", "required": True},
-        "heads": {"type": "list", "elements": "str", "required": True},
-        "answers": {"type": "dict", "required": True},
-        "facts": {"type": "dict", "default": {}},
-        "path": {"type": "path"},
-    }
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
+    heads: tuple[str, ...]
+    answers: Mapping[str, Any]
+    facts: Mapping[str, Any] = {}
+    path: ControllerPath | None = None
 
-    def perform(self, arguments: dict) -> dict:
-        given = arguments["plan"]
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        given = arguments.plan
         plan = None if given["refused"] else typed_json.parse(Plan, given)
         unplanned = " ".join(given["reasons"]) if given["refused"] else ""
         read = {
-            name: _read(plan, name, _last(answer, arguments["facts"].get(name)))
-            for name, answer in arguments["answers"].items()
+            name: _read(plan, name, _last(answer, arguments.facts.get(name)))
+            for name, answer in arguments.answers.items()
         }
         compared = {name: reported for name, (_answer, reported) in read.items()}
         drifts = changes.compare(plan, compared, build_registry.recorded(plan)).drifts if plan else {}
         answers = {name: answer._replace(drift=drifts.get(name)) for name, (answer, _reported) in read.items()}
         other = (rollback_report.other_plan(plan, drifts) if plan else None) or ""
-        found = cluster_status.of_cluster(given["cluster"], arguments["heads"], plan, answers, unplanned, other)
+        found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other)
         shown = typed_json.dump(found)
-        if arguments["path"]:
-            output.write("llama_status_path", arguments["path"], json.dumps(shown, indent=2) + "\n")
+        if arguments.path:
+            output.write("llama_status_path", arguments.path, json.dumps(shown, indent=2) + "\n")
         display.display(status_text.text_of(found))
         if found.problems:
             why = "; ".join(found.problems)

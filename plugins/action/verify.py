@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import FIRST_WAIT, Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, Lease
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
@@ -41,25 +41,28 @@ LOOKUP_SECONDS = 10.0
 PROBE_SECONDS = 1.0
 
 
-class ActionModule(Action):
-    SPEC = {
-        "plan": {"type": "dict", "required": True},
-        "answers": {"type": "dict", "default": {}},
-        "changed": {"type": "list", "elements": "str", "default": []},
-        "staged": {"type": "dict"},
-        "obstacles": {"type": "list", "elements": "str"},
-        "gate": {"type": "bool", "default": False},
-        "benchmark": {"type": "dict"},
-        "path": {"type": "path"},
-        "page": {"type": "path"},
-    }
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
+    """A Subject with ``gate``, else a Plan."""
+    answers: Mapping[str, Any] = {}
+    changed: tuple[str, ...] = ()
+    staged: Report | None = None
+    obstacles: tuple[str, ...] | None = None
+    gate: bool = False
+    benchmark: Mapping[str, Any] | None = None
+    path: ControllerPath | None = None
+    page: ControllerPath | None = None
 
-    def perform(self, arguments: dict) -> dict:
-        self._given = arguments
-        subject = typed_json.parse(Subject, arguments["plan"])
-        if arguments["gate"]:
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        self._arguments = arguments
+        subject = typed_json.parse(Subject, arguments.plan)
+        if arguments.gate:
             return self._gate(subject)
-        return self._verify(typed_json.parse(Plan, arguments["plan"]), subject)
+        return self._verify(typed_json.parse(Plan, arguments.plan), subject)
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question."""
@@ -67,7 +70,7 @@ class ActionModule(Action):
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject) -> dict[str, Any]:
-        head, drifts = plan.head.host, _drifts(plan.hosts, self._given["answers"])
+        head, drifts = plan.head.host, _drifts(plan.hosts, self._arguments.answers)
         patience = plan.head.start_timeout if judge.may_become_healthy(plan, _reports(drifts)) else 0
         endpoints = [] if plan.staging else self._reached_endpoints(plan)
         with ThreadPoolExecutor(max(1, len(endpoints))) as threads:
@@ -77,7 +80,7 @@ class ActionModule(Action):
         if evidence.drift:
             drifts |= _drifts({head: plan.hosts[head]}, {head: {"drift": evidence.drift}})
         hosts = _reports(drifts, _unlike(plan, drifts))
-        observed = judge.Observed(hosts, probed, self._given["changed"], self._staged())
+        observed = judge.Observed(hosts, probed, self._arguments.changed, self._staged())
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
             return {"changed": False, "report": typed_json.dump(report)}
@@ -89,10 +92,8 @@ class ActionModule(Action):
         return _show(plan, report, evidence)
 
     def _staged(self) -> Staged | None:
-        obstacles, report = self._given["obstacles"], self._given["staged"]
-        if obstacles is None:
-            return None
-        return Staged(tuple(obstacles), typed_json.parse(Report, report) if report else None)
+        obstacles = self._arguments.obstacles
+        return None if obstacles is None else Staged(obstacles, self._arguments.staged)
 
     def _reached_endpoints(self, plan: Plan) -> list[str]:
         """Endpoints of workers at addresses at which the controller reaches their hosts. Each name is looked up once, all at the same time."""
@@ -145,11 +146,11 @@ class ActionModule(Action):
 
     def _write(self, plan: Plan, report: Report) -> None:
         """Writes the files of the controller that were asked for."""
-        path, page = self._given["path"], self._given["page"]
+        path, page = self._arguments.path, self._arguments.page
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
-            output.write_report(page, plan, report, self._given["benchmark"])
+            output.write_report(page, plan, report, self._arguments.benchmark)
 
 
 def _drifts(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, Drift | None]:

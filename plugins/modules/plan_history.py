@@ -47,7 +47,7 @@ options:
     type: str
 seealso:
   - module: llamacpp.cluster.plan_history_info
-  - module: llamacpp.cluster.rollback_plan
+  - module: llamacpp.cluster.rollback
 """
 
 EXAMPLES = r"""

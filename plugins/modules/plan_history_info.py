@@ -25,7 +25,7 @@ options:
     type: str
 seealso:
   - module: llamacpp.cluster.plan_history
-  - module: llamacpp.cluster.rollback_plan
+  - module: llamacpp.cluster.rollback
 """
 
 EXAMPLES = r"""

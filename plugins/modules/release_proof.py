@@ -28,7 +28,6 @@ options:
   report:
     description: The report that M(llamacpp.cluster.verify) returned on the instances. Leave it out where no llama-server was started.
     type: dict
-    default: {}
 seealso:
   - module: llamacpp.cluster.staging_room
   - module: llamacpp.cluster.verify

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import time
+import typing
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ansible import context
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 
@@ -25,6 +26,29 @@ INTERNAL = ("finished", "started", "ansible_job_id", "results_file", "stdout", "
 """What Ansible adds to the result of such a job."""
 LEASE_SECONDS = 600
 """Between two renewals of the cluster's lease."""
+ControllerPath = Annotated[str, "path"]
+"""An argument that is a path on the controller."""
+
+
+def specification(record: type) -> dict[str, dict[str, Any]]:
+    """What ansible-core has to know of arguments to read them: each field of a NamedTuple is one."""
+    spec = {}
+    for field in typed_json.fields(record):
+        spec[field.name] = {**_type_of(field.type), "required": not field.optional}
+        if field.default is not None:
+            spec[field.name]["default"] = typed_json.dump(field.default)
+    return spec
+
+
+def _type_of(hint: Any) -> dict[str, Any]:
+    bare, notes = typed_json.unwrap(hint)
+    if typed_json.is_optional(bare):
+        return _type_of(typed_json.inner(bare))
+    if typing.get_origin(bare) is tuple:
+        return {"type": "list", "elements": _type_of(typed_json.inner(bare))["type"]}
+    choices = next((list(note) for note in notes if isinstance(note, tuple)), None)
+    names = {str: "path" if "path" in notes else "str", bool: "bool", int: "int", float: "float"}
+    return {"type": names.get(bare, "dict"), "choices": choices}
 
 
 class Job(NamedTuple):
@@ -51,28 +75,26 @@ class Action(ActionBase):
 
     _supports_check_mode = True
     TRANSFERS_FILES = False
-    SPEC: ClassVar[dict[str, Any] | None] = None
-    """Specification of the arguments; None where the module of the same name has it."""
-    REQUIRED_IF: ClassVar[list[tuple]] = []
+    ARGUMENTS: ClassVar[type | None] = None
+    """A NamedTuple with the arguments; None where the module of the same name reads them."""
 
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         self.variables = task_vars
         try:
-            if self.SPEC is None:
-                return self.perform(self.arguments)
-            return self.perform(self.validate_argument_spec(self.SPEC, required_if=self.REQUIRED_IF)[1])
+            if self.ARGUMENTS is None:
+                return self.perform(dict(self._task.args))
+            _checked, arguments = self.validate_argument_spec(specification(self.ARGUMENTS))
+            return self.perform(typed_json.parse(self.ARGUMENTS, arguments))
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
 
-    def perform(self, arguments: dict) -> dict:
-        """The result of the task."""
-        raise NotImplementedError
+    def perform(self, arguments: Any) -> dict:
+        """The result of the task.
 
-    @property
-    def arguments(self) -> dict:
-        """As the task has them."""
-        return dict(self._task.args)
+        :param arguments: an ARGUMENTS.
+        """
+        raise NotImplementedError
 
     @property
     def check_mode(self) -> bool:
@@ -101,8 +123,8 @@ class Action(ActionBase):
 
         :param data: its input.
         """
-        given = {} if data is None else {"in_data": data}
-        return self._low_level_execute_command(text, sudoable=True, **given)
+        stdin = {} if data is None else {"in_data": data}
+        return self._low_level_execute_command(text, sudoable=True, **stdin)
 
     def action(self, name: str, arguments: dict) -> dict:
         """What another action plugin returns."""

@@ -14,8 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import (
     cache_prefill_info,
     cache_upload,
     plan_diff,
-    rollback_plan,
-    rollback_report,
+    rollback,
     status,
     verify,
 )
@@ -306,16 +305,16 @@ def verified(said):
 
 
 def gone_back(said):
-    target = {"id": WHOLE["id"], "release": "b1", "head": HEAD, "hosts": HOSTS, "left": []}
+    target = {"id": WHOLE["id"], "release": "b1", "head": HEAD, "hosts": HOSTS}
     given = {
         "cluster": WHOLE["cluster"],
         "heads": [HEAD],
         "target": target,
         "facts": {name: {"facts": host} for name, host in WHOLE["hosts"].items()},
     }
-    act(rollback_plan, state="chosen", answers=dict.fromkeys(HOSTS, said.get("plans")), **given)
-    act(rollback_plan, state="accepted", answers={**BACK, HEAD: said.get("part")}, **given)
-    act(rollback_report, state="failed", id="1", target={}, reasons={HEAD: said.get("why")})
+    act(rollback, state="chosen", answers=dict.fromkeys(HOSTS, said.get("plans")), **given)
+    act(rollback, state="accepted", answers={**BACK, HEAD: said.get("part")}, **given)
+    act(rollback, state="failed", id="1", reasons={HEAD: said.get("why")})
 
 
 def prefilled(said):

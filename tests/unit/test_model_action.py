@@ -263,7 +263,7 @@ class Action(base.Action):
 
     def run(self):
         self.variables = {"inventory_hostname": "head"}
-        return delivery.run(self, self.arguments)
+        return delivery.run(self, dict(self._task.args))
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible_collections.llamacpp.cluster.plugins.action import rollback_plan
-from ansible_collections.llamacpp.cluster.plugins.action import rollback_report as report_action
+from ansible_collections.llamacpp.cluster.plugins.action import rollback as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -174,7 +173,7 @@ def test_hosts_that_joined_since_are_left_out():
         answer["plans"][0]["hosts"] = ["head", "worker1"]
     del answers["worker2"]["plans"][0]
     target = choose(answers)
-    assert (int(target.id, 16), target.hosts, target.left) == (1, ("head", "worker1"), ("worker2",))
+    assert (int(target.id, 16), target.hosts, target.uninvolved) == (1, ("head", "worker1"), ("worker2",))
     for name in ("head", "worker1"):
         answers[name]["plans"][0]["time"] = 30
     assert chosen(answers) == 2, "and the next rollback goes forward"
@@ -253,7 +252,7 @@ def way(pair):
         }
         for name in NAMES
     }
-    target = {"id": plan["id"], "release": "0.3.36", "head": "head", "hosts": list(NAMES), "left": []}
+    target = rollback.Target(plan["id"], "0.3.36", "head", NAMES)
     return target, answers
 
 
@@ -328,20 +327,22 @@ def test_the_actions_take_answers_as_ansible_registers_them(way):
     facts = {name: {"facts": {**answer.pop("place"), "kernel": "6"}} for name, answer in answers.items()}
     common = {"cluster": "llama_cluster", "heads": ["head"]}
     answers["new"] = {"skipped": True}
-    accepted = run(rollback_plan, state="accepted", target=target, answers=answers, facts=facts, **common)
+    accepted = run(action, state="accepted", target=target._asdict(), answers=answers, facts=facts, **common)
     assert set(accepted["hosts"]) == set(NAMES)
     with pytest.raises(AnsibleActionFail, match=r"host\.prefix is not where"):
-        run(rollback_plan, state="accepted", target=target, answers=answers, facts={}, **common)
+        run(action, state="accepted", target=target._asdict(), answers=answers, facts={}, **common)
     histories = {**recorded((1, 10), (2, 20)), "away": {"unreachable": True}, "silent": {}}
-    assert run(rollback_plan, state="chosen", answers=histories, **common)["target"]["id"] == f"{1:016x}"
+    assert run(action, state="chosen", answers=histories, **common)["target"]["id"] == f"{1:016x}"
     with pytest.raises(AnsibleActionFail, match="There is no plan"):
-        run(rollback_plan, state="chosen", answers={}, **common)
-    assert run(report_action, state="failed", id="1", release="b2", reasons={"head": "x"})["failed"]
-    assert "did not go back" in run(report_action, state="failed", reasons={"head": "x"})["msg"]
-    assert run(report_action, state="served", target=target, release='"b2"') == {"changed": False}
+        run(action, state="chosen", answers={}, **common)
+    assert run(action, state="failed", id="1", release="b2", reasons={"head": "x"})["failed"]
+    assert "did not go back" in run(action, state="failed", reasons={"head": "x"})["msg"]
+    assert run(action, state="served", target=target._asdict(), release='"b2"') == {"changed": False}
 
 
 # ---------------------------------------------------------------------------------------------------------- the sentences
+
+TARGET = rollback.Target("1" * 16, "b1", "head", NAMES)
 
 
 def failed_change(**others):
@@ -350,7 +351,7 @@ def failed_change(**others):
         "release": "b2",
         "reasons": {"worker1": "it did not start.\nlog \x1b[2J line"},
         "lost": [],
-        "target": {"id": "1" * 16, "release": "b1"},
+        "target": TARGET,
         "why_not": "",
     }
     return rollback_report.failed_change(rollback_report.Failure(**{**values, **others}))
@@ -369,23 +370,22 @@ def test_a_failed_change_says_what_failed_and_what_serves():
 
 
 def test_a_rollback_that_did_not_end_can_be_run_again():
-    target = {"id": "1" * 16, "release": "b1", "left": []}
     assert "rollback.yml again with -e llama_rollback_to=1111" in rollback_report.failed_rollback(
-        target, {"head": "x"}, []
+        TARGET, {"head": "x"}, []
     )
-    assert "When worker1 answers again" in rollback_report.failed_rollback(target, {}, ["worker1"])
-    refused = rollback_report.failed_rollback(target, {"head": "it lacks a build. No service was touched."}, [])
+    assert "When worker1 answers again" in rollback_report.failed_rollback(TARGET, {}, ["worker1"])
+    refused = rollback_report.failed_rollback(TARGET, {"head": "it lacks a build. No service was touched."}, [])
     assert refused == "The cluster did not go back: head: it lacks a build. No service was touched."
 
 
 def test_after_a_rollback_the_inventory_and_the_hosts_without_a_part_are_named():
-    target = {"id": "1" * 16, "release": "b1", "left": ["worker9"]}
+    target = TARGET._replace(uninvolved=("worker9",))
     message = rollback_report.served(target, '"b2"')
     assert 'The inventory has llama_release: "b2"' in message
     assert "worker9 had no part" in message
     assert "has no llama_release" in rollback_report.served(target, '""')
     assert "would serve" in rollback_report.served(target, '"b2"', check=True)
-    message = rollback_report.served({**target, "left": [], "away": ["strix1"], "declared": DECLARED}, '"b2"')
+    message = rollback_report.served(TARGET._replace(away=("strix1",), declared=DECLARED), '"b2"')
     assert f"To stay here, set llama_release: {DECLARED}." in message
     assert "strix1 does not answer: the head serves without it" in message
     assert f"run rollback.yml with -e llama_rollback_to={'1' * 16}" in message

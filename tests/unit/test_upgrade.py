@@ -173,7 +173,7 @@ def test_a_release_that_has_proven_itself(pair):
     [
         (
             {**NONE, "worker2": "The worker at 192.0.2.12:50152 is refused.\x1b"},
-            {},
+            None,
             ["on worker2: The worker at 192.0.2.12:50152 is refused"],
             ["journalctl --unit=llamacpp-staging-worker-cpu on worker2"],
         ),
@@ -193,7 +193,7 @@ def test_a_release_that_has_proven_itself(pair):
                 "journalctl --unit=llamacpp-staging-worker-cpu on worker2",
             ],
         ),
-        (NONE, {}, ["its instances did not start"], ["journalctl --unit=llamacpp-staging-server on head"]),
+        (NONE, None, ["its instances did not start"], ["journalctl --unit=llamacpp-staging-server on head"]),
     ],
     ids=["worker", "handshake", "answer", "nothing"],
 )
@@ -208,7 +208,7 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
         *logs,
     ]:
         assert part in result["msg"]
-    assert result["msg"].count("journalctl") == (3 if (errors, report) == (NONE, {}) else len(logs))
+    assert result["msg"].count("journalctl") == (3 if (errors, report) == (NONE, None) else len(logs))
     assert "\x1b" not in result["msg"]
 
 
@@ -223,4 +223,4 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
 def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
     plan = pair.plan(staging=True)
     plan["hosts"]["worker1"]["service_manager"] = manager
-    assert place in run(proof, plan=plan, errors={**NONE, "worker1": "it ended"}, report={})["msg"]
+    assert place in run(proof, plan=plan, errors={**NONE, "worker1": "it ended"}, report=None)["msg"]

@@ -10,6 +10,7 @@ Hosts evaluate the types of a record with Python 3.9, so a module that defines o
 from __future__ import annotations
 
 import functools
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
@@ -67,8 +68,12 @@ def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, notes
 
 
+UNIONS = (Union, getattr(types, "UnionType", Union))
+"""``Union[int, None]``, and ``int | None`` where Python has that."""
+
+
 def is_optional(bare: Any) -> bool:
-    return typing.get_origin(bare) is Union and type(None) in typing.get_args(bare)
+    return typing.get_origin(bare) in UNIONS and type(None) in typing.get_args(bare)
 
 
 def inner(bare: Any) -> Any:

@@ -41,7 +41,7 @@ class Target(NamedTuple):
     release: str
     head: str
     hosts: tuple[str, ...]
-    left: tuple[str, ...]
+    uninvolved: tuple[str, ...] = ()
     """Hosts that answered and have no part in it: nothing is changed there."""
     away: tuple[str, ...] = ()
     """Hosts of it that do not answer, without which its head serves."""
@@ -225,50 +225,49 @@ def _none_fits(
     )
 
 
-def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+def accept(target: Target, cluster: str, answers: Mapping[str, Any]) -> dict[str, Any]:
     """What is done on each host.
 
-    :param target: a Target as a mapping.
     :param answers: host → ``record``, ``drift`` and ``missing``, as host/plan_history.py returns them, and ``place``, the host's prefix and units.
     :returns: ``plan`` with what proves that the head serves, and ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
         ``remove``.
     :raises Refusal: a host has no record that can be used, or its builds are not there any more.
     """
-    lost = [name for name in target["hosts"] if name not in answers]
+    lost = [name for name in target.hosts if name not in answers]
     if lost:
         raise Refusal(
-            f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target['id']}: bring the host back and run the playbook "
+            f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target.id}: bring the host back and run the playbook "
             f"again. {UNTOUCHED}."
         )
-    answers = {name: _checked(name, target, cluster, answers[name]) for name in target["hosts"]}
+    answers = {name: _checked(name, target, cluster, answers[name]) for name in target.hosts}
     gone = [
         f"{name} lacks {', '.join([*answers[name]['drift']['missing_builds'], *answers[name]['missing']])}"
-        for name in target["hosts"]
+        for name in target.hosts
         if answers[name]["drift"]["missing_builds"] or answers[name]["missing"]
     ]
     if gone:
         raise Refusal(
-            f"Plan {target['id']} ({target['release']}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
+            f"Plan {target.id} ({target.release}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
             f"llama_rollback_to, or set llama_release and run site.yml, which builds again. {UNTOUCHED}."
         )
-    head = answers[target["head"]]["record"]
+    head = answers[target.head]["record"]
     return {
         "plan": {
             **typed_json.dump({"cluster": head.cluster, "model": head.model}),
-            "head": {**typed_json.dump(head.head), "host": target["head"]},
-            "hosts": {target["head"]: typed_json.dump(head.host)},
+            "head": {**typed_json.dump(head.head), "host": target.head},
+            "hosts": {target.head: typed_json.dump(head.host)},
             "staging": False,
             "links": [],
             "external_workers": [],
             "fallbacks": [],
         },
         "hosts": {
-            name: _steps(answer["record"], answer["drift"], name == target["head"]) for name, answer in answers.items()
+            name: _steps(answer["record"], answer["drift"], name == target.head) for name, answer in answers.items()
         },
     }
 
 
-def _checked(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(name: str, target: Target, cluster: str, answer: Mapping[str, Any]) -> dict[str, Any]:
     """An answer whose record is the one of this host and this plan, as a value.
 
     :raises Refusal: it has another form, or belongs elsewhere.
@@ -284,22 +283,22 @@ def _checked(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping
         if not found:
             return {**compared, "record": record}
     raise Refusal(
-        f"The record of plan {target['id']} on {name} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
+        f"The record of plan {target.id} on {name} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
         f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
     )
 
 
 def _misplaced(
-    name: str, target: Mapping[str, Any], cluster: str, record: PlanRecord, place: Mapping[str, Any]
+    name: str, target: Target, cluster: str, record: PlanRecord, place: Mapping[str, Any]
 ) -> validation.Problem | None:
     """Why a record of the right form is not the one of this host and this plan."""
-    for key, value in {"id": target["id"], "cluster": cluster, "name": name}.items():
+    for key, value in {"id": target.id, "cluster": cluster, "name": name}.items():
         if getattr(record, key) != value:
             return validation.Problem(f"it.{key}", f"is {validation.show(getattr(record, key))}, not {value!r}")
     moved = [key for key, value in place.items() if getattr(record.host, key) != value]
     if moved:
         return validation.Problem(f"it.host.{moved[0]}", "is not where the installation is now")
-    if bool(record.head) != (name == target["head"]):
+    if bool(record.head) != (name == target.head):
         return validation.Problem("it.head", "is not of this host")
     return None
 

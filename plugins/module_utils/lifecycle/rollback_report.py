@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.rollback import UNTOUCHED
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.rollback import UNTOUCHED, Target
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -23,8 +23,8 @@ class Failure(NamedTuple):
     reasons: Mapping[str, str]
     """Host → what failed there."""
     lost: Collection[str]
-    target: Mapping[str, Any] | None
-    """The Target that the cluster went back to, and that serves; None where it did not."""
+    target: Target | None
+    """That the cluster went back to, and that serves; None where it did not."""
     why_not: str
 
 
@@ -35,7 +35,7 @@ def failed_change(failure: Failure) -> str:
     texts = [f"Plan {failure.plan} (release {failure.release}) does not serve: {reasons}."]
     if failure.target:
         texts.append(
-            f"The cluster went back by itself: plan {failure.target['id']} (release {failure.target['release']}) serves again. Fix what failed and run "
+            f"The cluster went back by itself: plan {failure.target.id} (release {failure.target.release}) serves again. Fix what failed and run "
             "site.yml again, or set the inventory back to that release. rollback.yml would go back one more plan."
         )
     else:
@@ -49,18 +49,18 @@ def failed_change(failure: Failure) -> str:
     return "\n".join(texts)
 
 
-def failed_rollback(target: Mapping[str, Any], reasons: Mapping[str, str], lost: Collection[str]) -> str:
+def failed_rollback(target: Target | None, reasons: Mapping[str, str], lost: Collection[str]) -> str:
     """Why a rollback did not end, and what to do.
 
-    :param target: empty where none was chosen.
+    :param target: None where none was chosen.
     """
     why = _reasons(reasons, lost)
     if not target or UNTOUCHED in why:
         return f"The cluster did not go back: {why}."
     after = f"When {', '.join(sorted(lost))} answers again, run" if lost else "Fix that and run"
     return (
-        f"The cluster did not go back to plan {target['id']} (release {target['release']}): {why}.\n{after} rollback.yml again with "
-        f"-e llama_rollback_to={target['id']}: it goes on where it stopped."
+        f"The cluster did not go back to plan {target.id} (release {target.release}): {why}.\n{after} rollback.yml again with "
+        f"-e llama_rollback_to={target.id}: it goes on where it stopped."
     )
 
 
@@ -78,23 +78,23 @@ def _lines(text: str) -> str:
     return "\n".join(validation.printable(line) for line in str(text).splitlines()).rstrip(".\n ")
 
 
-def served(target: Mapping[str, Any], release: str, check: bool = False) -> str:
+def served(target: Target, release: str, check: bool = False) -> str:
     """What serves after a rollback, and what the next run of site.yml would do.
 
     :param release: llama_release of the inventory as JSON; empty text where it is not set.
     """
     inventory = "no llama_release" if release in ("", '""') else f"llama_release: {release}"
     texts = [
-        f"Plan {target['id']} with release {target['release']} {'would serve' if check else 'serves'}. The inventory has "
+        f"Plan {target.id} with release {target.release} {'would serve' if check else 'serves'}. The inventory has "
         f"{inventory}, and the next site.yml goes to what the inventory says. To stay here, set llama_release: "
-        f"{target.get('declared') or target['release']}. rollback.yml without llama_rollback_to would go to the plan before this."
+        f"{target.declared or target.release}. rollback.yml without llama_rollback_to would go to the plan before this."
     ]
-    if target["left"]:
-        texts.append(f"{', '.join(target['left'])} had no part in that plan, and nothing was changed there.")
-    if target.get("away"):
+    if target.uninvolved:
+        texts.append(f"{', '.join(target.uninvolved)} had no part in that plan, and nothing was changed there.")
+    if target.away:
         texts.append(
-            f"{', '.join(target['away'])} does not answer: the head serves without it, after a wait for it where it is used. When it answers again, run "
-            f"rollback.yml with -e llama_rollback_to={target['id']}: it may have another release until then."
+            f"{', '.join(target.away)} does not answer: the head serves without it, after a wait for it where it is used. When it answers again, run "
+            f"rollback.yml with -e llama_rollback_to={target.id}: it may have another release until then."
         )
     return validation.printable(" ".join(texts), 8192)
 

@@ -33,7 +33,7 @@ FILES = [{"name": validation.Text(longest=1024), "bytes": validation.Number()}]
 class Options(NamedTuple):
     """Of the module ``model_info``."""
 
-    prefix: str | None
+    prefix: str | None = None
     """None where the host is not asked for models that can be downloaded."""
     account: str | None = None
     timeout: int = 120

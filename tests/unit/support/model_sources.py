@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import model_info as ac
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup, resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -101,5 +101,4 @@ class Action:
 def run(call, given, prefix=None, account=None):
     """The result of the module ``model_info``, and the action."""
     action = Action(call, given)
-    arguments = {"prefix": prefix, "account": account, "timeout": 120}
-    return action_plugin.ActionModule.perform(action, arguments), action
+    return action_plugin.ActionModule.perform(action, resolver.Options(prefix, account)), action

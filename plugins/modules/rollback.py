@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: rollback_plan
-short_description: Chooses the plan that a cluster goes back to
+module: rollback
+short_description: Decides how a cluster goes back to an earlier plan, and reports how that ended
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Chooses a plan from what the hosts have recorded, and decides from their records of it what is done on each host. It changes nothing.
+  - Decides from what the hosts have recorded, and changes nothing. The playbooks of this collection carry it out.
 extends_documentation_fragment:
   - llamacpp.cluster.attributes
   - llamacpp.cluster.attributes.controller
@@ -21,17 +21,20 @@ options:
     description:
       - V(chosen) chooses the plan from O(answers).
       - V(accepted) fails unless all hosts can go back to O(target), and returns what is done on each.
+      - V(served) warns that the inventory may name another release than O(target), which serves now.
+      - V(failed) fails with a sentence. With O(id), a change did not serve, and O(target) serves again if it is given. Without O(id), the rollback to
+        O(target) did not end.
     type: str
-    choices: [chosen, accepted]
+    choices: [chosen, accepted, served, failed]
     required: true
   cluster:
-    description: Name of the cluster's group.
+    description: Name of the cluster's group, for V(chosen) and V(accepted).
     type: str
-    required: true
+    default: ""
   answers:
     description: Host, and what M(llamacpp.cluster.plan_history_info) returned there, for V(accepted) with the id of the target.
     type: dict
-    required: true
+    default: {}
   heads:
     description: Hosts that the inventory has as heads, for V(chosen).
     type: list
@@ -41,7 +44,7 @@ options:
     description: Id of a plan, or id, ref or build of a release, to go back to. Without it, the plan before the one that served last.
     type: str
     default: ""
-  failed:
+  id:
     description: Id of the plan that was just applied and does not serve.
     type: str
     default: ""
@@ -56,20 +59,31 @@ options:
     elements: str
     default: []
   target:
-    description: What V(chosen) returned, for V(accepted).
+    description: What V(chosen) returned. V(accepted) and V(served) need it.
     type: dict
   facts:
     description: Host, and what M(llamacpp.cluster.host_info) returned there. Its record has to be one of the installation that it has now, for V(accepted).
     type: dict
     default: {}
+  release:
+    description: The release of the plan O(id), or with V(served) the inventory's as JSON.
+    type: str
+    default: ""
+  reasons:
+    description: Host, and what failed there.
+    type: dict
+    default: {}
+  why_not:
+    description: Why the cluster did not go back.
+    type: str
+    default: ""
 seealso:
   - module: llamacpp.cluster.plan_history_info
-  - module: llamacpp.cluster.rollback_report
 """
 
 EXAMPLES = r"""
 - name: Choose the plan to go back to
-  llamacpp.cluster.rollback_plan:
+  llamacpp.cluster.rollback:
     state: chosen
     cluster: llama_cluster
     heads: "{{ groups.llama_head }}"
@@ -80,8 +94,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to go back to. C(id), C(release), C(head), C(hosts), C(left), hosts that have no part in it, C(away), hosts of it that do not answer,
-    and C(declared), what llama_release has to be for it.
+  description: The plan to go back to.
   returned: for V(chosen)
   type: dict
 plan:
