@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
     DECLARED,
     facts_of,
@@ -72,7 +73,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
     load = device_load.Load(model, server_settings.settings_of(server, model), GENERATION, overrides)
     placed = device_load.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
-    release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
+    release = releases.release_of(release_request.request_of(inventory.specification()["llama_release"]["default"]), {})
     serving = heads.Serving(
         server=server,
         host=Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})}),

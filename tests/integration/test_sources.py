@@ -7,6 +7,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 from conftest import Cluster
@@ -30,7 +31,8 @@ def repository(tmp_path_factory):
     """The tree that the demo builds as a git repository: tag b11063, and a branch with one commit more."""
     folder = tmp_path_factory.mktemp("repository") / "llama.cpp"
     folder.mkdir()
-    release = typed_json.dump(releases.release_of(inventory.specification()["llama_release"]["default"], {}).as_plan())
+    request = release_request.request_of(inventory.specification()["llama_release"]["default"])
+    release = typed_json.dump(releases.release_of(request, {}).as_plan())
     unpack = ["tar", "-xf", sources.fetch(release).path, "--strip-components=3", "--exclude=.git", release["member"]]
     subprocess.run(unpack, cwd=folder, check=True)
     git(folder, "init", "--quiet", "--initial-branch=master")

@@ -15,6 +15,7 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 
 pytestmark = pytest.mark.programs
@@ -41,7 +42,9 @@ def model():
 def process(code):
     """A further controller; ``sources`` is imported when it prints its first line."""
     module = "ansible_collections.llamacpp.cluster.plugins.plugin_utils"
-    imports = f"from {module.replace('plugin_utils', 'module_utils')}.llamacpp.model import known_answer_file\nfrom {module}.sources import sources, git"
+    utils = module.replace("plugin_utils", "module_utils")
+    imports = f"from {utils}.llamacpp.model import known_answer_file\nfrom {utils}.planner.inputs.release_request import request_of\n"
+    imports += f"from {module}.sources import sources, git"
     text = f"{imports}\nprint('ready', flush=True)\ninput()\n{code}"
     made = subprocess.Popen(
         [sys.executable, "-c", text],
@@ -148,10 +151,10 @@ def test_controllers_that_fetch_the_same_at_once(repository, tmp_path, folder):
     path, commit = repository
     request = {"source": "git", "repository": str(path), "ref": commit}
     code = f"""
-found = sources.resolve({request!r}, str)
+found = sources.resolve(request_of({request!r}), str)
 fetched = sources.fetch({of_git(path, commit)!r})
 kept = sources.fetch({of_path(tmp_path)!r})
-print(found["build"], fetched.commit, sources.sha256(fetched.path) == fetched.sha256, kept.sha256, fetched.changed + kept.changed)
+print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha256, kept.sha256, fetched.changed + kept.changed)
 """
     answers = [answer.split() for answer in at_once(code, count=4)]
     assert {tuple(answer[:4]) for answer in answers} == {
@@ -187,7 +190,7 @@ def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "work", ["sources.fetch(SOURCE)", "sources.resolve(REQUEST, str)", "sources.known_answer_model(*SIZE)"]
+    "work", ["sources.fetch(SOURCE)", "sources.resolve(request_of(REQUEST), str)", "sources.known_answer_model(*SIZE)"]
 )
 def test_what_a_killed_run_left_is_removed_by_the_next(repository, folder, work):
     path, commit = repository
@@ -202,7 +205,7 @@ git._run = known_answer_file._attention = lambda *_: os.kill(os.getpid(), signal
     killed.communicate("\n")
     assert killed.returncode == -signal.SIGKILL
     assert leftovers(folder)
-    sources.resolve(request, str)
+    sources.resolve(release_request.request_of(request), str)
     assert sources.fetch(source).commit == commit
     assert model() == (SHA, SHA + "\n")
     assert leftovers(folder) == []
@@ -219,10 +222,10 @@ def test_what_is_in_the_cache_needs_no_lock_and_no_space(tmp_path, monkeypatch):
 def test_a_number_that_was_not_counted_is_counted_again(repository, folder):
     path, commit = repository
     request = {"source": "git", "repository": str(path), "ref": commit}
-    assert sources.resolve(request, str)["build"] == 1
+    assert sources.resolve(release_request.request_of(request), str).build == 1
     for text in ("", "12", "-1\n", "0\n", "nan\n", "²\n", "9" * 5000 + "\n"):
         (folder / "sources" / f"{commit}.build").write_text(text)
-        assert sources.resolve(request, str)["build"] == 1, text
+        assert sources.resolve(release_request.request_of(request), str).build == 1, text
 
 
 def test_a_record_of_a_commit_that_is_not_one_is_not_believed(repository, folder):
@@ -263,7 +266,10 @@ def test_a_cache_of_another_account_is_refused(folder, name, tmp_path, monkeypat
         with pytest.raises(AnsibleError, match=said):
             sources.fetch(of_path(tmp_path))
         with pytest.raises(Refusal, match=said):
-            sources.resolve({"source": "git", "repository": "/no", "ref": "1" * 40, "commit": "1" * 40}, str)
+            sources.resolve(
+                release_request.request_of({"source": "git", "repository": "/no", "ref": "1" * 40, "commit": "1" * 40}),
+                str,
+            )
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/llamacpp", "cache/llamacpp/models"])
@@ -351,9 +357,11 @@ def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_p
     path, commit = repository
 
     def work():
-        found = sources.resolve({"source": "git", "repository": str(path), "ref": commit}, str)
+        found = sources.resolve(
+            release_request.request_of({"source": "git", "repository": str(path), "ref": commit}), str
+        )
         fetched, kept = sources.fetch(of_git(path, commit)), sources.fetch(of_path(tmp_path))
-        assert (found["build"], fetched.commit, sources.sha256(fetched.path)) == (1, commit, fetched.sha256)
+        assert (found.build, fetched.commit, sources.sha256(fetched.path)) == (1, commit, fetched.sha256)
         assert "sha256:" + sources.sha256(kept.path) == of_path(tmp_path)["checksum"]
 
     reasons = until_it_fits(disk, work, sizes())

@@ -97,14 +97,14 @@ def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
 
 def test_a_remedy_with_another_release_keeps_the_patch(local):
     cluster = cluster_inputs.read("llama_cluster", asked(local).hosts)
-    changed = remedies.releasing(["llama_release"], "b8600")(cluster)
+    changed = remedies.releasing(["llama_release"], release_request.tagged(8600))(cluster)
     for requests in (changed.releases, changed.hosts["here"].releases):
-        assert requests["llama_release"] == release_request.with_fast_load("b8600")
+        assert requests["llama_release"] == release_request.tagged(8600)._replace(fast_load=True)
 
 
 def test_programs_with_and_without_it_are_not_of_the_same_source():
-    request = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
-    plain, fast = (releases.release_of(value, {}) for value in (request, release_request.with_fast_load(request)))
+    request = release_request.request_of({**OLD, "version": "0.3.36"})
+    plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
     assert fast.loads_fast
     assert not plain.loads_fast
     assert not releases.same_source(plain, fast)
@@ -112,9 +112,9 @@ def test_programs_with_and_without_it_are_not_of_the_same_source():
 
 def test_loads_are_predicted_as_they_were_measured():
     """8.93 GB to a worker on loopback, beside 1.2 s alone; 0.94 GB over 1 Gbit/s in 8.3 s (docs/performance.md)."""
-    request = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
-    plain, fast = (releases.release_of(value, {}) for value in (request, release_request.with_fast_load(request)))
-    old = releases.release_of(OLD, {})
+    request = release_request.request_of({**OLD, "version": "0.3.36"})
+    plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
+    old = releases.release_of(release_request.request_of(OLD), {})
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     local = cost_model.Work("a", "", rate, 10, 1e9, 8.93e9, 2e9, 310)
     loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))

@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import FACTS, SCHEMA
@@ -115,7 +114,7 @@ MODEL = {"summary": SUMMARY, "closed": None}
 @pytest.fixture
 def plan(monkeypatch):
     """Plans as the playbooks do; fails for what is neither a plan nor a refusal, and for what takes too long."""
-    monkeypatch.setattr(action.sources, "resolve", lambda value, _find: release_request.request_of(value))
+    monkeypatch.setattr(action.sources, "resolve", lambda request, _find: request)
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda *_arguments, **_named: None)
 
     def run(variables, answers, model=None, **arguments):

@@ -14,11 +14,20 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, git, sources
 
 pytestmark = pytest.mark.programs
 
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+
+
+def json_of(release):
+    return typed_json.dump(release.as_plan())
+
+
+def resolve(value, find):
+    return sources.resolve(release_request.request_of(value), find)
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +67,10 @@ class Repository:
         return {"source": "git", "repository": str(self.path), "ref": ref, **more}
 
     def resolved(self, ref, **more):
-        return sources.resolve(self.request(ref, **more), nowhere)
+        return resolve(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
-        return sources.fetch(typed_json.dump(releases.release_of(self.resolved(ref, **more), {}).as_plan()))
+        return sources.fetch(json_of(releases.release_of(self.resolved(ref, **more), {})))
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +89,8 @@ def test_a_version_of_upstream_is_its_tag(tmp_path, monkeypatch):
     repository = Repository(tmp_path / "upstream")
     repository.git("tag", "v0.4.1", repository.commits[1])
     monkeypatch.setitem(releases.capabilities.FORKS, releases.capabilities.MAINLINE, str(repository.path))
-    found = sources.resolve("v0.4.1", nowhere)
-    assert (found["ref"], found["commit"], found["build"]) == ("v0.4.1", repository.commits[1], 2)
+    found = resolve("v0.4.1", nowhere)
+    assert (found.ref, found.commit, found.build) == ("v0.4.1", repository.commits[1], 2)
 
 
 def nowhere(path):
@@ -91,7 +100,7 @@ def nowhere(path):
 @pytest.mark.parametrize("ref, index, build", [("main", 2, 3), ("topic/one", 3, 4), ("v1", 2, 3)])
 def test_a_branch_or_tag_is_a_commit_with_its_count(repository, ref, index, build):
     found = repository.resolved(ref)
-    assert (found["commit"], found["build"]) == (repository.commits[index], build)
+    assert (found.commit, found.build) == (repository.commits[index], build)
     release = releases.release_of(found, {})
     assert release.ref == f"git-{repository.commits[index][:8]}"
     assert (release.origin["revision"], release.build) == (repository.commits[index], build)
@@ -121,16 +130,16 @@ def served(repository):
 
 def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
-    found = sources.resolve(request, nowhere)
-    assert (found["commit"], found["build"]) == (repository.commits[3], 4)
-    assert sources.fetch(typed_json.dump(releases.release_of(found, {}).as_plan())).commit == repository.commits[3]
+    found = resolve(request, nowhere)
+    assert (found.commit, found.build) == (repository.commits[3], 4)
+    assert sources.fetch(json_of(releases.release_of(found, {}))).commit == repository.commits[3]
     with pytest.raises(Refusal, match="not a tag, branch or commit"):
-        sources.resolve({**request, "ref": "2" * 40}, nowhere)
+        resolve({**request, "ref": "2" * 40}, nowhere)
 
 
 def test_a_commit_is_counted_once(repository):
     found = repository.resolved(repository.commits[1])
-    assert (found["commit"], found["build"]) == (repository.commits[1], 2)
+    assert (found.commit, found.build) == (repository.commits[1], 2)
     shutil.rmtree(repository.path)
     assert repository.resolved(repository.commits[1]) == found
 
@@ -146,7 +155,7 @@ def test_the_tag_of_a_build_and_a_commit_with_its_build_are_not_looked_up(reposi
 def test_a_tag_wins_over_a_branch_of_its_name(repository):
     repository.git("branch", "both", repository.commits[0])
     repository.git("tag", "both", repository.commits[1])
-    assert repository.resolved("both")["commit"] == repository.commits[1]
+    assert repository.resolved("both").commit == repository.commits[1]
 
 
 @pytest.mark.parametrize("ref", ["no-such-branch", "0" * 40])
@@ -170,7 +179,7 @@ def test_a_repository_that_cannot_be_read(tmp_path, place, said):
     marker = tmp_path / "marker"
     place = place.format(marker=marker)
     with pytest.raises(Refusal, match=f"llama_release has the repository .*could not be read .*({said})"):
-        sources.resolve({"source": "git", "repository": place, "ref": "main"}, nowhere)
+        resolve({"source": "git", "repository": place, "ref": "main"}, nowhere)
     assert not marker.exists()
 
 
@@ -181,9 +190,9 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     with pytest.raises(
         Refusal, match=r"'main', whose commits could not be counted .*its history is not complete there.*add build"
     ):
-        sources.resolve(request, nowhere)
-    release = releases.release_of(sources.resolve({**request, "build": 3}, nowhere), {})
-    assert sources.fetch(typed_json.dump(release.as_plan())).commit == repository.commits[2]
+        resolve(request, nowhere)
+    release = releases.release_of(resolve({**request, "build": 3}, nowhere), {})
+    assert sources.fetch(json_of(release)).commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):
@@ -272,7 +281,9 @@ def test_patches_are_known_by_their_content(tmp_path):
     request = {"source": "git", "ref": "b4321"}
 
     def release(*patches):
-        value = sources.resolve({**request, "patches": list(patches)}, lambda path: str(tmp_path / path))
+        value = sources.resolve(
+            release_request.request_of({**request, "patches": list(patches)}), lambda path: str(tmp_path / path)
+        )
         return releases.release_of(value, {})
 
     assert release("one.patch").patches[0].path == str(tmp_path / "one.patch")
@@ -284,6 +295,9 @@ def test_patches_are_known_by_their_content(tmp_path):
 @pytest.mark.parametrize("patch", ["none.patch", {"path": "x"}])
 def test_a_patch_that_cannot_be_read(tmp_path, patch):
     with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
-        sources.resolve({"source": "git", "ref": "b4321", "patches": [patch]}, lambda path: str(tmp_path / path))
+        sources.resolve(
+            release_request.request_of({"source": "git", "ref": "b4321", "patches": [patch]}),
+            lambda path: str(tmp_path / path),
+        )
     with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
-        sources.resolve({"source": "git", "ref": "b4321", "patches": [patch]}, nowhere)
+        resolve({"source": "git", "ref": "b4321", "patches": [patch]}, nowhere)

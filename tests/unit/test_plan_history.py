@@ -282,10 +282,10 @@ RELEASES = {
 
 @pytest.mark.parametrize("requested", RELEASES.values(), ids=RELEASES)
 def test_what_llama_release_has_to_be_plans_the_same_release(requested):
-    release = releases.release_of(requested, {})
-    shown = yaml.safe_load(release_request.declaration(typed_json.dump(release.as_plan())))
+    release = releases.release_of(release_request.request_of(requested), {})
+    shown = yaml.safe_load(release_request.declaration(release.as_plan()))
     shown.update({"patches": requested["patches"]} if "patches" in shown else {})
-    assert releases.release_of(shown, {}).id == release.id
+    assert releases.release_of(release_request.request_of(shown), {}).id == release.id
 
 
 def test_the_identity_is_that_of_what_is_applied(pair):

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
@@ -1317,7 +1318,7 @@ def test_an_account_of_somebody_elses(pair):
 
 def test_a_release_keeps_its_id():
     """Warm caches and installed clusters depend on it; what is new must count only where it is given."""
-    release = releases.release_of({**PYPI, "checksum": "sha256:" + "a" * 64}, {})
+    release = releases.release_of(release_request.request_of({**PYPI, "checksum": "sha256:" + "a" * 64}), {})
     assert release.id == "pypi-0.3.36-fbd5d3174550"
 
 
@@ -1540,12 +1541,14 @@ def test_changing_between_backends_that_stand_side_by_side_builds_nothing(both, 
 
 
 def test_a_release_is_the_same_wherever_it_lies():
-    checksum = "sha256:" + "a" * 64
+    def id_of(**value):
+        return releases.release_of(release_request.request_of(value), {}).id
+
+    archive = {"source": "archive", "checksum": "sha256:" + "a" * 64, "build": 9000}
     places = ({"path": "/a"}, {"path": "/b"}, {"url": "https://192.0.2.1/c"})
-    archives = [{"source": "archive", "checksum": checksum, "build": 9000, **place} for place in places]
-    assert len({releases.release_of(archive, {}).id for archive in archives}) == 1
+    assert len({id_of(**archive, **place) for place in places}) == 1
     commit = {"source": "git", "ref": "b9000", "commit": "c" * 40}
-    assert releases.release_of(commit, {}).id == releases.release_of({**commit, "repository": "/srv/git/x"}, {}).id
+    assert id_of(**commit) == id_of(**commit, repository="/srv/git/x")
 
 
 def test_a_toolkit_is_for_one_of_several_backends(both):
@@ -1568,7 +1571,7 @@ BRANCH = {"source": "git", "repository": "https://git.invalid/llama.cpp", "ref":
 
 def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypatch):
     looked_up = []
-    monkeypatch.setattr(sources, "resolve", lambda value, find: looked_up.append(value["ref"]) or value)
+    monkeypatch.setattr(sources, "resolve", lambda request, find: looked_up.append(request.ref) or request)
     variables = both.hosts["head"]["variables"]
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH

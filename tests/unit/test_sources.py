@@ -14,10 +14,15 @@ from pathlib import Path
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, sources
 
 CONTENT = bytes(tarfile.BLOCKSIZE)
 SHA = hashlib.sha256(CONTENT).hexdigest()
+
+
+def resolve(value, find):
+    return sources.resolve(release_request.request_of(value), find)
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +86,13 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
     with pytest.raises(
         Refusal, match=r"llama_release has the path 'a\.tar\.gz', .*No such file.*relative to the inventory"
     ):
-        sources.resolve(request, find)
+        resolve(request, find)
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    found = sources.resolve(request, find)
-    assert found == {**request, "path": str(tmp_path / "a.tar.gz")}
-    sources.fetch(release(path=found["path"]))
+    found = resolve(request, find)
+    assert found.path == str(tmp_path / "a.tar.gz")
+    sources.fetch(release(path=found.path))
     (tmp_path / "a.tar.gz").unlink()
-    assert sources.resolve(request, find) == request, "what is in the cache is not asked for again"
+    assert resolve(request, find).path == "a.tar.gz", "what is in the cache is not asked for again"
 
 
 def test_a_zip_archive_under_another_name_is_refused_when_planning(tmp_path):
@@ -96,14 +101,14 @@ def test_a_zip_archive_under_another_name_is_refused_when_planning(tmp_path):
     with pytest.raises(
         Refusal, match=r"llama_release has the path .*a\.tar\.gz', a zip archive.*pack its content with tar"
     ):
-        sources.resolve(request, str)
+        resolve(request, str)
 
 
 @pytest.mark.parametrize("path", [["a.tar.gz"], 5])
 def test_a_path_that_is_none(path):
     request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}
     with pytest.raises(Refusal, match=r"llama_release has the path .*use the path of a file on the controller"):
-        sources.resolve(request, str)
+        resolve(request, str)
 
 
 def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
@@ -189,7 +194,7 @@ def test_a_file_that_is_none_or_too_large_is_not_read(tmp_path, key, name, said)
         (tmp_path / "a").write_bytes(b"")
         request.update(path=str(tmp_path / "a"), patches=[str(tmp_path / name)])
     with pytest.raises(Refusal, match=f"llama_release has the {key} .*cannot be read on the controller .*{said}"):
-        sources.resolve(request, str)
+        resolve(request, str)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, bytes])

@@ -22,6 +22,10 @@ LOG = (
 """As in the source archive of 0.3.25."""
 
 
+def resolve(value, find):
+    return sources.resolve(release_request.request_of(value), find)
+
+
 def header(major=4, minor=0, patch=0):
     return (
         f"#define RPC_PROTO_MAJOR_VERSION    {major}\n#define RPC_PROTO_MINOR_VERSION    {minor}\n"
@@ -77,9 +81,9 @@ def test_a_release_of_llama_cpp_python_tells_commit_day_and_protocol(tmp_path, d
     assert source_metadata.read(archive) == (COMMIT, "2026-06-02", "4.0.0")
     asked = downloads(tmp_path / "a.tar.gz")
     request = request_of(archive)
-    release = releases.release_of(sources.resolve(request, nowhere), {})
+    release = releases.release_of(resolve(request, nowhere), {})
     assert (release.commit, release.build, release.generation, release.protocol) == (COMMIT, None, 9450, "4.0.0")
-    assert releases.release_of(sources.resolve(request, nowhere), {}) == release
+    assert releases.release_of(resolve(request, nowhere), {}) == release
     assert asked == ["0.3.30"], "what is in the cache is not asked for again"
 
 
@@ -87,7 +91,7 @@ def test_a_release_of_llama_cpp_python_tells_commit_day_and_protocol(tmp_path, d
 def test_nothing_is_fetched_for_a_plan_where_enough_is_known(tmp_path, downloads, more):
     asked = downloads({})
     request = request_of(pack(tmp_path / "a.tar.gz", SDIST), **more)
-    assert sources.resolve(request, nowhere) == request
+    assert resolve(request, nowhere) == release_request.request_of(request)
     assert asked == []
 
 
@@ -96,7 +100,7 @@ def test_an_archive_that_does_not_tell_its_day_needs_a_build(tmp_path, downloads
     files = {name: text for name, text in SDIST.items() if name.removeprefix(CLONE) not in lacking}
     archive = pack(tmp_path / "a.tar.gz", files)
     downloads(archive)
-    found = sources.resolve(request_of(archive), nowhere)
+    found = resolve(request_of(archive), nowhere)
     if "logs/HEAD" in lacking:
         with pytest.raises(Refusal, match=r"llama_release has the build None: add build, .* number of pypi-0\.3\.30"):
             releases.release_of(found, {})
@@ -110,7 +114,7 @@ def test_an_archive_that_pip_cannot_fetch_refuses_the_plan(tmp_path, monkeypatch
 
     monkeypatch.setattr(sources, "_download_pypi", fail)
     with pytest.raises(Refusal, match=r"pip could not fetch .* 0\.3\.30"):
-        sources.resolve(request_of(pack(tmp_path / "a.tar.gz", SDIST)), nowhere)
+        resolve(request_of(pack(tmp_path / "a.tar.gz", SDIST)), nowhere)
 
 
 def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkeypatch):
@@ -124,7 +128,7 @@ def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkey
     with pytest.raises(
         Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"
     ):
-        sources.resolve(request_of(archive), nowhere)
+        resolve(request_of(archive), nowhere)
 
 
 @pytest.mark.parametrize("odd", archives.ODD)
@@ -134,10 +138,10 @@ def test_an_archive_that_python_cannot_read_refuses_the_plan(tmp_path, downloads
     request = request_of(archive)
     local = {key: value for key, value in request.items() if key != "version"}
     local.update(source="archive", path=str(archive), build=12000)
-    assert sources.resolve(local, str)["build"] == 12000
+    assert resolve(local, str).build == 12000
     downloads(archive)
     with pytest.raises(Refusal, match=r"version '0\.3\.30', whose source archive cannot be read \(\w.*add build"):
-        sources.resolve(request, nowhere)
+        resolve(request, nowhere)
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"commit": 1, "day": null, "protocol": null}', '{"commit": "x"}'])
@@ -179,9 +183,7 @@ def test_the_protocol_of_a_newer_build_is_read_in_its_tree(repository):
     release = releases.release_of(found, {})
     assert (release.build, release.protocol) == (12000, "9.1.0")
     repository.path.rename(repository.path.with_name("away"))
-    assert sources.resolve(repository.request("b12000"), nowhere) == found, (
-        "what is in the cache is not asked for again"
-    )
+    assert resolve(repository.request("b12000"), nowhere) == found, "what is in the cache is not asked for again"
 
 
 def test_a_repository_that_cannot_be_read_leaves_the_protocol_open(repository):
@@ -196,7 +198,7 @@ def test_nothing_is_asked_of_a_repository_for_a_build_that_is_known(repository, 
 
 def test_the_protocol_does_not_make_another_release(repository):
     known = repository.resolved("b12000")
-    unknown = {key: value for key, value in known.items() if key != release_request.TREE}
+    unknown = known._replace(tree=None)
     assert releases.release_of(known, {}).id == releases.release_of(unknown, {}).id
 
 
@@ -204,10 +206,10 @@ def test_the_tree_of_an_archive_tells_its_protocol(tmp_path):
     archive = pack(tmp_path / "a.tar.gz", {"llama.cpp/ggml/include/ggml-rpc.h": header(8)})
     request = {**request_of(archive), "source": "archive", "path": str(archive), "build": 12000}
     del request["version"]
-    assert releases.release_of(sources.resolve(request, str), {}).protocol == "8.0.0"
+    assert releases.release_of(resolve(request, str), {}).protocol == "8.0.0"
 
 
 def test_an_operator_cannot_say_what_a_tree_tells():
     request = {"source": "git", "ref": "b8600", "tree": {"protocol": "8.0.0"}}
     with pytest.raises(Refusal, match=r"llama_release has tree, which source: git does not accept"):
-        sources.resolve(request, nowhere)
+        resolve(request, nowhere)

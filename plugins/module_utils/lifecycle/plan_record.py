@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -35,6 +34,6 @@ def record(plan: Plan, name: str, contents: Mapping[str, str]) -> history.PlanRe
         model=plan.model,
         host=host._replace(files=files),
         head=plan.head if is_head else None,
-        declared=release_request.declaration(typed_json.dump(plan.release)),
+        declared=release_request.declaration(plan.release),
         spared=changes.spared(plan) if is_head else None,
     )

@@ -321,7 +321,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     case = layout.Case(cluster.server, cluster.placement, model, release, (*lent, *own), head.name, cluster.places)
     placed = layout.lay_out(case)
-    request = cluster.releases[releases.variable_of(serves, cluster.releases)]
+    request = releases.requested(releases.variable_of(serves, cluster.releases), cluster.releases)
     unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
     return Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused)
 
@@ -523,13 +523,14 @@ def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
 def _check_same_release(cluster: Cluster) -> None:
     """All hosts must give the same releases as the head."""
     for name, host in cluster.hosts.items():
-        for variable, value in host.releases.items():
-            if release_request.wants_fast_load(value) != release_request.wants_fast_load(cluster.releases[variable]):
+        for variable, request in host.releases.items():
+            own = cluster.releases[variable]
+            if request and own and request.fast_load != own.fast_load:
                 raise Refusal(
                     f"llama_build_fast_load of {name} differs from that of the head {cluster.head}, and head and workers need the same patch: set "
                     "it for the whole group"
                 )
-            if value != cluster.releases[variable]:
+            if request != own:
                 raise Refusal(
                     f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "
                     "for the whole group, or llama_release_<backend> where backends differ"

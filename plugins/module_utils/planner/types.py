@@ -193,7 +193,7 @@ class Host(NamedTuple):
     """``llama_build_share``: whether this host gets builds of others, and gives others its own."""
     keep_releases: int
     tuning: Tuning
-    releases: Mapping[str, Any]
+    releases: Mapping[str, ReleaseRequest | None]
     """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
     unknown_variables: Mapping[str, str]
     """Variable that is none of ours → the one that was probably meant."""
@@ -372,7 +372,7 @@ class Cluster(NamedTuple):
     model: ModelRequest
     placement: str | None
     accepted: frozenset[str]
-    releases: Mapping[str, Any]
+    releases: Mapping[str, ReleaseRequest | None]
     external: tuple[External, ...] = ()
     elsewhere: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
@@ -394,6 +394,42 @@ class Catalogue(NamedTuple):
 
     tools: Mapping[str, Mapping[str, str]]
     llama: Mapping[str, Mapping[str, Any]]
+
+
+class PatchRequest(NamedTuple):
+    """A patch that ``llama_release`` names, with what the controller has looked up."""
+
+    path: str
+    sha256: str = ""
+    files: tuple[str, ...] = ()
+
+
+class SourceTree(NamedTuple):
+    """What a tree says of itself; None where it does not."""
+
+    commit: str | None
+    generation: int | None
+    """About its build number, by its day."""
+    protocol: str | None
+
+
+class ReleaseRequest(NamedTuple):
+    """``llama_release`` or ``llama_release_<backend>``, with what the controller has looked up."""
+
+    source: str
+    repository: str = ""
+    ref: str = ""
+    commit: str | None = None
+    build: int | None = None
+    version: str = ""
+    checksum: str = ""
+    path: str | None = None
+    url: str | None = None
+    fork: str = MAINLINE
+    patches: tuple[PatchRequest, ...] = ()
+    fast_load: bool = False
+    """``llama_build_fast_load``."""
+    tree: SourceTree | None = None
 
 
 class Release(NamedTuple):

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
@@ -34,7 +34,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Catalogue,
+    Cluster,
+    PatchRequest,
+    ReleaseRequest,
+    SourceTree,
+)
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import (
     bounded_process,
     cache,
@@ -188,13 +194,13 @@ def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalo
     resolved = {}
     for variable in planner.release_variables(cluster, catalogue):
         try:
-            resolved[variable] = resolve(cluster.releases[variable], find_file)
+            resolved[variable] = resolve(releases.requested(variable, cluster.releases), find_file)
         except Refusal as refusal:
-            raise releases.name_variable(refusal, variable) from None
+            raise release_request.name_variable(refusal, variable) from None
     return cluster._replace(releases={**cluster.releases, **resolved})
 
 
-def resolve(value: Any, find: Callable[[str], str]) -> dict:
+def resolve(request: ReleaseRequest, find: Callable[[str], str]) -> ReleaseRequest:
     """``llama_release`` with what has to be looked up: where its archive is, the commit of a branch or tag, its build number, and of
     patches the sha256 and the files that they change.
 
@@ -202,55 +208,59 @@ def resolve(value: Any, find: Callable[[str], str]) -> dict:
     :raises Refusal: a file, branch, tag or commit does not exist, or the cache cannot be used.
     """
     try:
-        return _look_up(release_request.request_of(value), find)
+        return _look_up(request, find)
     except cache.CacheError as error:
         raise Refusal(str(error)) from None
 
 
-def _look_up(request: dict, find: Callable[[str], str]) -> dict:
-    if request.get("patches"):
-        request["patches"] = [_read(patch, find) for patch in request["patches"]]
-    if request.get("path"):
+def _look_up(request: ReleaseRequest, find: Callable[[str], str]) -> ReleaseRequest:
+    request = request._replace(patches=tuple(_read(patch, find) for patch in request.patches))
+    if request.path:
         try:
-            request["path"] = _readable("path", request["path"], find, ARCHIVE_BYTES)
-            _check_packing(request["path"])
+            path = _readable("path", request.path, find, ARCHIVE_BYTES)
+            request = request._replace(path=path)
+            _check_packing(path)
         except Refusal:
-            if not _cached_archive(request["checksum"]).exists():
+            if not _cached_archive(request.checksum).exists():
                 raise
-    if request["source"] == "git":
-        if "commit" not in request and not re.fullmatch(release_request.BUILD_TAG, request["ref"]):
-            request["commit"] = _commit_of(request)
-        if "build" not in request:
-            request["build"] = _build_of(request)
-    tree = _tree_of(request)
-    return {**request, release_request.TREE: tree} if tree else request
+    if request.source == "git":
+        if not request.commit and not re.fullmatch(release_request.BUILD_TAG, request.ref):
+            request = request._replace(commit=_commit_of(request.repository, request.ref))
+        if request.build is None:
+            request = request._replace(build=_build_of(request.repository, request.ref, str(request.commit)))
+    return request._replace(tree=_tree_of(request))
 
 
-def _tree_of(request: dict) -> release_request.SourceTree | None:
+def _tree_of(request: ReleaseRequest) -> SourceTree | None:
     """What the tree of a release says of itself, where its name or its build does not say enough; None where nothing has to be asked, or where
     an archive or repository cannot be read now.
 
     :raises Refusal: it is a release of llama-cpp-python of which nothing is known, and its archive cannot be read.
     """
-    if request["source"] == "pypi" and "build" not in request:
-        return None if request["version"] in capabilities.PYPI_TREES else _tree_of_pypi(request)
-    mainline = request.get("fork", capabilities.MAINLINE) == capabilities.MAINLINE
-    build = request.get("build")
-    if request["source"] not in release_request.COMPILED or not mainline or not isinstance(build, int) or build < 1:
+    build = request.build
+    if request.source == "pypi" and build is None:
+        return None if request.version in capabilities.PYPI_TREES else _tree_of_pypi(request)
+    if request.source not in release_request.COMPILED or request.fork != capabilities.MAINLINE or (build or 0) < 1:
         return None
-    if capabilities.tells_protocol(build):
+    if capabilities.tells_protocol(build or 0):
         return None
     release = typed_json.dump(releases.release_of(request, {}).as_plan())
     with suppress(AnsibleError, git.GitError, OSError, *archives.DAMAGED):
-        if request["source"] == "git" and not _kept_commit(release, _folder()):
-            git.commit_of(request["repository"], request["ref"])
-        return release_request.SourceTree(None, None, source_metadata.recorded(fetch(release).path).protocol)
+        if request.source == "git" and not _kept_commit(release, _folder()):
+            git.commit_of(request.repository, request.ref)
+        return SourceTree(None, None, source_metadata.recorded(fetch(release).path).protocol)
     return None
 
 
-def _tree_of_pypi(request: dict) -> release_request.SourceTree:
-    version = request["version"]
-    wanted = {"source": "pypi", "ref": f"pypi-{version}", "commit": "unknown", **request}
+def _tree_of_pypi(request: ReleaseRequest) -> SourceTree:
+    version = request.version
+    wanted = {
+        "source": "pypi",
+        "ref": f"pypi-{version}",
+        "version": version,
+        "checksum": request.checksum,
+        "commit": request.commit or "unknown",
+    }
     try:
         tree = source_metadata.recorded(fetch(wanted).path)
     except AnsibleError as error:
@@ -262,19 +272,17 @@ def _tree_of_pypi(request: dict) -> release_request.SourceTree:
             "of its vendor/llama.cpp"
         ) from None
     generation = capabilities.build_of_day(tree.day, tree.protocol) if tree.day else None
-    return release_request.SourceTree(tree.commit, generation, tree.protocol)
+    return SourceTree(tree.commit, generation, tree.protocol)
 
 
-def _read(patch: Any, find: Callable[[str], str]) -> dict:
-    path = Path(_readable("patch", patch, find, PATCH_BYTES))
+def _read(patch: PatchRequest, find: Callable[[str], str]) -> PatchRequest:
+    path = Path(_readable("patch", patch.path, find, PATCH_BYTES))
     text = path.read_text(errors="replace")
-    return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
+    return PatchRequest(str(path), sha256(path), tuple(re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)))
 
 
-def _readable(key: str, given: Any, find: Callable[[str], str], limit: int) -> str:
+def _readable(key: str, given: str, find: Callable[[str], str], limit: int) -> str:
     """Path of a readable file on the controller with at most ``limit`` bytes."""
-    if not isinstance(given, str):
-        raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
     try:
         path = find(given)
         status = os.stat(path)
@@ -303,8 +311,7 @@ def _not_readable(key: str, given: str, reason: str | None) -> str:
     )
 
 
-def _commit_of(request: dict) -> str:
-    ref, repository = request["ref"], request["repository"]
+def _commit_of(repository: str, ref: str) -> str:
     try:
         commit = git.commit_of(repository, ref)
     except git.GitError as error:
@@ -325,17 +332,17 @@ def _unknown(repository: str, ref: str) -> str:
     return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it; a commit needs all its digits"
 
 
-def _build_of(request: dict) -> int:
+def _build_of(repository: str, ref: str, commit: str) -> int:
     """The number of a commit's build, counted once."""
-    record = _folder() / f"{request['commit']}.build"
+    record = _folder() / f"{commit}.build"
     number = _recorded_number(record)
     if number is not None:
         return number
-    with cache.exclusive_folder("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
+    with cache.exclusive_folder("sources", "llama_release", f"counts the commits of {ref}") as folder:
         number = _recorded_number(record)
         if number is None:
             with cache.work(folder) as work:
-                number = _count(request, Path(work))
+                number = _count(repository, ref, commit, Path(work))
                 (Path(work) / "record").write_text(f"{number}\n")
                 (Path(work) / "record").replace(record)
     return number
@@ -348,14 +355,14 @@ def _recorded_number(record: Path) -> int | None:
     return None
 
 
-def _count(request: dict, work: Path) -> int:
+def _count(repository: str, ref: str, commit: str, work: Path) -> int:
     try:
-        return git.count(request["repository"], request["commit"], work)
+        return git.count(repository, commit, work)
     except git.NotFound:
-        raise Refusal(_unknown(request["repository"], request["ref"])) from None
+        raise Refusal(_unknown(repository, ref)) from None
     except git.GitError as error:
         raise Refusal(
-            f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
+            f"llama_release has the ref {ref!r}, whose commits could not be counted in {repository} ({error}): "
             "add build, the llama.cpp build number of that commit"
         ) from None
 

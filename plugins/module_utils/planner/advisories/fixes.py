@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Fixes,
     Remedy,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Endpoint, Facts, Host
@@ -64,7 +65,7 @@ def patch_of(path: str) -> Fixes:
 
     def fixes(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
         variables = context.release_variables
-        request = remedies.patched(context.cluster.releases[variables[0]], path)
+        request = remedies.patched(releases.requested(variables[0], context.cluster.releases), path)
         compiled = context.release.source in release_request.COMPILED
         shown = {"variables": remedies.listed(variables)}
         return [Fix(shown, (remedies.releasing(variables, request),))] if compiled else []
@@ -159,7 +160,9 @@ def compiled_source(context: AdvisoryContext, finding: Finding) -> list[Fix]:
         return []
     variables = context.release_variables
     number = context.release.build or context.generation
-    return [Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, f"b{number}"),))]
+    return [
+        Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, release_request.tagged(number)),))
+    ]
 
 
 def kernels(context: AdvisoryContext, finding: Finding) -> list[Fix]:
@@ -252,7 +255,7 @@ def maintained(context: AdvisoryContext, finding: Finding) -> list[Fix]:
 
 def switch_to_mainline(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
     variables = context.release_variables
-    newest = remedies.releasing(variables, f"b{remedies.newest_known()}")
+    newest = remedies.releasing(variables, release_request.tagged(remedies.newest_known()))
     return [Fix({"variables": remedies.listed(variables)}, (newest,))]
 
 
@@ -346,7 +349,7 @@ def releases_with_option(_context: AdvisoryContext, finding: Finding) -> list[Fi
     first, last = backends.OPTION_BUILDS[finding.values["option"]]
     variables = finding.values["variables"]
     return [
-        Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, f"b{build}"),))
+        Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, release_request.tagged(build)),))
         for build in (last, max(first, capabilities.SECURITY_FLOOR), first)
         if build and first <= build <= (last or build)
     ]

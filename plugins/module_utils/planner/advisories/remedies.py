@@ -24,13 +24,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Fix,
     Remedy,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
     Endpoint,
     Facts,
     Host,
+    PatchRequest,
     Quantisation,
+    ReleaseRequest,
 )
 
 Attempt = Callable[[Cluster], Optional[Plan]]
@@ -239,12 +242,12 @@ def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
     return on_hosts(hosts, lambda host: host._replace(backends=tuple(wanted)))
 
 
-def releasing(variables: Iterable[str], request: Any) -> Change:
+def releasing(variables: Iterable[str], request: ReleaseRequest) -> Change:
     """Another release, for the whole group."""
 
     def change(cluster: Cluster) -> Cluster:
-        fast = release_request.wants_fast_load(cluster.releases["llama_release"])
-        requests = dict.fromkeys(variables, release_request.with_fast_load(request) if fast else request)
+        own = cluster.releases["llama_release"]
+        requests = dict.fromkeys(variables, request._replace(fast_load=bool(own and own.fast_load)))
         hosts = {name: host._replace(releases={**host.releases, **requests}) for name, host in cluster.hosts.items()}
         return cluster._replace(releases={**cluster.releases, **requests}, hosts=hosts)
 
@@ -254,18 +257,16 @@ def releasing(variables: Iterable[str], request: Any) -> Change:
 def loading_fast(cluster: Cluster) -> Cluster:
     """``llama_build_fast_load``, for the whole group."""
 
-    def asked(requests: Mapping[str, Any]) -> dict[str, Any]:
-        return {variable: release_request.with_fast_load(request) for variable, request in requests.items()}
+    requests = {
+        variable: request and request._replace(fast_load=True) for variable, request in cluster.releases.items()
+    }
+    hosts = {name: host._replace(releases=requests) for name, host in cluster.hosts.items()}
+    return cluster._replace(releases=requests, hosts=hosts)
 
-    hosts = {name: host._replace(releases=asked(host.releases)) for name, host in cluster.hosts.items()}
-    return cluster._replace(releases=asked(cluster.releases), hosts=hosts)
 
-
-def patched(request: Any, path: str) -> dict[str, Any]:
+def patched(request: ReleaseRequest, path: str) -> ReleaseRequest:
     """The same release with a patch of this file of the tree."""
-    given = {"source": "git", "ref": request} if isinstance(request, str) else dict(request)
-    patch = {"path": "/patch", "sha256": "0" * 64, "files": [path]}
-    return {**given, "patches": [*given.get("patches", []), patch]}
+    return request._replace(patches=(*request.patches, PatchRequest("/patch", "0" * 64, (path,))))
 
 
 def with_environment(host: Host, workers: int, environment: Mapping[str, str]) -> Host:
@@ -291,10 +292,9 @@ def newest_known() -> int:
     return max(int(tree["generation"]) for tree in trees)
 
 
-def _named(request: Any, build: int, later: bool) -> str:
+def _named(request: ReleaseRequest, build: int, later: bool) -> str:
     """A build as the source of this release names it: of PyPI the version that carries it or one after it."""
-    source = request.get("source") if isinstance(request, Mapping) else "git"
-    if source != "pypi":
+    if request.source != "pypi":
         return f"build {build}"
     trees = sorted((tree["generation"], version) for version, tree in capabilities.PYPI_TREES.items())
     fitting = [version for generation, version in trees if generation >= build] if later else []
@@ -303,10 +303,12 @@ def _named(request: Any, build: int, later: bool) -> str:
 
 def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> list[Fix]:
     """Fixes: a release from the build ``first`` on, where all up to the newest one that is known will do, or else to this build alone."""
-    requests = [cluster.releases[variable] for variable in variables]
+    request = releases.requested(variables[0], cluster.releases)
     shown = {"variables": listed(variables)}
-    name = _named(requests[0], first, True)
-    from_here, newest = releasing(variables, f"b{first}"), releasing(variables, f"b{max(first, newest_known())}")
+    name = _named(request, first, True)
+    from_here, newest = (
+        releasing(variables, release_request.tagged(build)) for build in (first, max(first, newest_known()))
+    )
     return [
         Fix({**shown, "release": f"{name} or newer"}, (from_here, newest)),
         Fix({**shown, "release": f"build {first}"}, (from_here,)),
@@ -315,10 +317,10 @@ def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> li
 
 def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, last: int) -> list[Fix]:
     """Fixes: a release before the build ``first`` or after ``last``."""
-    requests = [cluster.releases[variable] for variable in variables]
+    request = releases.requested(variables[0], cluster.releases)
     shown = {"variables": listed(variables)}
-    earlier, later = releasing(variables, f"b{first - 1}"), releasing(variables, f"b{last + 1}")
-    before, after = f"a build before {first}", f"one from {_named(requests[0], last + 1, True)} on"
+    earlier, later = (releasing(variables, release_request.tagged(build)) for build in (first - 1, last + 1))
+    before, after = f"a build before {first}", f"one from {_named(request, last + 1, True)} on"
     return [
         Fix({**shown, "release": f"{before} or {after}"}, (earlier, later)),
         Fix({**shown, "release": after}, (later,)),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Endpoint,
     Equipped,
     Host,
+    ReleaseRequest,
 )
 
 
@@ -35,7 +36,7 @@ class UnusedMemory(NamedTuple):
 
 
 def devices_of(
-    equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: Any
+    equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: ReleaseRequest
 ) -> list[UnusedMemory]:
     """The devices of the cluster that are not offered.
 
@@ -66,7 +67,7 @@ def sentence(idle: Sequence[UnusedMemory], trial: remedies.Trial) -> list[str]:
     return [f"memory that could hold layers and is not offered: {', '.join(parts)}{enough}"]
 
 
-def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -> list[UnusedMemory]:
+def _accelerators(equipped: Equipped, offered: Sequence[Device], release: ReleaseRequest) -> list[UnusedMemory]:
     """Those of a host with memory of their own, by the backends of their vendors where these drive them."""
     host, same = equipped.host, same_device.canonical_device_names(equipped.host.facts)
     shown = {same[device.name] for device in offered if device.name in same}
@@ -82,7 +83,9 @@ def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -
     ]
 
 
-def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed, release: Any) -> list[UnusedMemory]:
+def _processor(
+    equipped: Equipped, offered: Sequence[Device], placed: Placed, release: ReleaseRequest
+) -> list[UnusedMemory]:
     """A host's processor, with what devices in the same memory and llama-server leave of it."""
     host = equipped.host
     if any(device.name == backends.CPU.device for device in offered):
@@ -102,7 +105,7 @@ def _is_shared(host: Host, device: Device) -> bool:
     return bool(accelerator and accelerator.unified)
 
 
-def _remedy(equipped: Equipped, backend: str, device: str, release: Any) -> tuple[str, Change]:
+def _remedy(equipped: Equipped, backend: str, device: str, release: ReleaseRequest) -> tuple[str, Change]:
     """What has the host lend this device, for people and to be tried."""
     host, steps = equipped.host, []
     builds = backend in equipped.backends or (host.endpoints and backend == backends.CPU.name)

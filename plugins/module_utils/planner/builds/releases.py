@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -29,7 +30,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Facts,
     Host,
     Release,
+    ReleaseRequest,
     Server,
+    SourceTree,
 )
 
 
@@ -56,77 +59,86 @@ def _fast_load_patch(release: Release) -> PatchPlan:
     )
 
 
-def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
-    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that says what it understands.
+class _Tree(NamedTuple):
+    """What is known of a source tree."""
 
-    :param value: what the operator gave, with what the controller has looked up.
+    build: int | None = None
+    commit: str = "unknown"
+    generation: int | None = None
+    protocol: str | None = None
+
+
+def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> Release:
+    """The release that is asked for: source, what identifies it, and the build number that says what it understands.
+
     :param packaged: host → version of llama.cpp that its distribution packages, or None.
     """
-    request = release_request.request_of(value)
-    patches = tuple(
-        PatchPlan(patch["path"], patch["sha256"], tuple(patch["files"])) for patch in request.get("patches", [])
-    )
-    tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
-    tree["fork"] = request.get("fork", capabilities.MAINLINE)
-    tree[release_request.FAST_LOAD] = release_request.wants_fast_load(request)
-    if release_request.TREE in request:
-        tree = {**{key: known for key, known in request[release_request.TREE]._asdict().items() if known}, **tree}
-    source = request["source"]
+    return _release_of(request, _package_version(packaged) if request.source == "package" else "")
+
+
+@functools.lru_cache(maxsize=64)
+def _release_of(request: ReleaseRequest, package: str) -> Release:
+    source, checksum = request.source, {"checksum": request.checksum}
     if source == "package":
-        ref, origin, packaged_tree = _packaged_tree(request, packaged)
-        return _with_id(
-            source, ref, origin, {**packaged_tree, release_request.FAST_LOAD: tree[release_request.FAST_LOAD]}
-        )
+        return _with_id(request, f"package-{package}", {"version": package}, _packaged_tree(request, package))
     if source == "git":
-        return _with_id(source, *_git_origin(request), tree, patches)
-    checksum = {"checksum": request["checksum"]}
+        return _with_id(request, *_git_origin(request), _tree_of(request, {}))
     if source == "pypi":
-        version = str(request["version"])
+        version = request.version
         origin = {**checksum, "version": version, "member": f"llama_cpp_python-{version}/vendor/llama.cpp"}
-        return _with_id(
-            source, f"pypi-{version}", origin, {**capabilities.PYPI_TREES.get(version, {}), **tree}, patches
-        )
-    place: dict[str, str] = {key: request[key] for key in ("path", "url") if key in request}
-    return _with_id(source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches)
+        tree = _tree_of(request, capabilities.PYPI_TREES.get(version, {}))
+        return _with_id(request, f"pypi-{version}", origin, tree)
+    place = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
+    origin = {**checksum, **place, "member": ""}
+    return _with_id(request, f"{source}-{request.checksum[7:15]}", origin, _tree_of(request, {}))
 
 
-def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+def _tree_of(request: ReleaseRequest, known: Mapping[str, Any]) -> _Tree:
+    """:param known: of capabilities.PYPI_TREES."""
+    found = request.tree or SourceTree(None, None, None)
+    return _Tree(
+        known.get("build") if request.build is None else request.build,
+        request.commit or found.commit or known.get("commit", "unknown"),
+        found.generation or known.get("generation"),
+        found.protocol or known.get("protocol"),
+    )
+
+
+def _git_origin(request: ReleaseRequest) -> tuple[str, dict[str, str]]:
     """Short name and origin. A build's tag names its content for good, so that a plan needs no network; everything else is a commit."""
-    commit, tag = request.get("commit"), re.fullmatch(release_request.BUILD_TAG, request["ref"])
+    commit, tag = request.commit, re.fullmatch(release_request.BUILD_TAG, request.ref)
     if not commit and not tag:
         raise Refusal(
-            f"llama_release has the ref {request['ref']!r}, which was not looked up in {request['repository']}: add its commit"
+            f"llama_release has the ref {request.ref!r}, which was not looked up in {request.repository}: add its commit"
         )
-    return request["ref"] if tag else f"git-{str(commit)[:8]}", {
-        "repository": request["repository"],
-        "revision": commit or f"refs/tags/{request['ref']}",
+    return request.ref if tag else f"git-{str(commit)[:8]}", {
+        "repository": request.repository,
+        "revision": commit or f"refs/tags/{request.ref}",
         "member": "",
     }
 
 
-def name_variable(refusal: Refusal, variable: str) -> Refusal:
-    """The same, said of the variable of one backend."""
-    return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
+Requests = Mapping[str, Optional[ReleaseRequest]]
+"""Variable → what the operator asks for."""
 
 
-def variable_of(backend: str, requests: Mapping[str, Any]) -> str:
-    """The variable that gives the release of a backend.
-
-    :param requests: variable → what the operator gave.
-    """
+def variable_of(backend: str, requests: Requests) -> str:
+    """The variable that gives the release of a backend."""
     own = f"llama_release_{backend}"
     return own if requests[own] else "llama_release"
 
 
-def sources_of(requests: Mapping[str, Any]) -> dict[str, str]:
+def requested(variable: str, requests: Requests) -> ReleaseRequest:
+    """What a variable of ``variable_of`` asks for."""
+    return cast(ReleaseRequest, requests[variable])
+
+
+def sources_of(requests: Requests) -> dict[str, str]:
     """Backend → source of its release, of all backends, for which nothing has to be looked up."""
     sources = {}
     for backend in backends.BACKENDS:
         variable = variable_of(backend, requests)
-        try:
-            sources[backend] = release_request.request_of(requests[variable])["source"]
-        except Refusal as refusal:
-            raise name_variable(refusal, variable) from None
+        sources[backend] = requested(variable, requests).source
         if sources[backend] == "package" and variable != "llama_release":
             raise Refusal(
                 f"{variable} has source: package, which counts for all backends of a distribution: set llama_release to it"
@@ -134,7 +146,7 @@ def sources_of(requests: Mapping[str, Any]) -> dict[str, str]:
     return sources
 
 
-def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, Release]:
+def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, Release]:
     """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
 
     :param facts: of each host.
@@ -145,9 +157,9 @@ def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: I
     for backend in used:
         variable = variable_of(backend, requests)
         try:
-            wanted[backend] = release_of(requests[variable], packaged)
+            wanted[backend] = release_of(requested(variable, requests), packaged)
         except Refusal as refusal:
-            raise name_variable(refusal, variable) from None
+            raise release_request.name_variable(refusal, variable) from None
     return wanted
 
 
@@ -186,11 +198,8 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
         )
 
 
-def _packaged_tree(
-    request: Mapping[str, Any], packaged: Mapping[str, str | None]
-) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """Of the distribution's package: short name, origin, and the tree it was built from. A version not known here is newer than all that
-    are."""
+def _package_version(packaged: Mapping[str, str | None]) -> str:
+    """Of the distributions' packages of llama.cpp."""
     without = sorted(name for name, version in packaged.items() if not version)
     if without:
         raise Refusal(
@@ -204,43 +213,42 @@ def _packaged_tree(
         raise Refusal(
             f"llama_release has source: package, but the hosts' packages differ ({offers}): update the distributions to one version, or use source: pypi"
         )
+    return versions[0]
+
+
+def _packaged_tree(request: ReleaseRequest, version: str) -> _Tree:
+    """The tree from which a package was built. A version not known here is newer than all that are."""
     newest = list(capabilities.PACKAGED_TREES.values())[-1]
-    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"] + 1})
-    if "build" in request:
-        tree = {**tree, "build": request["build"], "generation": request["build"]}
-    return f"package-{versions[0]}", {"version": versions[0]}, tree
+    known = capabilities.PACKAGED_TREES.get(version, {"generation": newest["generation"] + 1})
+    tree = _Tree(**known)
+    return tree if request.build is None else tree._replace(build=request.build, generation=request.build)
 
 
-def _with_id(
-    source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[PatchPlan, ...] = ()
-) -> Release:
-    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
-
-    :param tree: ``build``, ``commit``, ``generation``, ``protocol`` and ``fork``, as far as they are known, and whether ``fast_load`` is asked for.
-    """
-    generation = tree.get("generation") or tree.get("build")
-    if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
+def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, str], tree: _Tree) -> Release:
+    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies."""
+    generation, fork = tree.generation or tree.build, request.fork
+    if generation is None or generation < 1:
         raise Refusal(f"llama_release has the build {generation!r}: add build, the llama.cpp build number of {ref}")
-    fork, commit = tree.get("fork", capabilities.MAINLINE), tree.get("commit", "unknown")
-    protocol = tree.get("protocol")
+    protocol = tree.protocol
     if not capabilities.tells_protocol(generation):
-        protocol = protocol or capabilities.protocol_of_commit(commit)
+        protocol = protocol or capabilities.protocol_of_commit(tree.commit)
     able = capabilities.of_build(generation, protocol, fork)
     if fork != capabilities.MAINLINE and able.protocol is None:
         raise Refusal(
             f"llama_release has the build {generation} of {fork}, whose RPC protocol cannot be detected: use "
             f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
         )
+    patches = tuple(PatchPlan(*patch) for patch in request.patches)
     release = Release(
-        "", source, ref, tree.get("build"), commit, generation, fork, able.protocol, origin, patches, able
+        "", request.source, ref, tree.build, tree.commit, generation, fork, able.protocol, origin, patches, able
     )
-    if tree.get(release_request.FAST_LOAD):
-        patches = (*patches, _fast_load_patch(release))
-        release = release._replace(patches=patches)
-    places = {"path", "url", "protocol", "id"} | ({"repository"} if commit != "unknown" else set())
-    identity = {key: value for key, value in typed_json.dump(release.as_plan()).items() if key not in places}
-    if patches:
-        identity["patches"] = [patch.sha256 for patch in patches]
+    if request.fast_load:
+        release = release._replace(patches=(*patches, _fast_load_patch(release)))
+    places = {"path", "url", "protocol", "id"} | ({"repository"} if tree.commit != "unknown" else set())
+    as_json = typed_json.dump(release.as_plan())
+    identity = {key: value for key, value in as_json.items() if key not in places}
+    if release.patches:
+        identity["patches"] = [patch.sha256 for patch in release.patches]
     return release._replace(id=f"{ref}-{_sha(identity)}")
 
 

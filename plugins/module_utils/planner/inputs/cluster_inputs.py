@@ -36,6 +36,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Measured,
     Neighbour,
     Packaged,
+    ReleaseRequest,
     Server,
     Thunderbolt,
     Tuning,
@@ -335,11 +336,16 @@ def is_numeric(address: str) -> bool:
     return bool(re.fullmatch(r"\d+(\.\d+){3}", address, re.ASCII))
 
 
-def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("llama_release", *(f"llama_release_{part}" for part in backends.BACKENDS))
-    asked = {name: variables[name] for name in names}
-    fast = variables["llama_build_fast_load"]
-    return {name: release_request.with_fast_load(value) for name, value in asked.items()} if fast else asked
+def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
+    requests: dict[str, ReleaseRequest | None] = {}
+    for variable in ("llama_release", *(f"llama_release_{backend}" for backend in backends.BACKENDS)):
+        try:
+            needed = variables[variable] or variable == "llama_release"
+            request = release_request.request_of(variables[variable]) if needed else None
+        except Refusal as refusal:
+            raise release_request.name_variable(refusal, variable) from None
+        requests[variable] = request and request._replace(fast_load=bool(variables["llama_build_fast_load"]))
+    return requests
 
 
 def _backends(name: str, value: Any) -> tuple[str, ...]:

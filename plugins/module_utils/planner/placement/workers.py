@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
     MOST_MIB,
     MOST_THREADS,
@@ -323,7 +323,8 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
     if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
     if entry.endpoint.cache:
-        ending = fast_load.CACHE_ENDING if release_request.wants_fast_load(host.releases["llama_release"]) else ""
+        request = host.releases["llama_release"]
+        ending = fast_load.CACHE_ENDING if request and request.fast_load else ""
         environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{ending}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
