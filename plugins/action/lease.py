@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -33,9 +33,11 @@ class ActionModule(Action):
         result = self.module(arguments)
         holder = result.get("holder")
         acquires = arguments.get("state", "acquired") == "acquired"
-        if acquires and holder and not validation.mismatch("", holder, lease.HOLDER) and run_identity.has_ended(holder):
-            arguments["ended"] = holder["run"]
-            result = self.module(arguments)
+        if acquires and holder and not typed_json.problem("", holder, lease.Holder):
+            other = typed_json.parse(lease.Holder, holder)
+            if run_identity.has_ended(other):
+                arguments["ended"] = other.run
+                result = self.module(arguments)
         if result.get("taken_from"):
             display.display(f"  [{self.host}] took over from {validation.printable(result['taken_from'])}")
         return result

@@ -91,10 +91,11 @@ holder:
   sample: {"user": "anna", "controller": "laptop7", "process": 4711}
 """
 
+import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 
 
@@ -126,13 +127,14 @@ def main():
         taken_from = ""
         try:
             if wanted["state"] == "acquired":
-                taken_from = lease.acquire(prefix, wanted["run"], wanted["ended"], wanted["take_over"])
+                run = typed_json.parse(lease.Holder, {**wanted["run"], "since": int(time.time())})
+                taken_from = lease.acquire(prefix, run, wanted["ended"], wanted["take_over"])
             elif wanted["state"] == "renewed":
                 lease.renew(prefix, wanted["run"]["run"])
             else:
                 lease.release(prefix, wanted["run"]["run"])
         except lease.HeldError as error:
-            module.fail_json(msg=str(error), holder=dict(error.holder))
+            module.fail_json(msg=str(error), holder=typed_json.dump(error.holder or {}))
     module.exit_json(changed=False, taken_from=taken_from)
 
 

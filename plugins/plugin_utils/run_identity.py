@@ -11,9 +11,11 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.lease import Holder
 
 PROCESSES = Path("/proc")
 ENDED = ("Z", "X", "x")
@@ -46,7 +48,7 @@ def _identity(process: int, start: str) -> str:
 
 
 def current(process: int, playbooks: Sequence[str]) -> dict[str, Any]:
-    """A run as module_utils/host/lease.py has it in HOLDER, without ``since``.
+    """A run, as the module lease takes it: a Holder without ``since``.
 
     :param process: of ansible-playbook.
     :param playbooks: as its command line names them.
@@ -60,12 +62,9 @@ def current(process: int, playbooks: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def has_ended(holder: Mapping[str, Any]) -> bool:
-    """Whether a run was one of this controller, and has ended. False where that cannot be known.
-
-    :param holder: of a lease, as HOLDER.
-    """
-    if holder["controller"] != socket.gethostname()[:LONGEST_NAME]:
+def has_ended(holder: Holder) -> bool:
+    """Whether a run was one of this controller, and has ended. False where that cannot be known."""
+    if holder.controller != socket.gethostname()[:LONGEST_NAME]:
         return False
-    start = _start_of(holder["process"])
-    return start is None or (start != "" and _identity(holder["process"], start) != holder["run"])
+    start = _start_of(holder.process)
+    return start is None or (start != "" and _identity(holder.process, start) != holder.run)

@@ -14,7 +14,7 @@ import faults
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(300)
 
 def run(number=1, **values):
     """A run of another controller."""
-    known = {"user": "anna", "controller": "laptop7", "process": 4711, "playbook": "site.yml"}
-    return {**known, "run": f"{number:032x}", **values}
+    holder = lease.Holder(f"{number:032x}", "anna", "laptop7", 4711, "site.yml", int(time.time()))
+    return holder._replace(**values)
 
 
 def written(prefix):
@@ -44,13 +44,12 @@ def set_age(prefix, seconds):
 def test_one_run_holds_it_until_it_is_released(tmp_path):
     assert lease.acquire(tmp_path, run()) == ""
     assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("lease.json", "lease.lock")} == {0o600}
-    assert abs(written(tmp_path)["since"] - time.time()) < 5
     for _another_try in range(2):
         with pytest.raises(lease.HeldError) as held:
             lease.acquire(tmp_path, run(2))
-        assert held.value.holder["controller"] == "laptop7"
-        lease.release(tmp_path, run(2)["run"])
-    lease.release(tmp_path, run()["run"])
+        assert held.value.holder.controller == "laptop7"
+        lease.release(tmp_path, run(2).run)
+    lease.release(tmp_path, run().run)
     assert lease.acquire(tmp_path, run(2)) == ""
 
 
@@ -68,7 +67,7 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
 
 def test_a_run_renews_its_lease(tmp_path):
     lease.acquire(tmp_path, run())
-    for renew in (lambda: lease.acquire(tmp_path, run()), lambda: lease.renew(tmp_path, run()["run"])):
+    for renew in (lambda: lease.acquire(tmp_path, run()), lambda: lease.renew(tmp_path, run().run)):
         set_age(tmp_path, 200)
         assert not renew()
         assert lease.read(tmp_path).age < 5
@@ -86,7 +85,7 @@ def test_a_stale_lease_is_taken_over_by_the_clock_of_the_head(tmp_path, seconds,
             lease.acquire(tmp_path, run(2))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", json.dumps({**run(), "since": "x"}), "x" * 100000])
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({**run()._asdict(), "since": "x"}), "x" * 100000])
 def test_an_unreadable_lease_counts_by_its_age(tmp_path, text):
     (tmp_path / "lease.json").write_text(text)
     with pytest.raises(lease.HeldError, match=r"a run that left an unreadable lease\.json"):
@@ -100,18 +99,18 @@ def test_a_run_that_lost_it_cannot_renew_it(tmp_path):
     lease.acquire(tmp_path, run(2, user="bert"), take_over=True)
     set_age(tmp_path, 100)
     with pytest.raises(lease.HeldError, match=r"lost the lease of the cluster: site\.yml of bert .* has taken over"):
-        lease.renew(tmp_path, run()["run"])
+        lease.renew(tmp_path, run().run)
     assert lease.read(tmp_path).age > 50, "the lease of the other run is as it was"
-    lease.release(tmp_path, run(2)["run"])
+    lease.release(tmp_path, run(2).run)
     with pytest.raises(lease.HeldError, match="another run took over and has ended"):
-        lease.renew(tmp_path, run()["run"])
+        lease.renew(tmp_path, run().run)
 
 
 def test_the_lease_of_a_run_that_has_ended_is_taken_over_and_no_other(tmp_path):
     lease.acquire(tmp_path, run())
     with pytest.raises(lease.HeldError):
-        lease.acquire(tmp_path, run(3), ended=run(2)["run"])
-    assert lease.acquire(tmp_path, run(3), ended=run()["run"])
+        lease.acquire(tmp_path, run(3), ended=run(2).run)
+    assert lease.acquire(tmp_path, run(3), ended=run().run)
 
 
 def _race(prefix, number, results):
@@ -133,7 +132,7 @@ def test_of_many_that_take_over_at_once_one_gets_it(tmp_path):
     for process in racing:
         process.join()
     assert len(winners) == 1
-    assert written(tmp_path)["run"] == run(winners[0])["run"]
+    assert written(tmp_path)["run"] == run(winners[0]).run
 
 
 def test_a_lock_that_is_not_released_is_named(tmp_path, monkeypatch):
@@ -156,16 +155,18 @@ def test_a_fault_leaves_no_lease_in_part(tmp_path, monkeypatch, kind):
         with contextlib.suppress(OSError, faults.Killed):
             lease.acquire(prefix, run())
         reached, broken.at = broken.count >= number, None
-        assert not lease.read(prefix) or lease.read(prefix).holder["run"] == run()["run"]
+        assert not lease.read(prefix) or lease.read(prefix).holder.run == run().run
         lease.acquire(prefix, run())
-        assert written(prefix)["run"] == run()["run"]
+        assert written(prefix)["run"] == run().run
         if not reached:
             break
     assert number > 1
 
 
-def call(capsys, **arguments):
-    with patch_module_args(arguments), pytest.raises(SystemExit):
+def call(capsys, run, **arguments):
+    """:param run: which calls the module."""
+    known = {name: value for name, value in run._asdict().items() if name != "since"}
+    with patch_module_args({"run": known, **arguments}), pytest.raises(SystemExit):
         module.main()
     return json.loads(capsys.readouterr().out)
 
@@ -176,6 +177,7 @@ def test_the_module_acquires_renews_and_releases(tmp_path, capsys):
     call(capsys, prefix=str(prefix), run=run())
     assert not prefix.exists(), "neither in check mode nor without create"
     assert call(capsys, prefix=str(prefix), run=run(), create=True)["taken_from"] == ""
+    assert abs(written(prefix)["since"] - time.time()) < 60
     assert "failed" not in call(capsys, prefix=str(prefix), run=run(), state="renewed")
     refused = call(capsys, prefix=str(prefix), run=run(2), state="renewed")
     assert refused["failed"]
@@ -202,21 +204,25 @@ def sleeper():
     process.wait()
 
 
+def identified(process, *playbooks):
+    return typed_json.parse(lease.Holder, {**run_identity.current(process.pid, playbooks), "since": 0})
+
+
 def test_a_run_of_this_controller_has_ended_when_its_process_has(sleeper):
-    other = run_identity.current(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
-    assert other["playbook"] == "site.yml, llamacpp.cluster.verify"
+    other = identified(sleeper, "/srv/playbooks/site.yml", "llamacpp.cluster.verify")
+    assert other.playbook == "site.yml, llamacpp.cluster.verify"
     assert not run_identity.has_ended(other)
-    assert run_identity.has_ended({**other, "run": "0" * 32}), "the number belongs to another process now"
+    assert run_identity.has_ended(other._replace(run="0" * 32)), "the number belongs to another process now"
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not asked yet
     assert run_identity.has_ended(other)
     sleeper.wait()
     assert run_identity.has_ended(other)
-    assert not run_identity.has_ended({**other, "controller": "another"})
+    assert not run_identity.has_ended(other._replace(controller="another"))
 
 
 def test_a_process_that_proc_hides_goes_on(sleeper, tmp_path, monkeypatch):
-    other = run_identity.current(sleeper.pid, [])
+    other = identified(sleeper)
     monkeypatch.setattr(run_identity, "PROCESSES", tmp_path)
     assert not run_identity.has_ended(other)
 

@@ -8,12 +8,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, locks, names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    files,
+    locks,
+    names,
+    reading,
+    typed_json,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
@@ -24,23 +31,31 @@ take this long."""
 LOCK_SECONDS = 60
 """For what takes milliseconds."""
 LEASE_BYTES = 64 * 1024
-HOLDER = {
-    "run": Text(r"[0-9a-f]{32}"),
-    **{key: Text(longest=128) for key in ("user", "controller")},
-    "playbook": Text(longest=1024),
-    "process": Number(1),
-    "since": Number(),
-}
-"""What the file holds: what plugin_utils/run_identity.py returns, and ``since``, seconds of the head's clock."""
+Name = Annotated[str, Text(longest=128)]
+
+
+class Holder(NamedTuple):
+    """The run that a lease belongs to, as the file has it."""
+
+    run: Annotated[str, Text(r"[0-9a-f]{32}")]
+    user: Name
+    controller: Name
+    process: Annotated[int, Number(1)]
+    playbook: Annotated[str, Text(longest=1024)]
+    since: Annotated[int, Number()]
+    """Seconds of the head's clock."""
 
 
 class Lease(NamedTuple):
     """What the head knows of the run that holds the lease."""
 
-    holder: Mapping[str, Any]
-    """As HOLDER; empty where the file holds something else."""
+    holder: Holder | None
+    """None where the file holds something else."""
     age: float
     """Seconds since the last renewal; negative where the clock of the head was set back."""
+
+    def is_of(self, run: str) -> bool:
+        return self.holder is not None and self.holder.run == run
 
     def is_stale(self) -> bool:
         return abs(self.age) > STALE_SECONDS
@@ -48,15 +63,15 @@ class Lease(NamedTuple):
     def describe(self) -> str:
         if not self.holder:
             return f"a run that left an unreadable {names.LEASE} {self.age:.0f} s ago"
-        known = {key: validation.printable(value) for key, value in self.holder.items()}
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.holder["since"]))
-        return f"{known['playbook']} of {known['user']} on {known['controller']} (process {known['process']}) since {since}"
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.holder.since))
+        whole = f"{self.holder.playbook} of {self.holder.user} on {self.holder.controller} (process {self.holder.process}) since {since}"
+        return validation.printable(whole, None)
 
 
 class HeldError(Exception):
     """Another run holds the lease. The message says who, and how to take over."""
 
-    def __init__(self, message: str, holder: Mapping[str, Any]) -> None:
+    def __init__(self, message: str, holder: Holder | None) -> None:
         super().__init__(message)
         self.holder = holder
 
@@ -83,31 +98,30 @@ def read(prefix: Path) -> Lease | None:
     try:
         holder = reading.read_object(path, LEASE_BYTES)
     except (OSError, ValueError):
-        return Lease({}, age)
-    return Lease({} if validation.mismatch("", holder, HOLDER) else holder, age)
+        return Lease(None, age)
+    return Lease(None if typed_json.problem("", holder, Holder) else typed_json.parse(Holder, holder), age)
 
 
-def acquire(prefix: Path, run: Mapping[str, Any], ended: str = "", take_over: bool = False) -> str:
+def acquire(prefix: Path, run: Holder, ended: str = "", take_over: bool = False) -> str:
     """Gives the lease to a run, or renews it; returns whose lease it took over, as a sentence.
 
-    :param run: HOLDER without ``since``.
     :param ended: a run that has ended, as its own controller knows; its lease is taken over.
     :param take_over: whether the operator takes it over from any run.
     :raises HeldError: another run holds it.
     """
     with _locked(prefix):
         lease = read(prefix)
-        if lease and lease.holder.get("run") == run["run"]:
+        if lease and lease.is_of(run.run):
             os.utime(prefix / names.LEASE)
             return ""
-        if lease and not (take_over or lease.is_stale() or (ended and lease.holder.get("run") == ended)):
+        if lease and not (take_over or lease.is_stale() or (ended and lease.is_of(ended))):
             raise HeldError(
                 f"Another run changes this cluster: {lease.describe()}. It renewed its lease {duration(abs(lease.age))} ago. Wait until it has ended. If it "
                 f"hangs or was killed, take over with -e {names.TAKE_OVER}=true; after {duration(STALE_SECONDS)} without a renewal the next run takes over "
                 "by itself.",
                 lease.holder,
             )
-        text = json.dumps({**run, "since": int(time.time())}, indent=2) + "\n"
+        text = json.dumps(typed_json.dump(run), indent=2) + "\n"
         files.replace_file(prefix / names.LEASE, text, 0o600)
         return lease.describe() if lease else ""
 
@@ -115,13 +129,13 @@ def acquire(prefix: Path, run: Mapping[str, Any], ended: str = "", take_over: bo
 def renew(prefix: Path, run: str) -> None:
     """:raises HeldError: the run does not hold the lease any more."""
     lease = read(prefix)
-    if lease and lease.holder.get("run") == run:
+    if lease and lease.is_of(run):
         os.utime(prefix / names.LEASE)
         return
     other = f"{lease.describe()} has taken over" if lease else "another run took over and has ended"
     raise HeldError(
         f"This run lost the lease of the cluster: {other}. It ends before it touches a service; run it again when the other one has ended.",
-        lease.holder if lease else {},
+        lease.holder if lease else None,
     )
 
 
@@ -131,5 +145,5 @@ def release(prefix: Path, run: str) -> None:
         return
     with _locked(prefix):
         lease = read(prefix)
-        if lease and lease.holder.get("run") == run:
+        if lease and lease.is_of(run):
             (prefix / names.LEASE).unlink()
