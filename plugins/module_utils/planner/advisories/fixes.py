@@ -24,22 +24,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Endpoint, Facts, Host
-
-LARGEST_MTU = 65522
-"""Of a Thunderbolt link between hosts (docs.kernel.org/admin-guide/thunderbolt.html)."""
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Facts, Host
 
 
 def always(text: str, *changes: Callable[[AdvisoryContext, Finding], Change]) -> Remedy:
     """A remedy that every plan with the advisory may use.
 
-    :param changes: what each of the hosts concerned becomes; without one it is something that planning cannot try.
+    :param changes: none where planning cannot try it, or where there is nothing to choose from.
     """
     return Remedy(text, lambda context, finding: [Fix({}, tuple(change(context, finding) for change in changes))])
-
-
-def facts_become(**fields: Any) -> Callable[[AdvisoryContext, Finding], Change]:
-    return lambda _context, finding: remedies.with_facts(finding.hosts, lambda facts: facts._replace(**fields))
 
 
 def server_becomes(**fields: Any) -> Callable[[AdvisoryContext, Finding], Change]:
@@ -219,15 +212,6 @@ def _without_options(arguments: Sequence[str], words: Sequence[str]) -> list[str
     return kept
 
 
-def larger_mtu(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    def change(host: Host) -> Host:
-        return host._replace(
-            links=tuple(link._replace(mtu=LARGEST_MTU) if link.manage else link for link in host.links)
-        )
-
-    return [Fix({"mtu": LARGEST_MTU}, (remedies.on_hosts(finding.hosts, change),))]
-
-
 def tuned(by_the_run: bool) -> Fixes:
     """Kernel parameters, set by the run, or by hand where it has neither root nor systemd."""
 
@@ -296,49 +280,12 @@ def _with_tools(tools: Mapping[str, str]) -> Callable[[Facts], Facts]:
     return change
 
 
-def smaller_buffers(context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    """The settings that the condition has computed; without any there is nothing to try."""
-    given: Mapping[str, Any] = finding.values["settings"]
-    arguments = (*context.server.extra_args, *given.get("extra_args", ()))
-    return [Fix({}, (remedies.serving(**{**given, "extra_args": arguments}),) if given else ())]
+def similar_name(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    return [Fix({})] if finding.values["meant"] != "none" else []
 
 
-def known_variables(renamed: bool) -> Fixes:
-    """The name that was meant, or none where no name of ours is like it."""
-
-    def fixes(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-        variable = finding.values["variable"]
-        change = remedies.on_hosts(
-            finding.hosts, lambda host: host._replace(unknown_variables=_without(host.unknown_variables, variable))
-        )
-        return [Fix({}, (change,))] if renamed == (finding.values["meant"] != "none") else []
-
-    return fixes
-
-
-def known_ids(renamed: bool) -> Fixes:
-    """The advisory's id that was meant, or none where no id is like it."""
-
-    def fixes(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-        unknown, meant = finding.values["identifier"], finding.values["meant"]
-        new = frozenset([meant] if renamed else [])
-
-        def change(cluster: Cluster) -> Cluster:
-            return cluster._replace(accepted=cluster.accepted - {unknown} | new)
-
-        return [Fix({}, (change,))] if not renamed or meant != "none" else []
-
-    return fixes
-
-
-def sized_devices(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    """With some memory."""
-
-    def change(facts: Facts) -> Facts:
-        sized = (device._replace(memory_mib=device.memory_mib or facts.memory_mib) for device in facts.accelerators)
-        return facts._replace(accelerators=tuple(sized))
-
-    return [Fix({}, (remedies.with_facts(finding.hosts, change),))]
+def no_similar_name(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    return [Fix({})] if finding.values["meant"] == "none" else []
 
 
 def without_option(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
@@ -353,28 +300,3 @@ def releases_with_option(_context: AdvisoryContext, finding: Finding) -> list[Fi
         for build in (last, max(first, capabilities.SECURITY_FLOOR), first)
         if build and first <= build <= (last or build)
     ]
-
-
-def smaller_shares(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    """Less memory for each worker of these finding.hosts."""
-    most = finding.values["crashed"] - 1
-
-    def change(host: Host) -> Host:
-        endpoints = host.endpoints or (Endpoint(),)
-        return host._replace(
-            endpoints=tuple(entry._replace(memory_mib=min(entry.memory_mib or most, most)) for entry in endpoints)
-        )
-
-    def of_others(cluster: Cluster) -> Cluster:
-        external = tuple(
-            own._replace(memory_mib=min(own.memory_mib, most)) if own.host in finding.hosts else own
-            for own in cluster.external
-        )
-        return cluster._replace(external=external)
-
-    return [Fix({"mib": most}, (lambda cluster: of_others(remedies.on_hosts(finding.hosts, change)(cluster)),))]
-
-
-def other_toolkit(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    """Another installed toolkit."""
-    return [Fix({}, (remedies.on_hosts(finding.hosts, lambda host: host._replace(toolchain=finding.values["other"])),))]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
@@ -57,34 +57,22 @@ class OvercommittedDevice(NamedTuple):
     cache: float
 
 
-def _given(settings: kv_cache.Settings, smaller: kv_cache.Settings) -> dict[str, Any]:
-    """The variables ``llama_server_…`` that make these settings smaller, those in ``extra_args`` beside what is there."""
-    changed = {
-        field: getattr(smaller, field)
-        for field in ("flash_attention", "context", "attention_batch", "micro_batch")
-        if getattr(smaller, field) != getattr(settings, field)
-    }
-    words = {"attention_batch": "-amb", "micro_batch": "-ub"}
-    arguments = [part for field, word in words.items() if field in changed for part in (word, str(changed.pop(field)))]
-    return {**changed, "extra_args": arguments}
-
-
 def _remedy(
     settings: kv_cache.Settings,
     summary: ModelSummary,
     generation: int,
     over: Sequence[OvercommittedDevice],
     parallel: int,
-) -> tuple[str, dict[str, Any]]:
-    """The mildest change with which all of the devices hold cache and compute buffer: in words, and variables ``llama_server_…``."""
+) -> str:
+    """The mildest change with which all of the devices hold cache and compute buffer."""
     flashes = compute_buffers.uses_flash(summary, settings, generation)
     whole = max(1, sum(kv_cache.sizes(summary, settings, generation)[0]))
     for words, smaller in _smaller(settings, flashes, parallel):
         share = sum(kv_cache.sizes(summary, smaller, generation)[0]) / whole
         buffer = compute_buffers.bound(summary, smaller, generation) / MIB
         if all(device.cache * share + buffer <= device.room for device in over):
-            return words, _given(settings, smaller)
-    return "use a smaller model, or devices with more memory", {}
+            return words
+    return "use a smaller model, or devices with more memory"
 
 
 def over_capacity(context: AdvisoryContext) -> Cases:
@@ -98,15 +86,14 @@ def over_capacity(context: AdvisoryContext) -> Cases:
     ]
     hosts = {entry.host for entry in over}
     settings = server_settings.settings_of(context.server, context.summary, context.release.fork)
-    words, given = _remedy(settings, context.summary, context.generation, crowded, context.server.parallel)
+    smaller = _remedy(settings, context.summary, context.generation, crowded, context.server.parallel)
     values = {
         "devices": ", ".join(
             f"{entry.device} of {entry.host} (≤ {entry.total_mib:.0f} of {entry.capacity_mib:.0f} MiB)"
             for entry in over
         ),
         "compute": round(max(entry.compute_mib for entry in over)),
-        "smaller": words,
-        "settings": given,
+        "smaller": smaller,
     }
     return [(hosts.pop() if len(hosts) == 1 else None, values)]
 

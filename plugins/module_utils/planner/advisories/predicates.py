@@ -51,6 +51,8 @@ STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 FAULTY_FIRMWARE = "20251125"
 DEFAULT_MTU = 1500
+LARGEST_MTU = 65522
+"""Of a Thunderbolt link between hosts (docs.kernel.org/admin-guide/thunderbolt.html)."""
 THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
 """Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
 VULKAN_MEMORY = "vulkan-shared-memory"
@@ -438,6 +440,7 @@ def large_vulkan_shares(context: AdvisoryContext) -> Cases:
             {
                 "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
                 "crashed": VULKAN_SHARE_MIB,
+                "mib": VULKAN_SHARE_MIB - 1,
                 "variable": "llama_worker_endpoints"
                 if device.host in context.cluster.hosts
                 else "llama_external_workers",
@@ -482,7 +485,7 @@ def rdma(context: AdvisoryContext) -> Cases:
 
 def default_mtu_on_thunderbolt(context: AdvisoryContext) -> Cases:
     return [
-        (name, {"where": f"llama_links[{index}] of {name} ({link.interface})"})
+        (name, {"where": f"llama_links[{index}] of {name} ({link.interface})", "mtu": LARGEST_MTU})
         for name, host in context.plan.hosts.items()
         for index, link in enumerate(host.links)
         if _by_thunderbolt(link) and link.manage and (link.mtu or DEFAULT_MTU) <= DEFAULT_MTU

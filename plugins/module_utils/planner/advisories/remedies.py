@@ -254,16 +254,6 @@ def releasing(variables: Iterable[str], request: ReleaseRequest) -> Change:
     return change
 
 
-def loading_fast(cluster: Cluster) -> Cluster:
-    """``llama_build_fast_load``, for the whole group."""
-
-    requests = {
-        variable: request and request._replace(fast_load=True) for variable, request in cluster.releases.items()
-    }
-    hosts = {name: host._replace(releases=requests) for name, host in cluster.hosts.items()}
-    return cluster._replace(releases=requests, hosts=hosts)
-
-
 def patched(request: ReleaseRequest, path: str) -> ReleaseRequest:
     """The same release with a patch of this file of the tree."""
     return request._replace(patches=(*request.patches, PatchRequest("/patch", "0" * 64, (path,))))

@@ -263,12 +263,7 @@ ADVISORIES = (
         predicates.router,
         "{variable} has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
         "a worker serves one server at a time.",
-        (
-            Remedy(
-                "remove {option} from {variable}, and give each model a cluster with workers of its own",
-                fixes.without_arguments(predicates.ROUTER_OPTIONS, predicates.ROUTER_VARIABLES),
-            ),
-        ),
+        (fixes.always("remove {option} from {variable}, and give each model a cluster with workers of its own"),),
         THREAD.format(28908),
         (("variable", "llama_server_extra_args"),),
     ),
@@ -306,7 +301,7 @@ ADVISORIES = (
         "warning",
         predicates.default_mtu_on_thunderbolt,
         "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
-        (Remedy("set mtu of these links to {mtu}, on both ends", fixes.larger_mtu),),
+        (fixes.always("set mtu of these links to {mtu}, on both ends"),),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
         (("where", "llama_links[*index*] of *host* (*interface*)"),),
     ),
@@ -317,8 +312,7 @@ ADVISORIES = (
         "A Thunderbolt connection between hosts uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each: {where}.",
         (
             fixes.always(
-                "use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices",
-                fixes.facts_become(thunderbolt=()),
+                "use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices"
             ),
         ),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
@@ -341,12 +335,7 @@ ADVISORIES = (
         "warning",
         predicates.old_kernel,
         "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
-        (
-            fixes.always(
-                "install kernel {first} or newer on {hosts}",
-                fixes.facts_become(kernel=".".join(map(str, predicates.STRIX_HALO_KERNEL))),
-            ),
-        ),
+        (fixes.always("install kernel {first} or newer on {hosts}"),),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
         (("where", "*host* (*kernel*)"),),
     ),
@@ -355,7 +344,7 @@ ADVISORIES = (
         "warning",
         predicates.faulty_firmware,
         "ROCm fails on gfx1151 graphics with linux-firmware {version}, which is on {hosts}.",
-        (fixes.always("install another version of linux-firmware on {hosts}", fixes.facts_become(firmware="")),),
+        (fixes.always("install another version of linux-firmware on {hosts}"),),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
@@ -389,8 +378,7 @@ ADVISORIES = (
         "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
         (
             fixes.always(
-                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",
-                fixes.facts_become(neighbours=()),
+                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit"
             ),
         ),
         "docs/operating.md",
@@ -407,12 +395,7 @@ ADVISORIES = (
         predicates.option_files,
         "llama-server of {host} reads {files} before its command line. Every option there that the plan does not set takes effect, and nothing is "
         "planned for it.",
-        (
-            fixes.always(
-                "give these options in llama_server_extra_args, and remove them from {files}",
-                fixes.facts_become(option_files=()),
-            ),
-        ),
+        (fixes.always("give these options in llama_server_extra_args, and remove them from {files}"),),
         "docs/architecture.md",
         (("files", "/etc/llama.cpp/config.ini"),),
     ),
@@ -430,11 +413,7 @@ ADVISORIES = (
         "warning",
         predicates.slow_load,
         "A load of the model is predicted to take {seconds} s. For most of that time {release} hashes and copies what it sends to workers.",
-        (
-            fixes.always(
-                "set llama_build_fast_load to true for all hosts", lambda _context, _finding: remedies.loading_fast
-            ),
-        ),
+        (fixes.always("set llama_build_fast_load to true for all hosts"),),
         "docs/operating.md",
     ),
     Advisory(
@@ -443,7 +422,7 @@ ADVISORIES = (
         memory_predicates.over_capacity,
         "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB; if they come near it, llama-server runs out of memory when it starts.",
-        (Remedy("{smaller}", fixes.smaller_buffers),),
+        (fixes.always("{smaller}"),),
         "docs/plan.md",
         (
             ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
@@ -494,11 +473,8 @@ ADVISORIES = (
         predicates.unknown_variables,
         "{variable} is set for {where}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
         (
-            Remedy("rename {variable} to {meant}; a variable of your own may stay", fixes.known_variables(True)),
-            Remedy(
-                "use a name from docs/variables.md; a variable of your own may stay",
-                fixes.known_variables(False),
-            ),
+            Remedy("rename {variable} to {meant}; a variable of your own may stay", fixes.similar_name),
+            Remedy("use a name from docs/variables.md; a variable of your own may stay", fixes.no_similar_name),
         ),
         "docs/variables.md",
         (("where", "*hosts*"),),
@@ -509,8 +485,8 @@ ADVISORIES = (
         _unknown_ids,
         "llama_accept_advisories has {identifier}, and no advisory has this id, so it accepts nothing. Similar id: {meant}.",
         (
-            Remedy("replace {identifier} by {meant}", fixes.known_ids(True)),
-            Remedy("remove {identifier} from llama_accept_advisories", fixes.known_ids(False)),
+            Remedy("replace {identifier} by {meant}", fixes.similar_name),
+            fixes.always("remove {identifier} from llama_accept_advisories"),
         ),
         "docs/plan.md",
     ),
@@ -519,7 +495,7 @@ ADVISORIES = (
         "warning",
         predicates.unsized_devices,
         "llama-server does not use {where}: the memory is not known.",
-        (Remedy("set memory_mib of the device in llama_hardware of {hosts}", fixes.sized_devices),),
+        (fixes.always("set memory_mib of the device in llama_hardware of {hosts}"),),
         "docs/variables.md",
         (("where", "*name* (*device*) of *host*"),),
     ),
@@ -552,12 +528,7 @@ ADVISORIES = (
         predicates.large_vulkan_shares,
         "Vulkan gets large shares over RPC: {where}. A model with {crashed} MiB and more on each device crashed so with out of memory while it was loaded, "
         "and ran by HIP.",
-        (
-            Remedy(
-                "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less",
-                fixes.smaller_shares,
-            ),
-        ),
+        (fixes.always("set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less"),),
         "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
         (("where", "*mib* MiB on *device* of *host*"), ("variable", "llama_worker_endpoints")),
     ),
@@ -567,7 +538,7 @@ ADVISORIES = (
         predicates.slow_prompts,
         "llama.cpp is compiled for {architecture} with the newest ROCm that is installed on {where}. Two Strix Halo read prompts of a model in Q8_0 "
         "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
-        (Remedy("compare it with llama_build_toolchain of {hosts} set to {other}", fixes.other_toolkit),),
+        (fixes.always("compare it with llama_build_toolchain of {hosts} set to {other}"),),
         "https://github.com/ggml-org/llama.cpp/issues/17917",
         (("where", "*host* (ROCm *version*)"),),
     ),
@@ -576,7 +547,7 @@ ADVISORIES = (
         "warning",
         predicates.rdma,
         "llama.cpp is compiled with {option} on {where}. {reason}.",
-        (Remedy("remove {option} from llama_build_cmake_options of {hosts}", fixes.without_option),),
+        (fixes.always("remove {option} from llama_build_cmake_options of {hosts}"),),
         "https://github.com/ggml-org/llama.cpp/pull/20590",
         (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
     ),
@@ -587,7 +558,7 @@ ADVISORIES = (
         "llama_server_fallback is true, but nothing can be served while one of these is away: {where}.",
         (
             fixes.always("add a worker with as much memory"),
-            fixes.always("set llama_server_fallback to false", fixes.server_becomes(fallback=False)),
+            fixes.always("set llama_server_fallback to false"),
         ),
         "docs/operating.md",
         (("where", "*host*:*worker* (*number* MiB are missing)"),),
