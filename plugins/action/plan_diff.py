@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
-
-display = Display()
 
 TOOLS = {"tools": validation.Maybe([validation.Text()])}
 
@@ -46,11 +42,7 @@ class ActionModule(Action):
         plan = arguments.plan
         answers = changes.check(plan.hosts, arguments.answers)
         tools = _tools(arguments.facts)
-        compared = changes.compare(plan, answers, build_registry.recorded(plan))
-        for sentence in compared.unlike:
-            display.warning(
-                f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be compromised."
-            )
+        compared = changes.compare(plan, answers)
         decided = changes.decide(plan, compared.drifts)
         if arguments.page:
             changed = plan_text.changes_of(plan, decided.restarts, compared.drifts, compared.without)

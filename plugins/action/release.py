@@ -11,17 +11,18 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, sources
 
 display = Display()
 
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
-SILENCE_SECONDS = building.LOCK_SECONDS + 600
-"""Without a change of its log: the host itself gives up earlier where it waits for another build."""
+SILENCE_SECONDS = 70 * 60
+"""Without a change of its log. One file for a GPU compiles for minutes."""
 
 
 class ActionModule(Action):
@@ -36,36 +37,29 @@ class ActionModule(Action):
         return self.module(arguments)
 
     def _compiled(self, arguments: dict) -> dict:
-        """Installs a release that its builder compiles, and that other hosts get from the controller as it was recorded there."""
+        """Installs a release that its builder compiles, and that other hosts get from the controller's cache."""
         build, cache = arguments["build"], arguments["cache"]
-        builds = build["builder"] == self.host
-        prefix = arguments["prefix"] if builds else None
-        kept = build_registry.CachedBuild(arguments["cluster"], build["builder"], build["id"], prefix)
-        record = kept.record()
-        arguments.update(recorded=dict(record.files) if record else {}, compiles=builds)
+        is_builder = build["builder"] == self.host
+        cached = build_cache.CachedBuild(arguments["cluster"], build["builder"], build["id"])
         result = self.module(arguments)
         if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
-            archive = kept.archive()
-            if record and archive:
-                packed = self._copy(archive, f"{cache}/sources/{archive.name}")
-                arguments["received"] = {"path": packed, "sha256": record.sha256}
+            archive = cached.archive()
+            if archive:
+                path = self._copy(archive, f"{cache}/sources/{archive.name}")
+                arguments["received"] = {"path": path, "sha256": sha256(archive)}
                 result = self.module(arguments)
-            elif builds:
+            elif is_builder:
                 arguments["brought"] = self._bring(arguments["release"], cache)
                 result = self._build(arguments)
-                record = None
             else:
                 raise AnsibleActionFail(
                     f"{build['builder']} should build {build['id']} for this host too, and did not: see the error of that host, or run "
                     "without --limit where that leaves it out"
                 )
-        if builds and not result.get("failed"):
-            if not record:
-                kept.record_files(result.get("manifest"))
-            if arguments.get("share") and not kept.archive():
-                self._keep(kept, arguments)
+        if is_builder and arguments.get("share") and not result.get("failed") and not cached.archive():
+            self._fetch_packed(cached, arguments)
         return result
 
     def _bring(self, release: dict, cache: str) -> dict:
@@ -91,10 +85,10 @@ class ActionModule(Action):
             raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {why(result)}")
         return target
 
-    def _keep(self, kept: build_registry.CachedBuild, arguments: dict) -> None:
+    def _fetch_packed(self, cached: build_cache.CachedBuild, arguments: dict) -> None:
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
         packed = self.module({**arguments, "pack": True})
-        with kept.receive() as target:
+        with cached.receive() as target:
             result = packed if packed.get("failed") else self.fetch(str(packed.get("path")), str(target))
             if result.get("failed"):
                 raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {why(result)}")
@@ -105,13 +99,13 @@ class ActionModule(Action):
 
         def show(seconds: float) -> str:
             last = self._low_level_execute_command(
-                f"wc -c < {shlex.quote(log)}; grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
+                f"wc -c < {shlex.quote(log)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
-            said = str(last.get("stdout", ""))
-            where = building.step(said.partition("\n")[2].strip())
-            display.display(f"  [{self.host}] {arguments['build']['id']}: {where}, {seconds:.0f} s")
-            return said
+            printed = str(last.get("stdout", ""))
+            step = builder.step(printed.partition("\n")[2].strip())
+            display.display(f"  [{self.host}] {arguments['build']['id']}: {step}, {seconds:.0f} s")
+            return printed
 
         lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
         work = Job(

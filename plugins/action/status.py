@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status import clu
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
@@ -71,7 +70,7 @@ class ActionModule(Action):
             for name, answer in arguments.answers.items()
         }
         compared = {name: reported for name, (_answer, reported) in read.items()}
-        drifts = changes.compare(plan, compared, build_registry.recorded(plan)).drifts if plan else {}
+        drifts = changes.compare(plan, compared).drifts if plan else {}
         answers = {name: answer._replace(drift=drifts.get(name)) for name, (answer, _reported) in read.items()}
         other = (rollback_report.other_plan(plan, drifts) if plan else None) or ""
         found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other)

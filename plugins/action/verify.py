@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
@@ -31,7 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import FIRST_WAIT, Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, Lease
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 
 display = Display()
 
@@ -79,7 +77,7 @@ class ActionModule(Action):
             probed = dict(zip(endpoints, probes))
         if evidence.drift:
             drifts |= _drifts({head: plan.hosts[head]}, {head: {"drift": evidence.drift}})
-        hosts = _reports(drifts, _unlike(plan, drifts))
+        hosts = _reports(drifts)
         observed = judge.Observed(hosts, probed, self._arguments.changed, self._staged())
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
@@ -162,19 +160,8 @@ def _drifts(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[s
     return {name: checked[name]["drift"] or None for name in hosts}
 
 
-def _unlike(plan: Plan, drifts: Mapping[str, Drift | None]) -> dict[str, dict[str, str]]:
-    answered = {name: drift for name, drift in drifts.items() if drift}
-    return changes.unlike(plan, answered, build_registry.recorded(plan))
-
-
-def _reports(
-    drifts: Mapping[str, Drift | None], unlike: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-) -> dict[str, HostReport | None]:
-    """:param unlike: of changes.unlike."""
-    return {
-        name: typed_json.parse(HostReport, {**drift, "unlike": tuple(unlike.get(name, {}).values())}) if drift else None
-        for name, drift in drifts.items()
-    }
+def _reports(drifts: Mapping[str, Drift | None]) -> dict[str, HostReport | None]:
+    return {name: typed_json.parse(HostReport, drift) if drift else None for name, drift in drifts.items()}
 
 
 def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:

@@ -52,15 +52,6 @@ options:
   received:
     description: A release that another host of its kind has packed. That is its C(path) on the host, where the action plugin copies it, and its C(sha256).
     type: dict
-  recorded:
-    description:
-      - What the controller recorded of this build when it was built, C(sha256) of each file. An installed release with other files is installed again.
-    type: dict
-    default: {}
-  compiles:
-    description: Whether this host compiles the build by plan. What it got from another host counts as missing then, unless O(recorded) has it.
-    type: bool
-    default: false
   share:
     description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
     type: bool
@@ -118,47 +109,50 @@ path:
 
 import os
 import subprocess
-import tarfile
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import (
+    builder,
+    installer,
+    manifest,
+    option_check,
+)
 
 
-def install(params):
+def install(arguments):
     """The manifest of what was installed, or None where the controller still has to copy what is needed."""
-    build, release = params["build"], params["release"]
-    installer = building.Installer(params["prefix"], build, params["account"])
-    if release["source"] == "package":
-        return installer.link({key: release[key] for key in ("source", "version")})
-    if params["received"]:
-        return installer.receive(params["received"]["path"], params["received"]["sha256"], params["recorded"])
-    if not params["brought"]:
+    build, release, source = arguments.build, arguments.release, arguments.brought
+    target = installer.Installer(arguments.prefix, build, arguments.account)
+    if release.source == "package":
+        return target.link(release)
+    if arguments.received:
+        return target.receive(arguments.received)
+    if not source:
         return None
-    source = {**params["brought"], "number": release["build"]}
-    if release["source"] == "binary":
-        return installer.unpack({key: source[key] for key in ("archive", "sha256", "commit", "number")})
-    source["member"] = release["member"]
-    builder = building.Builder(params["prefix"], params["cache"], build, source, params["account"])
-    return builder.install(params["recorded"])
+    if release.source == "binary":
+        return target.unpack(source, release.build)
+    return builder.Builder(arguments.prefix, arguments.cache, build, release, source, arguments.account).install()
 
 
-def report(module, manifest, **result):
+def report(module, arguments, installed, **result):
     """Ends the module with the manifest, or with the planned options that the programs do not know."""
-    params, build = module.params, module.params["build"]
-    installer = building.Installer(params["prefix"], build, params["account"])
-    compared = building.compare(installer, manifest, params["services"], params["release"], params["host_name"])
-    for warning in compared.warnings:
+    build = arguments.build
+    programs = Path(arguments.prefix, "releases", build.id, "bin")
+    checked = option_check.check(programs, installed, arguments.services, arguments.release, arguments.host_name)
+    for warning in checked.warnings:
         module.warn(warning)
-    if manifest["options_ignored"]:
+    if installed.options_ignored:
         module.warn(
-            f"cmake ignored {', '.join(manifest['options_ignored'])} when {build['id']} was built, since its tree has no such option: remove it from "
+            f"cmake ignored {', '.join(installed.options_ignored)} when {build.id} was built, since its tree has no such option: remove it from "
             "llama_build_cmake_options, or set llama_release to a build that has it"
         )
-    if compared.errors:
-        module.fail_json(msg=f"{'. '.join(compared.errors)}. No running service was touched.", **result)
-    shown = {key: value for key, value in manifest.items() if key != "options"}
+    if checked.errors:
+        module.fail_json(msg=f"{'. '.join(checked.errors)}. No running service was touched.", **result)
+    shown: dict[str, Any] = typed_json.dump(installed)
+    del shown["options"]
     module.exit_json(manifest=shown, **result)
 
 
@@ -171,8 +165,6 @@ def main():
             "cache": {"type": "path", "required": True},
             "brought": {"type": "dict"},
             "received": {"type": "dict"},
-            "recorded": {"type": "dict", "default": {}},
-            "compiles": {"type": "bool", "default": False},
             "share": {"type": "bool", "default": False},
             "pack": {"type": "bool", "default": False},
             "cluster": {"type": "str"},
@@ -183,30 +175,28 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    params = module.params
-    build = params["build"]
+    arguments = typed_json.parse(installer.ReleaseArguments, module.params)
+    build = arguments.build
     os.umask(0o022)
-    release = Path(params["prefix"]) / "releases" / build["id"]
-    diff = {"before": "", "after": build["id"] + "\n"}
-    is_compiled = params["release"]["source"] not in ("package", "binary")
+    release = Path(arguments.prefix, "releases", build.id)
+    diff = {"before": "", "after": build.id + "\n"}
+    is_compiled = arguments.release.source not in ("package", "binary")
     try:
-        if params["pack"]:
-            module.exit_json(changed=False, path=building.pack(params["prefix"], params["cache"], build))
-        manifest = store.installed(
-            release, build["targets"], params["recorded"], params["compiles"] and build["builder"]
-        )
-        if manifest:
-            report(module, manifest, changed=False)
+        if arguments.pack:
+            module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
+        installed = manifest.installed(release, build.targets, build.builder)
+        if installed:
+            report(module, arguments, installed, changed=False)
         if not module.check_mode:
-            manifest = install(params)
-        if manifest:
-            report(module, manifest, changed=True, diff=diff)
-    except (building.BuildError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
-        module.fail_json(msg=f"Installing {build['id']}: {error}")
+            installed = install(arguments)
+        if installed:
+            report(module, arguments, installed, changed=True, diff=diff)
+    except (installer.BuildError, KeyError, subprocess.SubprocessError) as error:
+        module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
-        said = errors.sentence(error, params["prefix"], params["cache"])
-        goes_on = " The build continues where it stopped." if params["brought"] and is_compiled else ""
-        module.fail_json(msg=f"Installing {build['id']}: {said}{goes_on}")
+        why = errors.sentence(error, arguments.prefix, arguments.cache)
+        resumed = " The build continues where it stopped." if arguments.brought and is_compiled else ""
+        module.fail_json(msg=f"Installing {build.id}: {why}{resumed}")
     module.exit_json(changed=True, diff=diff)
 
 

@@ -75,7 +75,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
 
 
@@ -83,7 +83,7 @@ def uninstall(place, owner, account, host_name, check):
     """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
     cache = place.cache
     if account and not check:
-        building.end_builds(account, cache)
+        builder.end_builds(account, cache)
     given = ownership.give_back(account, cache, check) if account else []
     abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
@@ -105,7 +105,7 @@ def main():
         no_log=True,
     )
     params = module.params
-    with errors.reported(module, building.BuildError, FirewallError):
+    with errors.reported(module, builder.BuildError, FirewallError):
         place, owner = typed_json.parse(Place, params["host"]), names.of(params["host"]["names"]["cluster"])
         result = uninstall(place, owner, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)

@@ -16,8 +16,9 @@ from pathlib import Path
 import ansible_runner
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -144,19 +145,17 @@ def share(tmp_path_factory):
 
     def keep(prefix):
         (release,) = (prefix / "releases").iterdir()
-        kept = build_registry.CachedBuild("llama_cluster", "localhost", release.name, str(prefix))
-        if not kept.archive():
-            programs = [path.name for path in (release / "bin").iterdir()]
-            build = {"id": release.name, "targets": programs}
-            kept.record_files(json.loads((release / "manifest.json").read_text()))
-            with kept.receive() as target:
-                shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
-            shared.append(kept)
+        cached = build_cache.CachedBuild("llama_cluster", "localhost", release.name)
+        if not cached.archive():
+            programs = tuple(path.name for path in (release / "bin").iterdir())
+            build = BuildPlan(release.name, "", "cpu", "", {}, {}, programs, {}, "localhost", False)
+            with cached.receive() as target:
+                shutil.move(installer.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
+            shared.append(cached)
 
     yield keep
-    for kept in shared:
-        for path in kept.folders[-1].glob(f"{kept.identity}.*"):
-            path.unlink()
+    for cached in shared:
+        cached.archive().unlink()
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from model_server import download_record_of
+from support import builds
 from support.hosts import build_plan, free_port, host_plan, service_plan
 
 MODULE = host_info
@@ -157,7 +158,7 @@ def planned(tmp_path):
     (release / "bin").mkdir(parents=True)
     (release / "bin" / "worker").write_text("program")
     digest = hashlib.sha256(b"program").hexdigest()
-    (release / "manifest.json").write_text(json.dumps({"files": {"bin/worker": digest}}))
+    (release / "manifest.json").write_text(json.dumps(builds.manifest_of({"bin/worker": digest})))
     (prefix / "model").write_text("model")
     (prefix / names.FOLDER_MARK).mkdir()
     (units / "llamacpp-worker-x.conf").write_text(DEFINED)
@@ -205,7 +206,6 @@ def test_only_what_does_not_run_differs(planned):
     found = planned.drift()
     assert found.differences == STOPPED
     assert not [*found.stale, *found.missing_builds, *found.changed_files, *found.redefined]
-    assert found.installed == {"here": {"bin/worker": hashlib.sha256(b"program").hexdigest()}}
     assert typed_json.problem("drift", typed_json.dump(found), Drift) is None
 
 
@@ -605,7 +605,7 @@ EMPTY = hashlib.sha256(b"").hexdigest()
 
 MANIFESTS = [
     *(
-        json.dumps({"files": files})
+        json.dumps({**builds.manifest_of({}), "files": files})
         for files in (
             {},
             [],
@@ -640,3 +640,15 @@ def test_a_manifest_that_is_not_a_file(planned, make):
     path.unlink()
     make(path)
     assert planned.drift().missing_builds == ("here",)
+
+
+def test_a_build_of_another_host_than_planned_is_missing(planned):
+    """Its manifest names the host that compiled it."""
+    path = planned.prefix / "releases" / "here" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    (build,) = planned.host.builds
+    missing = {}
+    for received in (None, build.builder, "other"):
+        path.write_text(json.dumps({**manifest, "received": received}))
+        missing[received] = planned.drift().missing_builds
+    assert missing == {None: (), build.builder: (), "other": ("here",)}

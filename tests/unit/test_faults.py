@@ -20,7 +20,6 @@ import test_services
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place, place_in
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     cache_prefill,
@@ -28,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     plan_history,
     services,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import building, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
@@ -60,7 +59,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import firewall as fir
 from ansible_collections.llamacpp.cluster.plugins.modules import kernel_parameters as kernel_parameters_module
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
 from model_server import DATA, download_record_of, parsed, planned
-from support import rollbacks
+from support import builds, rollbacks
 from support.hosts import build_plan, host_plan
 from test_services import HEAD, OTHER, WORKER
 
@@ -362,7 +361,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 EMPTY = typed_json.dump(host_plan(service_manager="launchd", scope="system"))
 MODEL = typed_json.dump(ModelPlan("/m", "m", "llama", 0, (), None, "path:/m", None, (), (), None))
-BUILD = {"id": "x", "targets": []}
+BUILD, RELEASE = typed_json.dump(builds.BUILD), typed_json.dump(builds.RELEASE)
 MODULES = {
     benchmark_info: ((benchmark_info.job, "Job"), {"host": {"prefix": "/p"}}),
     benchmark_job: ((benchmark_job.job, "Job"), {"host": {"prefix": "/p"}, "state": "absent"}),
@@ -379,7 +378,7 @@ MODULES = {
     model_info: ((model_info.local_models, "report"), {}),
     model: ((model.model_files, "pending"), {"files": [], "folder": "/p"}),
     read_ahead: ((services, "read_ahead"), {"services": []}),
-    release: ((store, "installed"), {"release": {"source": "git"}, "build": BUILD, "prefix": "/p", "cache": "/c"}),
+    release: ((manifest, "installed"), {"release": RELEASE, "build": BUILD, "prefix": "/p", "cache": "/c"}),
     release_prune: ((release_prune.state, "unneeded_releases"), {"host": EMPTY}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
     cache_prefill_module: ((cache_prefill, "worker_of"), {"path": "/m.gguf", "workers": [{}]}),
@@ -533,6 +532,9 @@ PROGRAM = "#!/bin/sh\necho usage: --rpc\n"
 TARGETS = ["ggml-rpc-server", "llama-server"]
 
 
+NEW = builds.BUILD._replace(id="new", targets=tuple(TARGETS))
+
+
 def run_logged(builder, step, _argv):
     """What cmake and tar would make, with a line in the log."""
     made = {"unpack": ["source/CMakeLists.txt"], "compile": [f"build/bin/{name}" for name in TARGETS]}
@@ -545,32 +547,27 @@ def run_logged(builder, step, _argv):
 
 
 def compiled(root, archive):
-    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-    source = {"archive": str(archive), "sha256": sha256(archive), "member": "", "commit": "a1", "number": 7}
-    return building.Builder(str(root / "prefix"), str(root / "cache"), build, {**source, "patches": []}, None).install()
+    builder.Builder(
+        str(root / "prefix"), str(root / "cache"), NEW, builds.RELEASE, builds.source_of(archive), None
+    ).install()
 
 
 def unpacked(root, archive):
-    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-    source = {"archive": str(archive), "sha256": sha256(archive), "commit": "a1", "number": 7}
-    if not store.installed(root / "prefix/releases/new"):
-        building.Installer(str(root / "prefix"), build, None).unpack(source)
+    if not manifest.installed(root / "prefix/releases/new"):
+        installer.Installer(str(root / "prefix"), NEW, None).unpack(builds.source_of(archive), 7)
 
 
 def packed(root, _archive):
-    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-    if not store.installed(root / "prefix/releases/new"):
-        builder = root.parent / "builder/prefix"
-        path = building.pack(str(builder), str(root / "cache"), build)
-        recorded = store.installed(builder / "releases/new")["files"]
-        building.Installer(str(root / "prefix"), build, None).receive(path, sha256(Path(path)), recorded)
+    if not manifest.installed(root / "prefix/releases/new"):
+        path = installer.pack(str(root.parent / "builder/prefix"), str(root / "cache"), NEW)
+        installer.Installer(str(root / "prefix"), NEW, None).receive(builds.packed_of(Path(path)))
 
 
 @pytest.mark.faults
 @SOME_KINDS
 @pytest.mark.parametrize("install", [compiled, unpacked, packed])
 def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
-    monkeypatch.setattr(building.Builder, "_run_logged", run_logged)
+    monkeypatch.setattr(builder.Builder, "_run_logged", run_logged)
     folder = tmp_path / "llama-b9900"
     folder.mkdir()
     for name in (*TARGETS, "libggml.so"):
@@ -595,7 +592,7 @@ def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
         return found, release.stat().st_mtime if release.exists() else None, sorted(release.parent.glob(".*"))
 
     whole = make("whole")
-    monkeypatch.setattr(building.time, "monotonic", lambda: 1.0)
+    monkeypatch.setattr(builder.time, "monotonic", lambda: 1.0)
     compiled(tmp_path / "builder", archive)
     run(whole)
     kept = [tmp_path / str(number) for number in range(1, 99)]
@@ -607,11 +604,11 @@ def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_p
     release = tmp_path / "prefix/releases/new/bin"
     release.mkdir(parents=True)
     (release / "llama-server").write_text(PROGRAM)
-    (release.parent / store.MANIFEST).write_text("{}")
+    (release.parent / manifest.NAME).write_text("{}")
     broken = faults.Faults(monkeypatch, "full disk", tmp_path / "cache")
     broken.at = 5
     with pytest.raises(OSError, match="No space left"):
-        building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), {"id": "new", "targets": ["llama-server"]})
+        installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), NEW._replace(targets=("llama-server",)))
     assert faults.tree(tmp_path / "cache") == {}
 
 
@@ -691,9 +688,7 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
     record = rollbacks.record_of(rollbacks.placed(rollbacks.completed(pair), prefix), "head")
 
     def upgrade(identity, launcher):
-        build = {"id": identity, "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
-        source = {"archive": str(archive), "sha256": sha256(archive), "commit": "a1", "number": 7}
-        building.Installer(str(prefix), build, None).unpack(source)
+        installer.Installer(str(prefix), NEW._replace(id=identity), None).unpack(builds.source_of(archive), 7)
         (prefix / "runtime" / launcher).mkdir(parents=True)
         (prefix / "runtime" / launcher / "new").write_text(launcher)  # as Ansible's module copy does
         os.replace(prefix / "runtime" / launcher / "new", prefix / "runtime" / launcher / "runtime.py")

@@ -9,7 +9,6 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall, kernel_parameters, link
 
@@ -92,7 +91,6 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
 LOCKS = {
     "changes.lock": lambda folder: host_lock.hold(str(folder), True),
     ".fetching": download.exclusive,
-    "build.lock": lambda folder: store.lock(folder / "build.lock"),
     "lease.lock": lambda folder: locks.hold(folder / "lease.lock"),
 }
 

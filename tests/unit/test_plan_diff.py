@@ -5,7 +5,6 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan_diff, staging_room
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_registry
 from conftest import typed
 from support.actions import run as run_action
 from support.drift import drifts
@@ -111,24 +110,3 @@ def test_a_report_of_another_form_is_refused(pair, where, answer):
         f"What worker1 reports of itself is not as this version of the collection reads it ({where}"
     )
     assert str(raised.value).isprintable()
-
-
-def test_a_host_with_another_release_than_recorded_is_named(pair, monkeypatch, tmp_path):
-    """The controller's own cache decides, and the release is installed again."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    warned = []
-    monkeypatch.setattr(plan_diff.display, "warning", warned.append)
-    plan = pair.plan()
-    identity = plan["hosts"]["head"]["builds"][0]["id"]
-    files = {"bin/llama-server": "1" * 64}
-    build_registry.CachedBuild(plan["cluster"], "head", identity, plan["hosts"]["head"]["prefix"]).record_files(
-        {"files": files}
-    )
-    found = answers(plan)
-    for name in found:
-        found[name]["drift"]["installed"] = {identity: files if name != "worker2" else {"bin/llama-server": "2" * 64}}
-    assert run(plan=plan, answers=found)["shared"] == {identity: "head"}
-    assert warned == [
-        f"release {identity} on worker2 is not the one that the controller recorded of head: site.yml installs it again. If nobody changed it "
-        "on purpose, that host may be compromised."
-    ]

@@ -326,14 +326,6 @@ def test_differences_from_the_plan(plan, answers, tmp_path):
     assert "worker1: and 4 more" in shown
 
 
-def test_another_build_than_the_recorded_one(plan, answers, tmp_path, monkeypatch):
-    (build,) = plan["hosts"]["worker1"]["builds"]
-    recorded = {(build["builder"], build["id"]): action.changes.Recorded({"bin/llama-server": "1" * 64}, True)}
-    monkeypatch.setattr(action.build_registry, "recorded", lambda _plan: recorded)
-    told = written(plan, answers, tmp_path)[0]
-    assert "is not the one that the controller recorded" in told["hosts"][1]["differences"][0]["text"]
-
-
 def test_another_plan_than_that_of_the_inventory(plan, answers, tmp_path, monkeypatch):
     """As after a rollback."""
     other = "The inventory plans release b2, but plan 1 with release b1 serves."

@@ -4,13 +4,13 @@ import hashlib
 import io
 import tarfile
 
-import archives
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, source_metadata, sources
+from support.archives import ODD, write_odd
 from test_git import Repository, nowhere
 
 COMMIT = "210a6570ceda20c5d6439172c09ada08c3754cc9"
@@ -122,34 +122,37 @@ def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkey
     downloads(archive)
 
     def damaged(_archive):
-        raise tarfile.ReadError("unexpected end of data")
+        raise source_metadata.archives.DamagedError("unexpected end of data")
 
-    monkeypatch.setattr(sources.source_metadata, "recorded", damaged)
+    monkeypatch.setattr(sources.source_metadata, "cached", damaged)
     with pytest.raises(
         Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"
     ):
         resolve(request_of(archive), nowhere)
 
 
-@pytest.mark.parametrize("odd", archives.ODD)
-def test_an_archive_that_python_cannot_read_refuses_the_plan(tmp_path, downloads, odd):
+@pytest.mark.parametrize("name", ODD)
+def test_an_archive_that_python_cannot_read_refuses_the_plan(tmp_path, downloads, monkeypatch, name):
     archive = tmp_path / "odd.tar.gz"
-    archive.write_bytes(archives.ODD[odd])
+    write_odd(archive, name, monkeypatch)
     request = request_of(archive)
     local = {key: value for key, value in request.items() if key != "version"}
     local.update(source="archive", path=str(archive), build=12000)
     assert resolve(local, str).build == 12000
     downloads(archive)
-    with pytest.raises(Refusal, match=r"version '0\.3\.30', whose source archive cannot be read \(\w.*add build"):
+    with pytest.raises(
+        Refusal, match=r"^llama_release has .* archive that cannot be read: |archive cannot be read \(\w.*add build"
+    ):
         resolve(request, nowhere)
 
 
-@pytest.mark.parametrize("record", ["", "[]", '{"commit": 1, "day": null, "protocol": null}', '{"commit": "x"}'])
-def test_a_record_of_another_form_is_written_again(tmp_path, record):
+def test_metadata_is_read_once_and_again_where_its_record_is_torn(tmp_path, monkeypatch):
     archive = pack(tmp_path / "0123.tar.gz", SDIST)
-    (tmp_path / "0123.tree").write_text(record)
-    assert source_metadata.recorded(archive).protocol == "4.0.0"
-    assert source_metadata.recorded(archive, read=None).commit == COMMIT
+    for record in ("", "[]", '{"commit": "x"}'):
+        (tmp_path / "0123.tree").write_text(record)
+        assert source_metadata.cached(archive).protocol == "4.0.0", record
+    monkeypatch.setattr(source_metadata, "read", None)
+    assert source_metadata.cached(archive).commit == COMMIT
 
 
 @pytest.mark.parametrize(

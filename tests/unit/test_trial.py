@@ -59,7 +59,7 @@ def programs(tmp_path, monkeypatch):
             if text is not None:
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
                 (tmp_path / "bin" / name).chmod(0o755)
-        place = smoke_test.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, {})
+        place = smoke_test.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
         smoke_test.check(
             tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place, tls
@@ -133,14 +133,14 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 
 
 def test_a_program_that_only_measures_is_not_tried(tmp_path):
-    place = smoke_test.Place(tmp_path, {}, {})
+    place = smoke_test.Place(tmp_path, {}, None)
     smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p"), "llama-sweep-bench": ("-d", "-p")}, place, False)
 
 
 def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.Place(tmp_path / "trial", {}, {})
+    place = smoke_test.Place(tmp_path / "trial", {}, None)
     with pytest.raises(smoke_test.TrialError, match="llama-server does not run on this host: Exec format error"):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 
@@ -156,7 +156,7 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
         "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n"
     )
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.Place(tmp_path / "trial", {}, {"user": 65534, "group": 65534, "extra_groups": []})
+    place = smoke_test.Place(tmp_path / "trial", {}, "nobody")
     with pytest.raises(smoke_test.TrialError, match=r"65534\nkept\n.*\nrefused"):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 

@@ -58,8 +58,8 @@ def find_user_session() -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
 
 
-def _as_account(account: str | None) -> dict[str, Any]:
-    """How subprocess runs a command as an account: as the own one where this process is not root's.
+def as_account(account: str | None) -> dict[str, Any]:
+    """How subprocess runs a command as an account: ``user``, ``group`` and ``extra_groups``; empty where this process is not root's.
 
     :raises KeyError: there is no such account.
     """
@@ -86,7 +86,7 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
             timeout=seconds,
             check=False,
             env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
-            **_as_account(account),
+            **as_account(account),
         )
     except KeyError:
         raise CommandError(argv, f"the account {account} is missing on this host", None) from None
@@ -113,7 +113,7 @@ def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str
     :param work: returns what JSON can hold.
     :raises RuntimeError: with the text of an exception of ``work``. An OSError or a Refusal comes as it is where the account does not change.
     """
-    changes = _as_account(account)
+    changes = as_account(account)
     if not changes:
         try:
             return work()

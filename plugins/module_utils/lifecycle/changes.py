@@ -30,8 +30,6 @@ ANSWER = {
             **{part: [PATH] for part in ("defined", "stale", "missing_builds", "running_releases", "changed_files")},
             "changed_models": Maybe([PATH]),
             "redefined": [Text()],
-            "installed": Maybe(Each(Each(Text()))),
-            "received": Maybe(Each(Text())),
             "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
             "plans": Maybe([typed_json.shape(history.PlanSummary)]),
             "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
@@ -71,31 +69,16 @@ def unreported_service(services: Iterable[ServicePlan], reported: Mapping[str, A
     return validation.Problem(f"it.drift.services.{missing}", "is missing") if missing else None
 
 
-class Recorded(NamedTuple):
-    """What the controller has recorded of a build."""
-
-    files: Mapping[str, str]
-    """File → sha256, as the controller saw them."""
-    packed: bool
-    """Whether the controller has its archive."""
-
-
-Records = Mapping[tuple[str, str], Recorded]
-"""Builder and id of a build → what the controller has recorded of it."""
-
-
 class Comparison(NamedTuple):
     """The hosts of a plan by whether they were compared with it."""
 
     drifts: dict[str, dict[str, Any]]
-    """Host that was compared → result of state.drift, where a build that is not its builder's is missing."""
+    """Host that was compared → result of state.drift."""
     without: dict[str, str]
     """Host that was not compared → why."""
-    unlike: list[str]
-    """A sentence for each build that a host has, and that somebody may have changed."""
 
 
-def compare(plan: Plan, answers: Mapping[str, Mapping[str, Any]], recorded: Records | None = None) -> Comparison:
+def compare(plan: Plan, answers: Mapping[str, Mapping[str, Any]]) -> Comparison:
     """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
     drifts, without = {}, {}
     for name in plan.hosts:
@@ -107,60 +90,7 @@ def compare(plan: Plan, answers: Mapping[str, Mapping[str, Any]], recorded: Reco
             without[name] = validation.printable(reason)[:SHOWN]
         else:
             drifts[name] = answer["drift"]
-    received = _received(plan, drifts, recorded or {})
-    others = unlike(plan, drifts, recorded or {})
-    for name, texts in others.items():
-        added = [differences.Difference("release", identity, text).as_dict() for identity, text in texts.items()]
-        drifts[name] = {
-            **drifts[name],
-            "missing_builds": [*drifts[name]["missing_builds"], *texts],
-            "differences": [*drifts[name]["differences"], *added],
-        }
-    changed = [
-        text
-        for name, texts in others.items()
-        for identity, text in texts.items()
-        if identity not in received.get(name, {})
-    ]
-    return Comparison(drifts, without, changed)
-
-
-def _received(plan: Plan, drifts: Mapping[str, Mapping[str, Any]], recorded: Records) -> dict[str, dict[str, str]]:
-    """Host → id of each build that it compiles by plan, and that it got from another host → a sentence. What the controller recorded of it counts."""
-    texts: dict[str, dict[str, str]] = {}
-    for name, drift in drifts.items():
-        for build in plan.hosts[name].builds:
-            other = (drift.get("received") or {}).get(build.id)
-            if build.builder == name and other not in (None, name) and (name, build.id) not in recorded:
-                texts.setdefault(name, {})[build.id] = (
-                    f"release {build.id} on {name} was compiled on {other}, and {name} has to compile it itself"
-                )
-    return texts
-
-
-def unlike(plan: Plan, drifts: Mapping[str, Mapping[str, Any]], recorded: Records) -> dict[str, dict[str, str]]:
-    """Host → id of each build that it has, and that is not its builder's → a sentence.
-
-    :param drifts: host that answered → result of state.drift.
-    """
-    texts = _received(plan, drifts, recorded)
-    missing = {name: {*drift["missing_builds"], *texts.get(name, {})} for name, drift in drifts.items()}
-    for name, drift in drifts.items():
-        installed = drift.get("installed")
-        for build in plan.hosts[name].builds:
-            identity, builder = build.id, build.builder
-            record = recorded.get((builder, identity))
-            files = installed.get(identity) if isinstance(installed, dict) else None
-            if identity in missing[name]:
-                continue
-            if record and files != record.files:
-                why = f"the controller recorded of {builder}"
-            elif not (record and record.packed) and identity in missing.get(builder, ()):
-                why = f"{builder} has to build again"
-            else:
-                continue
-            texts.setdefault(name, {})[identity] = f"release {identity} on {name} is not the one that {why}"
-    return texts
+    return Comparison(drifts, without)
 
 
 class Decision(NamedTuple):

@@ -50,11 +50,7 @@ class Drift(NamedTuple):
     stale: tuple[Path, ...]
     """those of them that are not planned"""
     missing_builds: tuple[Path, ...]
-    """ids of planned builds that are not installed or not intact"""
-    installed: Mapping[str, Mapping[str, Name]]
-    """id of each other planned build → file → sha256"""
-    received: Mapping[str, Name]
-    """id of each of those that another host has compiled → that host"""
+    """ids of planned builds that are not installed, not intact or of another builder"""
     running_releases: tuple[Path, ...]
     """ids of the releases whose programs run"""
     changed_files: tuple[Path, ...]

@@ -210,7 +210,7 @@ def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
             if report.services[service.name].state != "running"
         ]
         wrong += [f"{service} runs, but is not planned" for service in report.stale]
-        wrong += [*report.unlike, *_foreign_clients(host, report)]
+        wrong += _foreign_clients(host, report)
         builds = ", ".join(build.id for build in host.builds)
         right = f"{_count(len(host.services), 'process')} of {builds} as planned"
         yield _check("release", name, not wrong, ", ".join(wrong) or right)

@@ -200,8 +200,6 @@ class HostReport(NamedTuple):
     stale: tuple[str, ...]
     knocks: Optional[tuple[PortProbe, ...]] = None
     """its attempts to connect to other workers"""
-    unlike: tuple[str, ...] = ()
-    """a sentence for each release that is not its builder's"""
 
 
 # ------------------------------------------------------------------------------------------------------ what is judged

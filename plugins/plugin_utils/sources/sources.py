@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import bz2
 import errno
-import gzip
 import hashlib
 import json
-import lzma
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -245,10 +241,10 @@ def _tree_of(request: ReleaseRequest) -> SourceTree | None:
     if capabilities.tells_protocol(build or 0):
         return None
     release = typed_json.dump(releases.release_of(request, {}).as_plan())
-    with suppress(AnsibleError, git.GitError, OSError, *archives.DAMAGED):
+    with suppress(AnsibleError, git.GitError, OSError, archives.DamagedError):
         if request.source == "git" and not _kept_commit(release, _folder()):
             git.commit_of(request.repository, request.ref)
-        return SourceTree(None, None, source_metadata.recorded(fetch(release).path).protocol)
+        return SourceTree(None, None, source_metadata.cached(fetch(release).path).protocol)
     return None
 
 
@@ -262,10 +258,10 @@ def _tree_of_pypi(request: ReleaseRequest) -> SourceTree:
         "commit": request.commit or "unknown",
     }
     try:
-        tree = source_metadata.recorded(fetch(wanted).path)
+        tree = source_metadata.cached(fetch(wanted).path)
     except AnsibleError as error:
         raise Refusal(str(error)) from None
-    except (OSError, *archives.DAMAGED) as error:
+    except (OSError, archives.DamagedError) as error:
         why = validation.printable(error) or type(error).__name__
         raise Refusal(
             f"llama_release has the version {version!r}, whose source archive cannot be read ({why}): add build, the llama.cpp build number "
@@ -456,20 +452,18 @@ def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
 
 
 def _unpacked_bytes(archive: Path) -> int:
-    """Size of an archive that is not packed any more; counted until it is more than TREE_BYTES.
+    """Size of an unpacked archive, counted until it is more than TREE_BYTES.
 
-    :raises AnsibleError: it is not one that hosts can unpack.
+    :raises AnsibleError: hosts cannot unpack it.
     """
-    for opened in (gzip.open, bz2.open, lzma.open):
-        with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), opened(archive) as stream:
-            size = 0
-            while size <= TREE_BYTES and (part := stream.read(1 << 20)):
-                size += len(part)
-            return size
     try:
-        archives.open_archive(archive).close()
-    except archives.DAMAGED:
+        with archives.opened(archive):
+            size = 0
+            with archives.unpacked(archive) as stream:
+                while size <= TREE_BYTES and (part := stream.read(1 << 20)):
+                    size += len(part)
+            return size
+    except archives.DamagedError:
         raise AnsibleError(
             "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"
         ) from None
-    return archive.stat().st_size

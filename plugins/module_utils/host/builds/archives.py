@@ -1,20 +1,24 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Archives that others made, opened within limits; of compiled programs, as upstream's releases are, the files that a release needs.
+"""Reads archives that others made within limits, and takes programs out of archives like those of upstream's releases.
 
 The archive decides nothing: only programs by their planned names and libraries beside them are taken, by their plain names into one
-folder, and links only between these, without circles. A hard link is a further name of a
-file of the archive: it is written as a file of its own, and one to anything else is refused.
+folder, and links only between these, without circles. A hard link is another name of a file in the archive: it is written as a file, and one
+to anything else is refused.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import re
 import shutil
 import tarfile
 import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -22,132 +26,160 @@ SERVER = "llama-server"
 WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
 LIMIT_BYTES = 8 << 30
-NOT_FILES = "it holds something else than whole files"
-HEADER_BYTES = 16 << 20
-COSTS = {
-    **dict.fromkeys((tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK), 16),
-    tarfile.XGLTYPE: 1 << 14,
-}
-"""How much memory each byte of a header takes that extends another one; of a global header, which each member copies, 50 bytes are usual."""
-DAMAGED = (
-    *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError),
-    *(RecursionError, MemoryError, OverflowError),
+HEADER_BYTES = 32 << 20
+"""Of all headers; each takes several times as much memory. Sources of llama.cpp have 2 MB of them."""
+GLOBAL_HEADERS = 64
+"""Entries of the header that each member copies; git writes one."""
+PACKINGS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
+"""First bytes of a packed file, and what unpacks it."""
+UNREADABLE = (
+    *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, LookupError),
+    *(RecursionError, MemoryError, OverflowError, OSError),
 )
-"""What reading an archive raises that is damaged, beside OSError."""
+"""What reading a damaged archive raises."""
+
+
+class DamagedError(Exception):
+    """A file is not a whole tar archive; the message is why."""
 
 
 class ArchiveError(Exception):
     """The archive cannot be used; the message says why and what to do."""
 
 
-def open_archive(archive: Path, of_host: bool = False) -> tarfile.TarFile:
-    """Opens a tar archive. tarfile reads a header of any length into memory, which is limited here.
-
-    :param of_host: whether it is a host's, which ``building.pack`` wrote: files alone, packed with gzip.
-    :raises OSError, DAMAGED: it cannot be read, now or later; tarfile.TarError for what is not allowed.
-    """
-    left = HEADER_BYTES
-
-    class Member(tarfile.TarInfo):
-        """Its type is set twice, by ``__init__`` and then as its header has it, before anything that belongs to the header is read."""
-
-        @property
-        def type(self) -> bytes:
-            return self._type
-
-        @type.setter
-        def type(self, kind: bytes) -> None:
-            nonlocal left
-            self._type = kind
-            left -= tarfile.BLOCKSIZE // 2 + COSTS.get(kind, 0) * self.size
-            if left < 0 or self.size < 0:
-                raise tarfile.TarError(
-                    "its headers are too long, or have a size below zero: leave out .git and folders of builds"
-                )
-            if kind == tarfile.GNUTYPE_SPARSE or (of_host and kind != tarfile.REGTYPE):
-                raise tarfile.TarError(NOT_FILES)
-
-        def _proc_gnusparse_10(self, *_arguments: Any) -> None:
-            """Takes the place of tarfile's own, which reads without an end where the holes of a file are."""
-            raise tarfile.TarError(NOT_FILES)
-
-    return tarfile.open(archive, "r:gz" if of_host else "r:*", tarinfo=Member)
+def unpacked(path: Path) -> IO[bytes]:
+    """The content of a file, unpacked where it is packed."""
+    with path.open("rb") as stream:
+        start = stream.read(8)
+    opener: Any = next((opener for magic, opener in PACKINGS if start.startswith(magic)), open)
+    return cast(IO[bytes], opener(path, "rb"))
 
 
-def extract(archive: Path, programs: list[str], target: Path) -> None:
-    """Writes programs and the libraries beside them into a folder of the caller's own.
+class Archive:
+    """A tar archive. tarfile believes the lengths in headers and reads on behind the end, so it reads through this class, which counts."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._left = HEADER_BYTES
+        self._tar = tarfile.TarFile(fileobj=cast(IO[bytes], self))
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        for member in self._tar:
+            if member.size < 0 or len(self._tar.pax_headers) > GLOBAL_HEADERS:
+                raise tarfile.ReadError("its headers are not those of an archive of files")
+            yield member
+
+    def open(self, member: tarfile.TarInfo) -> IO[bytes]:
+        """The content of a file, to be read once."""
+        self._left += member.size
+        return cast(IO[bytes], self._tar.extractfile(member))
+
+    def copy(self, member: tarfile.TarInfo, target: Path) -> None:
+        """Writes a file to a path where nothing is."""
+        with target.open("xb") as stream:
+            shutil.copyfileobj(self.open(member), stream)
+
+    def read(self, size: int) -> bytes:
+        """For tarfile."""
+        self._left -= size
+        if size < 0 or self._left < 0:
+            raise tarfile.ReadError("its headers are too long: leave out .git and folders of builds")
+        return self._stream.read(size)
+
+    def seek(self, offset: int) -> int:
+        """For tarfile."""
+        return self._stream.seek(offset)
+
+    def tell(self) -> int:
+        """For tarfile."""
+        return self._stream.tell()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Archive]:
+    """:raises DamagedError: it is not a whole archive, as far as it is read."""
+    try:
+        with unpacked(path) as stream:
+            yield Archive(stream)
+    except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DamagedError((str(error).splitlines() or [type(error).__name__])[0].rstrip(":")) from error
+
+
+def extract(path: Path, programs: Sequence[str], target: Path) -> None:
+    """Writes programs and the libraries beside them into an empty folder.
 
     :raises ArchiveError: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
-        with open_archive(archive) as packed:
-            members = _wanted(packed, programs)
+        with opened(path) as archive:
+            members = _wanted(archive, programs)
             for name, member in members.items():
                 if not member.issym():
-                    with (target / name).open("xb") as stream:
-                        shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
+                    archive.copy(member, target / name)
                     (target / name).chmod(0o755 if name in programs else 0o644)
             for name, member in members.items():
                 if member.issym():
                     (target / name).symlink_to(member.linkname)
-    except (*DAMAGED, KeyError) as error:
+    except DamagedError as error:
         raise ArchiveError(
-            f"the archive of llama_release cannot be read ({_first_line(error)}): give a tar archive, as upstream's releases are, not a zip file"
+            f"the archive of llama_release cannot be read ({error}): give a tar archive, as upstream's releases are, not a zip file"
         ) from error
 
 
-def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.TarInfo]:
+def _wanted(archive: Archive, programs: Sequence[str]) -> dict[str, tarfile.TarInfo]:
     """Name → member with its content: the programs, and the libraries of their folder."""
     folders: dict[PurePosixPath, dict[str, tarfile.TarInfo]] = {}
-    for member in packed:
+    for member in archive:
         path = PurePosixPath(member.name)
         if member.islnk():
             target = PurePosixPath(member.linkname)
             folders.setdefault(path.parent, {})[path.name] = folders.get(target.parent, {}).get(target.name, member)
         elif member.isfile() or member.issym():
             folders.setdefault(path.parent, {})[path.name] = member
-    found = next((files for files in folders.values() if SERVER in files), {})
-    if not found:
+    files = next((files for files in folders.values() if SERVER in files), {})
+    if not files:
         raise ArchiveError(
             f"the archive of llama_release has no {SERVER}: give an archive of llama.cpp's compiled programs"
         )
-    workers = [name for name in WORKERS if name in found]
+    workers = [name for name in WORKERS if name in files]
     if not workers:
         raise ArchiveError(
             f"the archive of llama_release has no RPC worker: neither {' nor '.join(WORKERS)} is beside its {SERVER}. Give one that was "
             "built with RPC (upstream's for Ubuntu and macOS are), or compile it with source: git"
         )
-    missing = [name for name in programs if name not in found]
+    missing = [name for name in programs if name not in files]
     if missing:
         raise ArchiveError(
             f"the archive of llama_release has {', '.join(workers)} and not {', '.join(missing)}, the name in llama.cpp's build of that number: correct build"
         )
-    for name, member in found.items():
+    for name, member in files.items():
         if member.islnk() and (name in programs or re.fullmatch(LIBRARY, name)):
             raise ArchiveError(
                 f"the archive of llama_release has {name} as a hard link to {member.linkname}, which is not a file before it in the archive: "
                 "give one that has the targets of all its links"
             )
-    kept = {
+    chosen = {
         name: member
-        for name, member in found.items()
+        for name, member in files.items()
         if not member.issym() and (name in programs or re.fullmatch(LIBRARY, name))
     }
-    for name, member in found.items():
-        if member.issym() and re.fullmatch(LIBRARY, name) and _leads_to(member, found) in kept:
-            kept[name] = member
-    if not all(name in kept for name in programs):
+    for name, member in files.items():
+        if member.issym() and re.fullmatch(LIBRARY, name) and _library_of(member, files) in chosen:
+            chosen[name] = member
+    if not all(name in chosen for name in programs):
         raise ArchiveError(
             "the archive of llama_release has links in place of its programs: give one with the programs themselves"
         )
-    if sum(member.size for member in kept.values()) > LIMIT_BYTES:
+    if sum(member.size for member in chosen.values()) > LIMIT_BYTES:
         raise ArchiveError(
             f"the archive of llama_release has more than {LIMIT_BYTES >> 30} GiB of programs and libraries: give one of llama.cpp alone"
         )
-    return kept
+    return chosen
 
 
-def _leads_to(link: tarfile.TarInfo, files: dict[str, tarfile.TarInfo]) -> str | None:
+def _library_of(link: tarfile.TarInfo, files: dict[str, tarfile.TarInfo]) -> str | None:
     """The library of the same folder that a link leads to in the end."""
     for _step in files:
         name = link.linkname
@@ -157,7 +189,3 @@ def _leads_to(link: tarfile.TarInfo, files: dict[str, tarfile.TarInfo]) -> str |
         if not link.issym():
             return name
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")

@@ -23,8 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
@@ -80,14 +79,16 @@ class TrialError(Exception):
 
 
 class Place(NamedTuple):
-    """Where programs are tried: an empty folder that every account may pass, their environment, and who runs them, as subprocess takes it."""
+    """Where programs are tried."""
 
     folder: Path
-    environment: dict[str, str]
-    account: dict[str, Any]
+    """Empty; every account may pass it."""
+    environment: Mapping[str, str]
+    account: str | None
+    """Who runs them; None is the current account."""
 
 
-class _Running(NamedTuple):
+class _Program(NamedTuple):
     name: str
     process: subprocess.Popen
     log: IO[bytes]
@@ -126,7 +127,8 @@ def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, t
     """
     home = place.folder / "home"
     home.mkdir()
-    os.chown(home, place.account.get("user", -1), place.account.get("group", -1))
+    account = commands.as_account(place.account)
+    os.chown(home, account.get("user", -1), account.get("group", -1))
     for name, words in listed.items():
         if name == options.SERVER:
             _check_server(programs / name, words, place, tls)
@@ -183,9 +185,9 @@ def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
 
 
 @contextmanager
-def _start(argv: list[str], place: Place) -> Iterator[_Running]:
+def _start(argv: list[str], place: Place) -> Iterator[_Program]:
     home = str(place.folder / "home")
-    environment = {"PATH": SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
+    environment = {"PATH": commands.SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -195,18 +197,18 @@ def _start(argv: list[str], place: Place) -> Iterator[_Running]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env={**environment, **place.environment, **HIDDEN},
-                **place.account,
+                **commands.as_account(place.account),
             )
         except OSError as error:
             raise TrialError(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
         try:
-            yield _Running(Path(argv[0]).name, process, log, time.monotonic() + SECONDS)
+            yield _Program(Path(argv[0]).name, process, log, time.monotonic() + SECONDS)
         finally:
             process.kill()
             process.wait()
 
 
-def _wait_for_end(running: _Running) -> None:
+def _wait_for_end(running: _Program) -> None:
     """Waits for a program that no longer answers, and says how it ended if it did."""
     with suppress(subprocess.TimeoutExpired):
         running.process.wait(DYING_SECONDS)
@@ -219,7 +221,7 @@ def _free_port() -> int:
         return listening.getsockname()[1]
 
 
-def _ask(port: int, path: str, body: dict | None, seconds: float, certificate: bytes | None) -> dict | None:
+def _ask(port: int, path: str, body: dict[str, Any] | None, seconds: float, certificate: bytes | None) -> Any:
     """What llama-server answers, or None where it does not, or not yet."""
     reply = reading.ask(f"{LOOPBACK}:{port}", path, seconds, body, certificate=certificate)
     with suppress(ValueError):

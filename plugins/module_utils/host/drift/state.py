@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError
@@ -23,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
@@ -285,10 +284,14 @@ def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
-def _manifests(planned: HostPlan) -> dict[str, dict[str, Any] | None]:
-    """Id of each planned build → its manifest, None where it is not installed or not intact."""
+def _missing_builds(planned: HostPlan) -> list[str]:
+    """Ids of planned builds that are not installed, not intact or of another builder."""
     releases = Path(planned.prefix) / "releases"
-    return {build.id: store.installed(releases / build.id, build.targets) for build in planned.builds}
+    return [
+        build.id
+        for build in planned.builds
+        if not manifest.installed(releases / build.id, build.targets, build.builder)
+    ]
 
 
 def model_differences(planned: FetchedModelPlan | None) -> model_files.Differences:
@@ -321,9 +324,7 @@ def drift(planned: HostPlan) -> Drift:
     }
     defined = _defined(planned)
     manager = managers.manager_of(host.place_in(planned))
-    manifests = _manifests(planned)
-    missing = [identity for identity, manifest in manifests.items() if not manifest]
-    installed = {identity: manifest for identity, manifest in manifests.items() if manifest}
+    missing = _missing_builds(planned)
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned.files), _redefined(planned, manager, services)
     models = model_differences(planned.model)
@@ -333,10 +334,6 @@ def drift(planned: HostPlan) -> Drift:
         defined=tuple(defined),
         stale=tuple(stale),
         missing_builds=tuple(missing),
-        installed={identity: manifest["files"] for identity, manifest in installed.items()},
-        received={
-            identity: str(manifest["received"]) for identity, manifest in installed.items() if manifest.get("received")
-        },
         running_releases=tuple(running_releases(planned.prefix, running)),
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing),

@@ -1,0 +1,256 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Installs releases: compiled programs of an archive, those of a distribution's package, or the packed release of another host.
+
+A release appears under its final name only when it is complete.
+"""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, sync
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, manifest, smoke_test, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.manifest import Manifest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, ServicePlan, Sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+
+NEVER_USED = (0, 0)
+"""Time of a release's folder until it is put to use: then it is the time of that."""
+HELP_SECONDS = 60
+REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
+
+
+class BuildError(Exception):
+    """A step failed; the message says which, where its log is, and how it ended."""
+
+
+class Patch(NamedTuple):
+    """A patch that the controller has copied to this host."""
+
+    name: str
+    path: str
+    sha256: Sha256
+
+
+class Source(NamedTuple):
+    """The source of a release that the controller has copied to this host."""
+
+    archive: str
+    sha256: Sha256
+    commit: str
+    patches: tuple[Patch, ...] = ()
+
+
+class PackedRelease(NamedTuple):
+    """A release that another host has built, on this host."""
+
+    path: Annotated[str, Text(longest=4096)]
+    sha256: Sha256
+
+
+class ReleaseArguments(NamedTuple):
+    """Of the module ``release``."""
+
+    release: ReleasePlan
+    build: BuildPlan
+    prefix: str
+    cache: str
+    host_name: str
+    services: tuple[ServicePlan, ...] = ()
+    brought: Optional[Source] = None
+    received: Optional[PackedRelease] = None
+    account: Optional[str] = None
+    pack: bool = False
+
+
+def pack(prefix: str, cache: str, build: BuildPlan) -> str:
+    """Packs an installed release; returns the path of the archive."""
+    release = Path(prefix) / "releases" / build.id
+    target = store.packed_path(cache, build.id)
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(target + store.PARTIAL)
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
+            for name in [manifest.NAME, *(f"bin/{target}" for target in build.targets)]:
+                archive.add(release / name, name)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def check_sha256(path: Path, digest: str) -> None:
+    """:raises BuildError: a file has other content."""
+    if sha256(path) != digest:
+        raise BuildError(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
+
+
+class Installer:
+    """Puts programs of a build under the final name of its release.
+
+    :param account: runs what is not trusted, where this process is root's; None is the current account.
+    """
+
+    def __init__(self, prefix: str, build: BuildPlan, account: Optional[str]) -> None:
+        self.release = Path(prefix) / "releases" / build.id
+        self.build = build
+        self.account = account
+
+    def link(self, release: ReleasePlan) -> Manifest:
+        """Installs links to the programs of a distribution's package."""
+        for path in self.build.packaged.values():
+            if not os.access(path, os.X_OK):
+                raise BuildError(
+                    f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
+                )
+        partial = self._begin()
+        for name, path in self.build.packaged.items():
+            (partial / "bin" / name).symlink_to(path)
+        return self._publish(partial, {"source": release.source, "version": release.version})
+
+    def unpack(self, source: Source, number: Optional[int]) -> Manifest:
+        """Installs programs that were compiled elsewhere, from an archive with their libraries.
+
+        :param number: of the build.
+        """
+        archive = Path(source.archive)
+        check_sha256(archive, source.sha256)
+        partial = self._begin()
+        try:
+            archives.extract(archive, self.build.targets, partial / "bin")
+        except archives.ArchiveError as error:
+            raise BuildError(str(error)) from error
+        if "llama-server" in self.build.targets and "--rpc" not in self._help(partial / "bin" / "llama-server"):
+            raise BuildError(
+                "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
+            )
+        return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
+
+    def receive(self, packed: PackedRelease) -> Manifest:
+        """Installs a release that the build's builder has packed."""
+        archive = Path(packed.path)
+        check_sha256(archive, packed.sha256)
+        partial = self._begin()
+        files = {manifest.NAME, *(f"bin/{target}" for target in self.build.targets)}
+        try:
+            with archives.opened(archive) as members:
+                for member in members:
+                    if member.name in files and member.isfile() and member.size <= archives.LIMIT_BYTES:
+                        members.copy(member, partial / member.name)
+        except archives.DamagedError as error:
+            raise BuildError(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
+        received = manifest.installed(partial, self.build.targets)
+        if not received or received.id != self.build.id:
+            raise BuildError(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
+        for target in self.build.targets:
+            (partial / "bin" / target).chmod(0o755)
+        (partial / manifest.NAME).unlink()
+        return self._publish(
+            partial, received.source, received.seconds, received.options_ignored, received=self.build.builder
+        )
+
+    def _begin(self) -> Path:
+        partial = self.release.with_name("." + self.release.name)
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "bin").mkdir(parents=True)
+        return partial
+
+    def _publish(
+        self,
+        partial: Path,
+        source: Mapping[str, Any],
+        seconds: float = 0,
+        options_ignored: tuple[str, ...] = (),
+        received: Optional[str] = None,
+    ) -> Manifest:
+        options = self.probe(partial / "bin")
+        self._try(partial, options)
+        made = Manifest(
+            id=self.build.id,
+            cmake_options=self.build.cmake_options,
+            options=options,
+            files={f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
+            source=source,
+            seconds=seconds,
+            options_ignored=options_ignored,
+            received=received,
+        )
+        manifest.write(partial, made)
+        os.utime(partial, NEVER_USED)
+        self._clear()
+        self._place(partial)
+        return made
+
+    def _place(self, partial: Path) -> None:
+        """Moves a release to its place, so that after a power cut whatever is there is whole. A release that is repaired is replaced file by file,
+        the manifest last: a folder cannot replace one that holds something, and services may start what is there."""
+        sync(partial, *partial.rglob("*"))
+        if not self.release.is_dir():
+            partial.rename(self.release)
+            sync(self.release.parent)
+            return
+        place = self.release / "bin"
+        place.mkdir(exist_ok=True)
+        names = sorted(path.name for path in (partial / "bin").iterdir())
+        for name in names:
+            (partial / "bin" / name).replace(place / name)
+        (partial / manifest.NAME).replace(self.release / manifest.NAME)
+        for path in [path for path in place.iterdir() if path.name not in names and not path.is_dir()]:
+            path.unlink()
+        sync(place, self.release)
+        os.utime(self.release, NEVER_USED)
+        shutil.rmtree(partial)
+
+    def _clear(self) -> None:
+        """Removes what only a build needs, before its release is in place: nothing removes it after that."""
+
+    def _try(self, partial: Path, options: Mapping[str, capabilities.Help]) -> None:
+        """Tries the programs on this host before any running service stops for them."""
+        folder = partial / "trial"
+        folder.mkdir()
+        place = smoke_test.Place(folder, self.build.environment, self.account)
+        try:
+            words = {target: help_.known for target, help_ in options.items()}
+            smoke_test.check(partial / "bin", words, place, self.build.tls)
+        except smoke_test.TrialError as error:
+            raise BuildError(str(error)) from error
+        finally:
+            shutil.rmtree(folder)
+
+    def probe(self, programs: Path) -> dict[str, capabilities.Help]:
+        """Program → what it lists in its help; fails for a program that does not start."""
+        return {target: capabilities.parse_help(self._help(programs / target)) for target in self.build.targets}
+
+    def _help(self, program: Path) -> str:
+        """The help of a program. It runs in the root folder: old programs look for their libraries in the folder where they are started, and
+        end where their account may not read it."""
+        try:
+            process = subprocess.run(
+                [str(program), "--help"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=HELP_SECONDS,
+                check=False,
+                cwd="/",
+                env={**os.environ, **self.build.environment},
+                **commands.as_account(self.account),
+            )
+        except OSError as error:
+            raise BuildError(f"{program.name} does not run on this host: {error.strerror}") from error
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{program.name} does not end its help within {HELP_SECONDS} s on this host") from None
+        text = process.stdout + process.stderr
+        if "usage" not in text.lower():
+            raise BuildError(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it prints nothing'}")
+        return text

@@ -1,0 +1,48 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Packed releases that a host has built, in the controller's cache: what the builder packed first is what all other hosts of its kind get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
+
+
+class CachedBuild:
+    """A build of a host in the cache, for one cluster and one account of the controller."""
+
+    def __init__(self, cluster: str, builder: str, identity: str) -> None:
+        self.builder = builder
+        self.identity = identity
+        parts = ["releases", *(re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))]
+        self._name = "/".join(parts)
+        self.folders = [cache.root().joinpath(*parts[:count]) for count in range(len(parts) + 1)]
+        self._archive = self.folders[-1] / f"{identity}{store.PACKED}"
+
+    def archive(self) -> Path | None:
+        """The packed release, if it is there."""
+        for folder in self.folders:
+            if folder.exists():
+                cache.check_owner(folder)
+        return self._archive if self._archive.exists() else None
+
+    @contextmanager
+    def receive(self) -> Iterator[Path]:
+        """A path to which the caller brings the packed release."""
+        with (
+            cache.exclusive_folder(
+                self._name, "llama_build_share", f"gets {self.identity} of {self.builder}"
+            ) as folder,
+            cache.work(folder) as work,
+        ):
+            packed = Path(work) / self._archive.name
+            yield packed
+            if not self.archive():  # another controller may have brought one, which is on its way to hosts
+                packed.replace(self._archive)

@@ -1,0 +1,55 @@
+"""Releases and builds as a plan holds them, and what the controller copies to a host."""
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, ServicePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+
+BUILD = BuildPlan(
+    id="b1-cpu-1",
+    release="b1",
+    backend="cpu",
+    kind="k",
+    cmake_options={},
+    environment={},
+    targets=("ggml-rpc-server", "llama-server"),
+    packaged={},
+    builder="head",
+    tls=False,
+)
+RELEASE = ReleasePlan(
+    source="git", ref="b1", build=7, commit="abc1234def567", generation=9900, protocol=None, id="b1", member=""
+)
+SERVICE = ServicePlan(
+    name="llamacpp-server",
+    kind="head",
+    temporary=False,
+    description="",
+    argv=(),
+    process=(),
+    environment={},
+    listens="127.0.0.1:8080",
+    reads=(),
+    homes=None,
+    after=(),
+    devices=(),
+    credentials={},
+    allow=(),
+)
+
+
+def source_of(archive, patches=()):
+    """The source of a release on a host."""
+    copied = (installer.Patch(path.name, str(path), sha256(path)) for path in patches)
+    return installer.Source(str(archive), sha256(archive), RELEASE.commit, tuple(copied))
+
+
+def packed_of(archive):
+    return installer.PackedRelease(str(archive), sha256(archive))
+
+
+def manifest_of(files):
+    """A manifest as a release has it in JSON."""
+    made = manifest.Manifest(BUILD.id, {}, {}, files, {"commit": RELEASE.commit}, 0, ())
+    return typed_json.dump(made)

@@ -1,0 +1,205 @@
+"""Builds that go from host to host by the controller's cache: who builds, and what others get."""
+
+import json
+import os
+import shutil
+from unittest import mock
+
+import pytest
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.action import release as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer
+from ansible_collections.llamacpp.cluster.plugins.modules import release as module
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, cache
+from support import builds
+from test_cache import at_once
+
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
+BUILD = builds.BUILD._replace(targets=("llama-server",))
+BY_WORKER = BUILD._replace(builder="worker1")
+
+
+@pytest.fixture(autouse=True)
+def controller(tmp_path, monkeypatch):
+    """Its cache. What Ansible copies between hosts is copied here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "controller"))
+
+    def copy(_action, source, target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copy(source, target)
+        return {}
+
+    monkeypatch.setattr(Action, "copy", copy)
+    monkeypatch.setattr(Action, "fetch", copy)
+    return tmp_path / "controller" / "llamacpp"
+
+
+@pytest.fixture
+def install(tmp_path, capsys, monkeypatch):
+    """Runs the action for a host, with the module itself on that host; ``compiled`` are the hosts that compiled."""
+    compiled = []
+
+    def run(name, cluster="one", build=BUILD, check=False, **more):
+        host = tmp_path / name
+        task = mock.Mock(check_mode=check, async_val=0)
+        task.args = {
+            "release": typed_json.dump(builds.RELEASE),
+            "build": typed_json.dump(build),
+            "prefix": str(host / "prefix"),
+            "cache": str(host / "cache"),
+            "cluster": cluster,
+            **more,
+        }
+        plugin = action.ActionModule(task, *(mock.Mock() for _index in range(5)))
+
+        def on_the_host(module_args, task_vars):
+            with patch_module_args({**module_args, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+                module.main()
+            return json.loads(capsys.readouterr().out)
+
+        def compile_there(arguments):
+            compiled.append(name)
+            place(host, f"built by {name}")
+            return on_the_host(arguments, {})
+
+        monkeypatch.setattr(plugin, "_execute_module", on_the_host)
+        monkeypatch.setattr(plugin, "_build", compile_there)
+        monkeypatch.setattr(plugin, "_bring", lambda *_arguments: None)
+        return plugin.run(task_vars={"inventory_hostname": name})
+
+    run.compiled = compiled
+    return run
+
+
+def place(host, text):
+    """Installs a program that prints something, as a build would."""
+    target = installer.Installer(str(host / "prefix"), BUILD, None)
+    partial = target._begin()
+    (partial / "bin" / "llama-server").write_text(f"#!/bin/sh\necho usage: {text}\n")
+    (partial / "bin" / "llama-server").chmod(0o755)
+    target._publish(partial, {})
+
+
+def program(host):
+    return (host / "prefix" / "releases" / BUILD.id / "bin" / "llama-server").read_text()
+
+
+def cached(cluster="one", builder="head"):
+    return build_cache.CachedBuild(cluster, builder, BUILD.id)
+
+
+def test_a_build_goes_to_the_hosts_that_share_it(install, tmp_path):
+    assert install("head", check=True, share=True)["changed"]
+    assert install("head")["manifest"]["id"] == BUILD.id
+    assert cached().archive() is None, "no other host needs it"
+    install("head", share=True)
+    assert install("worker1")["changed"]
+    assert "built by head" in program(tmp_path / "worker1")
+    assert install("worker1")["changed"] is False
+    assert install.compiled == ["head"]
+
+
+def test_what_the_builder_changes_later_goes_to_no_other_host(install, tmp_path):
+    """The first archive stays. A builder that lost its release gets that one back."""
+    install("head", share=True)
+    place(tmp_path / "head", "changed")
+    install("head", share=True)
+    install("worker1")
+    assert "built by head" in program(tmp_path / "worker1")
+    shutil.rmtree(tmp_path / "head" / "prefix")
+    assert install("head", share=True)["manifest"]["received"] == "head"
+    assert "built by head" in program(tmp_path / "head")
+    assert install("head", share=True)["changed"] is False
+    assert install.compiled == ["head"]
+
+
+def test_a_host_gets_what_its_builder_compiled(install, tmp_path):
+    """The head was compromised, and worker1 is named as the builder: what it has was compiled on the head."""
+    for name in ("head", "worker1", "worker2"):
+        install(name, share=True)
+    assert install("worker1", build=BY_WORKER, check=True)["changed"]
+    install("worker1", build=BY_WORKER, share=True)
+    assert install.compiled == ["head", "worker1"]
+    assert install("worker2", build=BY_WORKER)["changed"]
+    assert "built by worker1" in program(tmp_path / "worker2")
+    assert install("worker1", build=BY_WORKER, share=True)["changed"] is False
+
+
+def test_a_host_does_not_build_where_its_builder_did_not(install):
+    with pytest.raises(AnsibleActionFail, match="and did not: see the error of that host, or run without --limit"):
+        install("worker1")
+    assert install.compiled == []
+
+
+def test_an_archive_that_changes_on_its_way_is_not_unpacked(install, tmp_path, monkeypatch):
+    install("head", share=True)
+    copy = Action.copy
+
+    def change(plugin, source, target):
+        copy(plugin, source, target)
+        with open(target, "ab") as stream:
+            stream.write(b"x")
+        return {}
+
+    monkeypatch.setattr(Action, "copy", change)
+    failed = install("worker1")
+    assert failed["failed"]
+    assert "does not have the sha256" in failed["msg"]
+    assert not (tmp_path / "worker1" / "prefix").exists()
+
+
+def test_an_archive_that_cannot_be_fetched(install, monkeypatch):
+    monkeypatch.setattr(Action, "fetch", lambda *_arguments: {"failed": True, "msg": "the disk is full"})
+    with pytest.raises(AnsibleActionFail, match=r"b1-cpu-1\.tar\.gz could not be brought to the controller: the disk"):
+        install("head", share=True)
+    assert cached().archive() is None
+
+
+def test_builds_are_kept_for_one_cluster_and_one_builder_and_one_account(install, controller, monkeypatch):
+    install("head", share=True)
+    for folder in cached().folders:
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert cached(cluster="two").archive() is cached(builder="worker1").archive() is None
+    with pytest.raises(AnsibleActionFail, match="head should build"):
+        install("worker1", cluster="two")
+    monkeypatch.setattr(cache.os, "geteuid", lambda: 4711)
+    with pytest.raises(AnsibleError, match=r"cache .* belongs to .*, and this run to uid 4711"):
+        install("worker1")
+
+
+def test_names_stay_below_the_cache(controller):
+    for name in ("..", "a/b", "../../x", "/etc", ".", "fe80::1"):
+        folder = build_cache.CachedBuild(name, name, "x").folders[-1]
+        assert folder.parent.parent == controller / "releases"
+        assert folder.resolve() == folder
+
+
+def test_a_cache_that_cannot_be_written(small_disk, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk))
+    with (
+        pytest.raises(AnsibleError, match=r"llama_build_share does not fit on the controller: the disk of .* is full"),
+        cached().receive() as target,
+    ):
+        target.write_bytes(bytes(4 << 20))
+    assert cached().archive() is None
+
+
+def test_controllers_that_get_a_build_at_once(tmp_path):
+    (tmp_path / "packed.tar.gz").write_bytes(os.urandom(1 << 20))
+    code = f"""
+import shutil
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
+seen = []
+for turn in range(20):
+    cached = build_cache.CachedBuild("one", "head", f"b{{turn}}-cpu-1")
+    if not cached.archive():
+        with cached.receive() as target:
+            shutil.copy({str(tmp_path / "packed.tar.gz")!r}, target)
+    seen.append(sources.sha256(cached.archive()))
+print(len(seen), len(set(seen)))
+"""
+    assert at_once(code) == ["20 1"] * 3
+    assert not list(tmp_path.glob("controller/llamacpp/releases/*/*/.work-*"))

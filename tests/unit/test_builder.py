@@ -1,0 +1,466 @@
+"""Builds of a tiny real tree with cmake: what is installed, what is kept, and how each step fails."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder as building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest, smoke_test, store
+from support import builds
+
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
+
+KNOWN_COMPILER = """
+cmake_minimum_required(VERSION 3.14)
+set(CMAKE_C_COMPILER_FORCED TRUE)
+set(CMAKE_C_COMPILER_ID_RUN TRUE)
+set(CMAKE_C_COMPILER_ID GNU)
+"""
+"""What cmake would try with the compiler, and ask it, takes twice as long as the build."""
+CMAKE = (
+    KNOWN_COMPILER
+    + """
+project(tiny C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_executable(ggml-rpc-server worker.c)
+add_executable(llama-server server.c)
+target_compile_definitions(llama-server PRIVATE COMMIT="${LLAMA_BUILD_COMMIT}")
+"""
+)
+WORKER = '#include <stdio.h>\nint main(void) { puts("usage:\\n  -d, --device D\\n  -c, --cache"); return 0; }\n'
+SERVER = '#include <stdio.h>\nint main(void) { puts("usage:\\n--fit [on|off]  x\\n--load-mode MODE  x\\n" COMMIT); return 0; }\n'
+GREETING = '#include <stdio.h>\n#include "words.h"\nint main(void) { puts("usage: " WORDS); return 0; }\n'
+MEMBER = "package-1/vendor/llama.cpp"
+
+
+def write_tree(place):
+    folder = place / "tree" / MEMBER
+    folder.mkdir(parents=True)
+    for name, text in (("CMakeLists.txt", CMAKE), ("worker.c", WORKER), ("server.c", SERVER)):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return write_tree(tmp_path)
+
+
+def pack(tree, tmp_path):
+    archive = tmp_path / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tree.parents[1], "package-1")
+    return archive
+
+
+def builder(tmp_path, archive, patches=(), account=None, **build):
+    planned = builds.BUILD._replace(id="tiny", cmake_options={"CMAKE_BUILD_TYPE": "Release"})._replace(**build)
+    release = builds.RELEASE._replace(member=MEMBER)
+    source = builds.source_of(archive, patches)
+    return building.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, release, source, account)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with the source of a release, and what its installation left there."""
+    place = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(smoke_test, "check", lambda *_arguments: None)
+        builder(place, pack(write_tree(place), place)).install()
+    return place
+
+
+@pytest.fixture
+def installed(tmp_path, built):
+    """The builder of a release that is installed."""
+    shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return builder(tmp_path, tmp_path / "source.tar.gz")
+
+
+def printed_by(release):
+    return subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
+    made = builder(tmp_path, pack(tree, tmp_path), cmake_options={"GGML_NO_SUCH_THING": "ON"}).install()
+    release = tmp_path / "prefix" / "releases" / "tiny"
+    assert manifest.read(release) == made == manifest.installed(release)
+    assert set(made.files) == {"bin/ggml-rpc-server", "bin/llama-server"}
+    assert made.options == {
+        "ggml-rpc-server": ({"-c": False, "--cache": False, "-d": True, "--device": True}, {}),
+        "llama-server": ({"--fit": True, "--load-mode": True}, {}),
+    }
+    assert made.options_ignored == ("GGML_NO_SUCH_THING",)
+    assert printed_by(release).endswith("abc1234d\n")
+    assert release.stat().st_mtime == 0, "it counts as used only when it is put to use"
+    assert not (tmp_path / "cache" / "builds" / "tiny").exists()
+    assert [path.name for path in release.parent.iterdir()] == ["tiny"]
+
+
+def test_a_tree_that_asks_git_gets_its_number_and_commit(tmp_path, tree):
+    (tree / "common").mkdir()
+    (tree / "common" / "build-info.cpp.in").write_text(
+        "@BUILD_NUMBER@ @BUILD_COMMIT@ @LLAMA_BUILD_NUMBER@ @BUILD_TARGET@"
+    )
+    (tree / "CMakeLists.txt").write_text(
+        CMAKE.replace("${LLAMA_BUILD_COMMIT}", "${NAMED}").replace(
+            "add_exe", "file(READ common/build-info.cpp.in NAMED)\nadd_exe", 1
+        )
+    )
+    builder(tmp_path, pack(tree, tmp_path)).install()
+    printed = printed_by(tmp_path / "prefix" / "releases" / "tiny")
+    assert printed.endswith("7 abc1234d @LLAMA_BUILD_NUMBER@ @BUILD_TARGET@\n")
+
+
+def test_only_the_targets_are_built_also_from_sources_newer_than_the_clock(tmp_path, tree):
+    """ninja would write its own file again and again: the clock of a host may be late."""
+    (tree / "server.c").write_text("this is no C")
+    for path in tree.rglob("*"):
+        os.utime(path, (time.time() + 86400, time.time() + 86400))
+    made = builder(tmp_path, pack(tree, tmp_path), targets=("ggml-rpc-server",)).install()
+    assert set(made.files) == {"bin/ggml-rpc-server"}
+
+
+def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, installed):
+    program = tmp_path / "prefix/releases/tiny/bin/llama-server"
+    before = program.stat().st_mtime_ns
+    installed.install()
+    assert program.stat().st_mtime_ns == before
+    program.write_bytes(program.read_bytes()[:-1])
+    (program.parent / "libggml-old.so").touch()
+    assert manifest.installed(program.parents[1]) is None
+    installed.install()
+    assert manifest.installed(program.parents[1])
+    assert not (program.parent / "libggml-old.so").exists()
+
+
+def test_another_archive_than_planned(tmp_path, tree):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.source = one.source._replace(sha256=hashlib.sha256(b"other").hexdigest())
+    with pytest.raises(installer.BuildError, match="does not have the sha256"):
+        one.install()
+    assert not (tmp_path / "prefix").exists()
+
+
+CONFIGURED_WRONG = 'cmake_minimum_required(VERSION 3.14)\nproject(x C)\nmessage(FATAL_ERROR "no such toolkit")\n'
+FAILURES = {
+    "no tree": ({"CMakeLists.txt": None}, r"CMakeLists\.txt is missing"),
+    "cmake": ({"CMakeLists.txt": CONFIGURED_WRONG}, r"(?s)configure failed.*tiny\.log.*no such toolkit"),
+    "compiler": ({"server.c": "this is no C"}, "compile failed"),
+    "program": ({"server.c": "int main(void) { return 3; }\n"}, "llama-server does not run on this host"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_build_that_fails_names_the_step_and_installs_nothing(tmp_path, tree, case):
+    files, expected = FAILURES[case]
+    for name, text in files.items():
+        (tree / name).write_text(text) if text else (tree / name).unlink()
+    with pytest.raises(installer.BuildError, match=expected):
+        builder(tmp_path, pack(tree, tmp_path)).install()
+    assert not (tmp_path / "prefix/releases/tiny").exists()
+
+
+def test_a_file_that_is_no_archive(tmp_path):
+    (tmp_path / "source.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(installer.BuildError, match="unpack failed"):
+        builder(tmp_path, tmp_path / "source.tar.gz").install()
+
+
+def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
+    """cmake remembers what it found out of a compiler."""
+    asking = CMAKE + 'if(NOT DEFINED FOUND)\nset(FOUND "$ENV{WHERE}" CACHE STRING "")\nendif()\n'
+    (tree / "CMakeLists.txt").write_text(
+        asking + 'if(NOT FOUND STREQUAL "right")\nmessage(FATAL_ERROR "no")\nendif()\n'
+    )
+    archive = pack(tree, tmp_path)
+    with pytest.raises(installer.BuildError, match="configure failed"):
+        builder(tmp_path, archive, environment={"WHERE": "wrong"}).install()
+    assert builder(tmp_path, archive, environment={"WHERE": "right"}).install().id == "tiny"
+
+
+def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
+    (tree / "server.c").write_text("this is no C")
+    one = builder(tmp_path, pack(tree, tmp_path))
+    with pytest.raises(installer.BuildError, match="compile failed"):
+        one.install()
+    (one.work / "source" / "server.c").write_text(SERVER)
+    assert one.install().id == "tiny"
+
+
+def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    full = ["sh", "-c", "echo tar: No space left on device; exit 2"]
+    monkeypatch.setattr(one, "_unpack", lambda: one._run("unpack", full))
+    with pytest.raises(installer.BuildError, match=r"disk of .* is full"):
+        one.install()
+
+
+def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+
+    def begin():
+        partial = installer.Installer._begin(one)
+        (partial / "bin" / "llama-server").symlink_to("/dev/full")
+        return partial
+
+    monkeypatch.setattr(one, "_begin", begin)
+    with pytest.raises(installer.BuildError, match=r"llama-server could not be copied to .*No space left on device"):
+        one.install()
+    assert not one.release.exists()
+
+
+def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
+    archive = pack(tree, tmp_path)
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(builder(tmp_path, archive).install())) for _index in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made[0] == made[1]
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    take = locks.take
+    taken = []
+
+    def remove_first(lock, *arguments):
+        taken.append(lock)
+        if len(taken) == 1:
+            assert store.clear_build(str(one.cache), "tiny")
+        return take(lock, *arguments)
+
+    monkeypatch.setattr(building.locks, "take", remove_first)
+    (tmp_path / "cache" / "builds").mkdir(parents=True)
+    with one._locked():
+        assert os.path.samestat(os.fstat(one._lock), store.lock_path(tmp_path / "cache", "tiny").stat())
+        assert not store.clear_build(str(one.cache), "tiny")
+
+
+SLOW_CMAKE = (
+    CMAKE + "add_custom_target(slow COMMAND sleep 30 COMMAND touch ended)\nadd_dependencies(llama-server slow)\n"
+)
+
+
+def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
+    """The module is killed, and ninja goes on. The next run names what it waits for, and goes on when that has ended."""
+    (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
+    one = builder(tmp_path, pack(tree, tmp_path))
+    lock = tmp_path / "cache" / "builds" / "tiny.lock"
+    module = os.fork()
+    if not module:
+        try:
+            one.install()
+        finally:
+            os._exit(0)
+    wait_for(lambda: [pid for pid in locks.holders(lock) if "sleep" in command_of(pid)])
+    os.kill(module, signal.SIGKILL)
+    os.waitpid(module, 0)
+    holders = locks.holders(lock)
+    assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
+    assert store.builds_under_way(str(tmp_path / "cache")) == ["tiny"]
+    assert not store.clear_build(str(tmp_path / "cache"), "tiny")
+    (tree / "CMakeLists.txt").write_text(CMAKE)
+    made = []
+    waiting = threading.Thread(target=lambda: made.append(builder(tmp_path, pack(tree, tmp_path)).install()))
+    waiting.start()
+    wait_for(lambda: "== waiting for process " in one.log.read_text())
+    assert re.search(building.STEP_LINES, one.log.read_text().splitlines()[-1])
+    assert set(re.findall(r"\d+", one.log.read_text().split("== waiting")[1])) & set(map(str, holders))
+    assert not made
+    for pid in holders:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    waiting.join()
+    assert made[0].id == "tiny"
+    assert locks.holders(lock) == []
+
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+def command_of(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] or ["ended"]
+    except OSError:
+        return ["ended"]
+
+
+def test_a_lock_that_another_process_keeps_names_it(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.log.parent.mkdir(parents=True)
+    monkeypatch.setattr(building, "LOCK_SECONDS", 0.2)
+    with (
+        locks.hold(store.lock_path(tmp_path / "cache", "tiny")),
+        pytest.raises(installer.BuildError, match=rf"^process {os.getpid()} on this host builds tiny for more than"),
+    ):
+        one.install()
+    assert one.install().id == "tiny"
+
+
+@pytest.mark.parametrize("torn", ["source/server.c", "build/bin/llama-server"])
+def test_what_a_power_cut_has_torn_is_not_used(tmp_path, tree, monkeypatch, torn):
+    """Files are empty whose content had not been written, and marks beside them say that they are whole."""
+    monkeypatch.setattr(building, "_boot", lambda: "first")
+    archive = pack(tree, tmp_path)
+    with pytest.raises(installer.BuildError, match="compile failed"):
+        builder(tmp_path, archive, targets=("llama-server", "no-such-target")).install()
+    one = builder(tmp_path, archive)
+    one._lock = 0
+    if torn.startswith("build"):
+        one._run("compile", ["cmake", "--build", "build", "--target", "llama-server"])
+    written = (one.work / torn).stat()
+    assert written.st_size
+    os.truncate(one.work / torn, 0)
+    os.utime(one.work / torn, ns=(written.st_atime_ns, written.st_mtime_ns))
+    monkeypatch.setattr(building, "_boot", lambda: "second")
+    assert one.install().id == "tiny"
+    assert printed_by(one.release).endswith("abc1234d\n")
+
+
+def test_each_start_of_the_system_has_a_name():
+    assert building._boot() == building._boot() != ""
+
+
+@pytest.fixture
+def public():
+    """A folder that every account may enter; each start of pytest closes those that it makes itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")
+def test_root_builds_as_another_account(public, tree):
+    (tree / "CMakeLists.txt").write_text(
+        CMAKE + 'execute_process(COMMAND id -un OUTPUT_VARIABLE who)\nmessage(STATUS "built by ${who}")\n'
+    )
+    archive = pack(tree, public)
+    archive.chmod(0o644)
+    change = patch(public, "worker", WORKER.splitlines()[0], "#include <stdio.h>  // patched", "worker.c")
+    one = builder(public, archive, [change], account="nobody")
+    one.install()
+    assert "built by nobody" in one.log.read_text()
+    assert (one.release / "bin" / "llama-server").stat().st_uid == 0
+
+
+def patch(tmp_path, name, old, new, path="server.c"):
+    """A patch as git diff writes it, that changes one line of a file of one line."""
+    text = tmp_path / f"{name}.patch"
+    text.write_text(f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-{old}\n+{new}\n")
+    return text
+
+
+@pytest.fixture
+def greeting(tree):
+    """The tree with a server that says what a line of its own holds."""
+    (tree / "server.c").write_text(GREETING)
+    (tree / "words.h").write_text('#define WORDS "one"\n')
+    return tree
+
+
+def words(tmp_path, name, old, new):
+    return patch(tmp_path, name, f'#define WORDS "{old}"', f'#define WORDS "{new}"', "words.h")
+
+
+def test_patches_are_applied_in_their_order_and_once(tmp_path, greeting):
+    archive = pack(greeting, tmp_path)
+    patches = [words(tmp_path, "first", "one", "two"), words(tmp_path, "second", "two", "three")]
+    with pytest.raises(installer.BuildError, match="compile failed"):
+        builder(tmp_path, archive, patches, targets=("no-such-target",)).install()
+    one = builder(tmp_path, archive, patches)
+    made = one.install()
+    assert printed_by(one.release) == "usage: three\n"
+    assert made.source["patches"] == [sha256(path) for path in patches]
+
+
+def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
+    archive = pack(greeting, tmp_path)
+    good, bad = words(tmp_path, "good", "one", "two"), words(tmp_path, "bad", "nine", "ten")
+    one = builder(tmp_path, archive, [good, bad])
+    with pytest.raises(
+        installer.BuildError, match=r"(?s)the patch bad\.patch of llama_release does not apply.*Hunk #1 FAILED"
+    ):
+        one.install()
+    assert not one.release.exists()
+    builder(tmp_path, archive, [good]).install()
+    assert printed_by(one.release) == "usage: two\n"
+
+
+def test_where_the_collections_patch_does_not_apply_its_variable_is_named(tmp_path, greeting):
+    fast_load = words(tmp_path, "fast_load-9", "nine", "ten")
+    with pytest.raises(
+        installer.BuildError, match=r"(?s)fast_load-9\.patch of llama_build_fast_load does not apply.*remove"
+    ):
+        builder(tmp_path, pack(greeting, tmp_path), [fast_load]).install()
+
+
+def test_a_text_that_is_no_patch_and_one_that_was_changed_meanwhile(tmp_path, greeting):
+    archive = pack(greeting, tmp_path)
+    nothing = tmp_path / "nothing.patch"
+    nothing.write_text("no patch\n")
+    with pytest.raises(installer.BuildError, match=r"(?s)nothing\.patch of llama_release does not apply.*Only garbage"):
+        builder(tmp_path, archive, [nothing]).install()
+    one = builder(tmp_path, archive, [words(tmp_path, "good", "one", "two")])
+    (tmp_path / "good.patch").write_text("other")
+    with pytest.raises(installer.BuildError, match="does not have the sha256"):
+        one.install()
+
+
+def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
+    outside = tmp_path / "cache" / "builds" / "tiny" / "outside"
+    outside.parent.mkdir(parents=True)
+    outside.write_text("old\n")
+    with pytest.raises(installer.BuildError, match="does not apply"):
+        builder(tmp_path, pack(greeting, tmp_path), [patch(tmp_path, "hostile", "old", "new", "../outside")]).install()
+    assert outside.read_text() == "old\n"
+
+
+def test_hard_links_inside_a_tree_are_files_and_one_that_leads_out_is_named(tmp_path, tree):
+    (tree / "again").mkdir()
+    (tree / "again" / "server.c").hardlink_to(tree / "server.c")
+    assert builder(tmp_path, pack(tree, tmp_path)).install().id == "tiny"
+    (tree.parents[1] / "a.c").hardlink_to(tree / "server.c")
+    archive = tmp_path / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for path in ("a.c", "vendor"):
+            packed.add(tree.parents[1] / path, f"package-1/{path}")
+    with pytest.raises(
+        installer.BuildError, match=r"has a hard link that leads out of package-1/vendor/llama.cpp.*tar says"
+    ):
+        builder(tmp_path, archive, id="other").install()
+
+
+def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
+    installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), installed.build)
+    (tmp_path / "cache" / "builds" / "other.log").write_text("")
+    for _time in range(2):
+        store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+        assert list(installed.release.parent.iterdir()) == []
+        assert [path.name for path in installed.log.parent.iterdir()] == ["other.log"]
+
+
+def test_progress_in_words():
+    lines = {
+        "[12/211] Building CXX object ggml.cpp.o": "step 12 of 211",
+        "== configure": "configure",
+        "": "starting",
+        "== \x1b[2Jall is well\x9b\u202e": r"\x1b[2Jall is well\x9b\u202e",
+    }
+    assert {line: building.step(line) for line in lines} == lines

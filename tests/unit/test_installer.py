@@ -1,0 +1,376 @@
+"""Releases that are not compiled here: programs of an archive, of a package and of another host."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, installer, manifest
+from support import builds
+from support.archives import ODD, write_odd
+from test_builder import KNOWN_COMPILER, printed_by
+
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
+
+LIBRARY_CMAKE = (
+    KNOWN_COMPILER
+    + """
+project(tiny C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_BUILD_RPATH "$ORIGIN")
+add_library(ggml SHARED words.c)
+set_target_properties(ggml PROPERTIES VERSION 0.9.4 SOVERSION 0)
+add_executable(ggml-rpc-server main.c)
+add_executable(llama-server main.c)
+target_link_libraries(ggml-rpc-server ggml)
+target_link_libraries(llama-server ggml)
+"""
+)
+FILES = {
+    f"bin/{name}" for name in ("ggml-rpc-server", "llama-server", "libggml.so", "libggml.so.0", "libggml.so.0.9.4")
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Programs with a shared library beside them that they find by $ORIGIN, laid out as in upstream's archives."""
+    work = tmp_path_factory.mktemp("compiled")
+    for name, text in (
+        ("CMakeLists.txt", LIBRARY_CMAKE),
+        ("words.c", 'const char *words(void) { return "usage: --rpc --fit"; }\n'),
+        ("main.c", "#include <stdio.h>\nconst char *words(void);\nint main(void) { puts(words()); return 0; }\n"),
+    ):
+        (work / name).write_text(text)
+    for argv in (["cmake", "-S", ".", "-B", "made"], ["cmake", "--build", "made"]):
+        subprocess.run(argv, cwd=work, check=True, capture_output=True)
+    folder = work / "llama-b9900"
+    (work / "made" / "bin").rename(folder)
+    (folder / "README.md").write_text("not needed")
+    return folder
+
+
+@pytest.fixture
+def programs(tmp_path, compiled):
+    """A copy of them that a test may change."""
+    return shutil.copytree(compiled, tmp_path / "programs", symlinks=True)
+
+
+def unpack(tmp_path, archive, **build):
+    planned = builds.BUILD._replace(**build)
+    return installer.Installer(str(tmp_path / "prefix"), planned, None).unpack(builds.source_of(archive), 9900)
+
+
+def release_of(tmp_path):
+    return tmp_path / "prefix" / "releases" / builds.BUILD.id
+
+
+def pack_folder(tmp_path, folder, prefix="llama-b9900", without=()):
+    archive = tmp_path / "programs.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(folder, prefix, filter=lambda member: None if member.name.rsplit("/", 1)[-1] in without else member)
+    return archive
+
+
+@pytest.mark.parametrize("prefix", ["llama-b9900", "build/bin", "."])
+def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled, prefix):
+    archive = pack_folder(tmp_path, compiled, prefix)
+    made = unpack(tmp_path, archive)
+    release = release_of(tmp_path)
+    assert set(made.files) == FILES
+    assert printed_by(release) == "usage: --rpc --fit\n"
+    assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
+    assert made.source == {"sha256": builds.source_of(archive).sha256, "commit": "abc1234def567", "number": 9900}
+    assert manifest.installed(release) == made
+    (release / "bin" / "libggml.so.0.9.4").write_text("another library")
+    assert manifest.installed(release) is None
+
+
+@pytest.mark.parametrize(
+    "names, reason",
+    [
+        (["ggml-rpc-server"], "has no RPC worker: neither ggml-rpc-server nor rpc-server is beside its llama-server"),
+        (["llama-server"], "has no llama-server"),
+        (["libggml.so.0.9.4"], "llama-server does not run on this host|ggml-rpc-server does not run on this host"),
+    ],
+)
+def test_an_archive_that_lacks_something(tmp_path, compiled, names, reason):
+    with pytest.raises(installer.BuildError, match=reason):
+        unpack(tmp_path, pack_folder(tmp_path, compiled, without=names))
+    assert not release_of(tmp_path).exists()
+
+
+def test_an_archive_of_another_build_than_planned(tmp_path, compiled):
+    with pytest.raises(installer.BuildError, match=r"has ggml-rpc-server and not rpc-server.*correct build"):
+        unpack(tmp_path, pack_folder(tmp_path, compiled), targets=("rpc-server",))
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        (
+            "llama-server",
+            b"#!/bin/sh\necho usage: --fit\n",
+            "llama-server of llama_release's archive does not know --rpc",
+        ),
+        ("ggml-rpc-server", b"\x7fELF" + bytes(60), "ggml-rpc-server does not run on this host: Exec format error"),
+    ],
+)
+def test_programs_without_rpc_or_of_another_processor(tmp_path, programs, name, content, reason):
+    (programs / name).write_bytes(content)
+    with pytest.raises(installer.BuildError, match=reason):
+        unpack(tmp_path, pack_folder(tmp_path, programs))
+
+
+def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
+    archive = tmp_path / "programs.zip"
+    archive.write_bytes(b"PK\x03\x04")
+    with pytest.raises(installer.BuildError, match=r"cannot be read \(.*\).*not a zip"):
+        unpack(tmp_path, archive)
+    source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
+    with pytest.raises(installer.BuildError, match="does not have the sha256"):
+        installer.Installer(str(tmp_path), builds.BUILD, None).unpack(source, 9900)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_archive_that_python_cannot_read(tmp_path, monkeypatch, name):
+    write_odd(tmp_path / "odd", name, monkeypatch)
+    with pytest.raises(archives.ArchiveError, match="the archive of llama_release cannot be read"):
+        archives.extract(tmp_path / "odd", ["llama-server"], tmp_path)
+
+
+def link(name, kind, target):
+    member = tarfile.TarInfo(f"llama-b9900/{name}")
+    member.type, member.linkname = kind, target
+    return member
+
+
+def pack_links(tmp_path, compiled, links, without=()):
+    archive = pack_folder(tmp_path, compiled, without=without)
+    plain = tmp_path / "links.tar"
+    with tarfile.open(archive) as source, tarfile.open(plain, "w") as packed:
+        for member in source:
+            packed.addfile(member, source.extractfile(member) if member.isreg() else None)
+        for member in links:
+            packed.addfile(member)
+    return plain
+
+
+def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
+    """Links that lead out, names that climb and devices are left out; a program that is a link is refused."""
+    links = [
+        link("libescape.so", tarfile.SYMTYPE, "/etc/passwd"),
+        link("libclimb.so", tarfile.SYMTYPE, "../../../outside.so"),
+        link("libround.so", tarfile.SYMTYPE, "libround.so"),
+        link("libloose.so", tarfile.SYMTYPE, "libnothing.so"),
+        link("libpipe.so", tarfile.FIFOTYPE, ""),
+        tarfile.TarInfo("llama-b9900/../../libup.so"),
+    ]
+    made = unpack(tmp_path, pack_links(tmp_path, compiled, links, ["libggml.so"]))
+    assert set(made.files) == FILES - {"bin/libggml.so"}
+    assert not list(tmp_path.rglob("libup.so"))
+    archive = pack_links(tmp_path, compiled, [link("llama-server", tarfile.SYMTYPE, "/bin/sh")], ["llama-server"])
+    with pytest.raises(installer.BuildError, match="links in place of its programs"):
+        unpack(tmp_path, archive)
+
+
+def test_hard_links_inside_an_archive_are_files(tmp_path, programs):
+    """Programs and a library of which the content lies under another name of the archive, as tar writes files with several names."""
+    (programs / "a-server").hardlink_to(programs / "llama-server")
+    (programs / "a-library").hardlink_to(programs / "libggml.so.0.9.4")
+    archive = pack_folder(tmp_path, programs)
+    with tarfile.open(archive) as packed:
+        links = {member.name for member in packed if member.islnk()}
+    assert links == {"llama-b9900/llama-server", "llama-b9900/libggml.so.0.9.4"}
+    assert set(unpack(tmp_path, archive).files) == FILES
+    assert printed_by(release_of(tmp_path)) == "usage: --rpc --fit\n"
+    assert {path.stat().st_nlink for path in (release_of(tmp_path) / "bin").iterdir()} == {1}
+
+
+def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled):
+    for name, target in (
+        ("llama-server", "/bin/sh"),
+        ("libhard.so", "llama-b9900/../../outside.so"),
+        ("libhard.so", "llama-b9900/libhard.so"),
+    ):
+        archive = pack_links(tmp_path, compiled, [link(name, tarfile.LNKTYPE, target)], [name])
+        with pytest.raises(
+            installer.BuildError, match=f"has {name} as a hard link to {target}, which is not a file before it"
+        ):
+            unpack(tmp_path, archive)
+
+
+def test_an_archive_of_too_much_is_refused(tmp_path, compiled, monkeypatch):
+    """Hard links count as much as the file."""
+    size = sum(path.stat().st_size for path in compiled.iterdir() if not path.is_symlink())
+    links = [link(f"lib{number}.so", tarfile.LNKTYPE, "llama-b9900/llama-server") for number in range(100)]
+    monkeypatch.setattr(archives, "LIMIT_BYTES", size + 100)
+    assert unpack(tmp_path, pack_folder(tmp_path, compiled))
+    with pytest.raises(installer.BuildError, match=r"give one of llama\.cpp alone"):
+        unpack(tmp_path, pack_links(tmp_path, compiled, links))
+
+
+def damaged(data, ends, changes):
+    """Data that ends too early, and data with a few other bytes; the same at each run."""
+    yield from (data[: len(data) * part // ends] for part in range(ends))
+    chance = random.Random(7)
+    for _case in range(changes):
+        other = bytearray(data)
+        for _byte in range(chance.randint(1, 9)):
+            other[chance.randrange(len(other))] = chance.randrange(256)
+        yield bytes(other)
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2", "xz", ""])
+def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
+    """It ends in no other way than with a sentence."""
+    folder = tmp_path / "llama-b9900"
+    folder.mkdir()
+    for name in ("llama-server", "ggml-rpc-server", "libggml.so"):
+        (folder / name).write_bytes(random.Random(3).randbytes(3000))
+    archive = tmp_path / "programs.tar"
+    with tarfile.open(archive, f"w:{form}") as packed:
+        packed.add(folder, folder.name)
+    for case in damaged(archive.read_bytes(), 60, 200):
+        archive.write_bytes(case)
+        target = tmp_path / "target"
+        target.mkdir()
+        with contextlib.suppress(archives.ArchiveError):
+            archives.extract(archive, ["llama-server", "ggml-rpc-server"], target)
+        shutil.rmtree(target)
+
+
+SCRIPT = "#!/bin/sh\necho usage: --fit\n"
+
+
+@pytest.fixture
+def built(tmp_path):
+    """Installs a release as a build would; returns its folder and its manifest."""
+    target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
+    partial = target._begin()
+    for name in builds.BUILD.targets:
+        (partial / "bin" / name).write_text(SCRIPT)
+        (partial / "bin" / name).chmod(0o755)
+    return target.release, target._publish(partial, {"commit": "abc"}, 12, ("GGML_X",))
+
+
+def pack(tmp_path):
+    return installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), builds.BUILD)
+
+
+def receive(tmp_path, archive):
+    """What another host installs."""
+    packed = installer.PackedRelease(str(archive), installer.sha256(installer.Path(archive)))
+    return installer.Installer(str(tmp_path / "other"), builds.BUILD, None).receive(packed)
+
+
+def received(tmp_path):
+    return tmp_path / "other" / "releases" / builds.BUILD.id
+
+
+def test_a_release_goes_to_another_host(tmp_path, built):
+    expected = built[1]._replace(received="head")
+    assert receive(tmp_path, pack(tmp_path)) == expected
+    assert manifest.installed(received(tmp_path)) == expected
+    assert manifest.installed(received(tmp_path), builder="head")
+    assert manifest.installed(received(tmp_path), builder="worker1") is None, "another host has to compile it"
+    assert manifest.installed(built[0], builder="worker1"), "what a host compiled itself counts"
+    assert manifest.installed(built[0], targets=["llama-bench"]) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
+def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, built):
+    os.chown(built[0] / manifest.NAME, 1_200_000_000, -1)
+    assert receive(tmp_path, pack(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "other"},
+        {"files": {}},
+        {"files": {"bin/llama-server": "0" * 64, "bin/ggml-rpc-server": "0" * 64}},
+        {"files": {"/dev/zero": "0" * 64}},
+        {"files": {"bin/../x": "0" * 64}},
+        {"options_ignored": ["GGML_X\x1b[2J"]},
+        {"options": {"llama-server": 5}},
+        {"seconds": -1},
+        {"source": {"commit": "\x1b[2J"}},
+    ],
+)
+def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
+    (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
+    with pytest.raises(
+        installer.BuildError, match=f"does not hold the release {builds.BUILD.id} as it was built: remove"
+    ):
+        receive(tmp_path, pack(tmp_path))
+    assert not received(tmp_path).exists()
+
+
+def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, built):
+    archive = tmp_path / "hostile.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(__file__, "../../outside")
+        for name in (manifest.NAME, *built[1].files):
+            packed.add(built[0] / name, name)
+    receive(tmp_path, archive)
+    names = sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file())
+    assert names == ["ggml-rpc-server", "llama-server", "manifest.json"]
+
+
+def test_a_damaged_release_of_another_host_is_refused(tmp_path, built):
+    archive = installer.Path(pack(tmp_path))
+    for case in damaged(archive.read_bytes(), 20, 40):
+        archive.write_bytes(case)
+        try:
+            assert receive(tmp_path, archive).files == built[1].files
+        except installer.BuildError:
+            assert not received(tmp_path).exists()
+        shutil.rmtree(tmp_path / "other")
+
+
+def test_programs_of_a_package_are_linked(tmp_path):
+    program = tmp_path / "usr-bin-llama-server"
+    build = builds.BUILD._replace(targets=("llama-server",), packaged={"llama-server": str(program)})
+    target = installer.Installer(str(tmp_path / "prefix"), build, None)
+    release = builds.RELEASE._replace(source="package", version="0.7.0")
+    with pytest.raises(installer.BuildError, match=f"{program} is missing"):
+        target.link(release)
+    program.write_text("#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
+    program.chmod(0o755)
+    made = target.link(release)
+    assert (target.release / "bin" / "llama-server").resolve() == program
+    assert made.options["llama-server"].known == {"--fit": True}
+    program.write_text("#!/bin/sh\necho usage: newer\n")
+    assert manifest.installed(target.release) is None
+
+
+HELPS = {
+    "printf 'usage:\\n\\377\\n--fit [on|off]\\n'": ({"--fit": True}, ""),
+    "exec sleep 60": (None, r"llama-server does not end its help within 1 s"),
+    "exit 1": (None, "llama-server does not run on this host: it prints nothing"),
+    '[ "$PWD" = / ] && echo usage --rpc': ({}, ""),
+    '[ "$LIBRARIES" = /opt ] && echo usage': ({}, ""),
+}
+
+
+@pytest.mark.parametrize("lines", HELPS)
+def test_the_help_of_a_program(tmp_path, monkeypatch, lines):
+    """It is asked in a folder that every account may enter, with what its libraries need."""
+    known, error = HELPS[lines]
+    monkeypatch.setattr(installer, "HELP_SECONDS", 1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-server").write_text(f"#!/bin/sh\n{lines}\n")
+    (tmp_path / "llama-server").chmod(0o755)
+    build = builds.BUILD._replace(targets=("llama-server",), environment={"LIBRARIES": "/opt"})
+    target = installer.Installer(str(tmp_path), build, None)
+    if error:
+        with pytest.raises(installer.BuildError, match=error):
+            target.probe(tmp_path)
+    else:
+        assert target.probe(tmp_path)["llama-server"].known == known
