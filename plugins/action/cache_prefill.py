@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cache_prefill import Tensor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
 class Arguments(NamedTuple):
-    plan: Mapping[str, Any]
+    plan: Plan
     tensors: tuple[Tensor, ...]
     local: bool = True
 
@@ -29,9 +29,12 @@ class ActionModule(Action):
     def perform(self, arguments: Arguments) -> dict:
         plan, host = arguments.plan, self.host
         workers = [
-            {**{key: worker[key] for key in ("name", "environment", "seed")}, "names": list(names)}
-            for worker in plan["hosts"][host]["workers"]
-            if worker["seed"] and (names := cache_prefill.names_of(worker["seed"]["tensors"]))
+            {
+                **typed_json.dump({key: getattr(worker, key) for key in ("name", "environment", "seed")}),
+                "names": list(names),
+            }
+            for worker in plan.hosts[host].workers
+            if worker.seed and (names := cache_prefill.names_of(worker.seed.tensors))
         ]
         changed, copied, before = False, 0, rpc_upload.MOST_BYTES
         progress = prefill.Progress(host, "from its own copy of the model")

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
 class Arguments(NamedTuple):
-    plan: Mapping[str, Any]
+    plan: Plan
 
 
 class ActionModule(Action):
@@ -24,9 +24,9 @@ class ActionModule(Action):
         plan = arguments.plan
         names = {
             name: size
-            for host in plan["hosts"].values()
-            for worker in host["workers"]
-            if worker["seed"]
-            for name, size in cache_prefill.names_of(worker["seed"]["tensors"]).items()
+            for host in plan.hosts.values()
+            for worker in host.workers
+            if worker.seed
+            for name, size in cache_prefill.names_of(worker.seed.tensors).items()
         }
-        return prefill.ask(self, plan, plan["head"]["host"], names=names)
+        return prefill.ask(self, plan, plan.head.host, names=names)

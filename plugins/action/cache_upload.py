@@ -5,40 +5,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cache_prefill import Tensor
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
 
 
 class Arguments(NamedTuple):
-    plan: Mapping[str, Any]
-    staging: Mapping[str, Any]
+    plan: Plan
+    staging: Plan
     answers: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
+
+
+class Target(NamedTuple):
+    """A worker on its staging port."""
+
+    endpoint: str
+    fork: str
+    names: list[str]
+    """Of the tensors that its cache lacks."""
 
 
 class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        plan, tensors = arguments.plan, typed_json.dump(arguments.tensors)
-        head = plan["head"]["host"]
+        plan, head = arguments.plan, arguments.plan.head.host
+        tensors = typed_json.dump(arguments.tensors)
         size_of = {tensor.name: tensor.bytes for tensor in arguments.tensors}
-        targets = _targets(plan, arguments.staging, arguments.answers, size_of)
+        missing = {host: answer["missing"] for host, answer in arguments.answers.items() if answer.get("missing")}
+        targets = _targets(plan, arguments.staging, missing, size_of)
 
-        def mib(targets: list[dict]) -> int:
-            return sum(size_of[name] for target in targets for name in target["names"]) // MIB
+        def mib(targets: Sequence[Target]) -> int:
+            return sum(size_of[name] for target in targets for name in target.names) // MIB
 
         total, changed, why = mib(targets), False, []
         progress = prefill.Progress(self.host, "from the head")
-        lease = Lease(self, plan["hosts"][head]["prefix"])
+        lease = Lease(self, plan.hosts[head].prefix)
         while targets:
-            answer = prefill.ask(self, plan, head, targets=targets, tensors=tensors)
+            answer = prefill.ask(self, plan, head, targets=[target._asdict() for target in targets], tensors=tensors)
             changed |= bool(answer.get("changed"))
             why += answer.get("why") or []
             targets = _left(targets, answer.get("given") or {})
@@ -49,34 +60,30 @@ class ActionModule(Action):
         return {"changed": changed, "why": why}
 
 
-def _left(targets: list[dict], given: dict[str, list[str]]) -> list[dict]:
+def _left(targets: Sequence[Target], given: Mapping[str, Sequence[str]]) -> list[Target]:
     """The targets that got some of their tensors, and not all, with the rest."""
     left = []
     for target in targets:
-        got = set(given.get(target["endpoint"]) or ())
-        names = [name for name in target["names"] if name not in got]
-        if 0 < len(names) < len(target["names"]):
-            left.append({**target, "names": names})
+        got = set(given.get(target.endpoint) or ())
+        names = [name for name in target.names if name not in got]
+        if 0 < len(names) < len(target.names):
+            left.append(target._replace(names=names))
     return left
 
 
 def _targets(
-    plan: Mapping[str, Any], staging: Mapping[str, Any], answers: Mapping[str, Any], known: Collection[str]
-) -> list[dict]:
+    plan: Plan, staging: Plan, missing: Mapping[str, Mapping[str, Sequence[str]]], known: Collection[str]
+) -> list[Target]:
     """The workers whose caches lack something, where they are on their staging ports.
 
+    :param missing: host → worker → names of tensors.
     :param known: names of the tensors that the head has.
     """
-    staged = {
-        (name, worker["name"]): worker["endpoint"]
-        for name, host in staging["hosts"].items()
-        for worker in host["workers"]
-    }
+    staged = {(name, worker.name): worker.endpoint for name, host in staging.hosts.items() for worker in host.workers}
     return [
-        {"endpoint": staged[host, worker["name"]], "fork": worker["seed"]["fork"], "names": names}
-        for host, answer in answers.items()
-        if (missing := answer.get("missing"))
-        for worker in plan["hosts"][host]["workers"]
-        if worker["seed"] and (host, worker["name"]) in staged
-        if (names := [name for name in missing.get(worker["name"]) or () if name in known])
+        Target(staged[host, worker.name], worker.seed.fork, names)
+        for host, lacking in missing.items()
+        for worker in plan.hosts[host].workers
+        if worker.seed and (host, worker.name) in staged
+        if (names := [name for name in lacking.get(worker.name) or () if name in known])
     ]

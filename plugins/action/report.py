@@ -29,6 +29,13 @@ LARGEST_FILE = 64 << 20
 """Bytes of a file; a cell takes 3 kB of a benchmark."""
 
 
+class Arguments(NamedTuple):
+    path: ControllerPath
+    plan: ControllerPath | None = None
+    verified: ControllerPath | None = None
+    benchmark: ControllerPath | None = None
+
+
 def _object(variable: str, path: str) -> dict[str, Any]:
     """The JSON object in a file of the controller that a variable names.
 
@@ -50,12 +57,12 @@ def _object(variable: str, path: str) -> dict[str, Any]:
         ) from None
 
 
-def _read(arguments: dict[str, str]) -> dict[str, Any]:
+def _read(arguments: Arguments) -> dict[str, Any]:
     """What the page shows, by the name of its part, without what is not asked for.
 
     :raises Refusal: a file cannot be read, or has another form.
     """
-    named = {name: arguments[name] for name in INPUTS if arguments[name]}
+    named = {name: path for name, path in arguments._asdict().items() if name in INPUTS and path}
     if not named:
         raise Refusal(
             "There is nothing to report: set llama_plan_path, llama_verify_path or llama_benchmark_path to what a playbook wrote there."
@@ -64,7 +71,7 @@ def _read(arguments: dict[str, str]) -> dict[str, Any]:
         named["benchmark"] += "/benchmark.json"
     read: dict[str, Any] = {name: _object(INPUTS[name], path) for name, path in named.items()}
     if "benchmark" in read:
-        path = validation.show(arguments["benchmark"])
+        path = validation.show(arguments.benchmark)
         read["benchmark"] = types.read(read["benchmark"], f"llama_benchmark_path is {path}, and the file")
     if "verified" in read:
         problem = typed_json.problem("", read["verified"], Report)
@@ -78,14 +85,14 @@ def _read(arguments: dict[str, str]) -> dict[str, Any]:
         problem = typed_json.problem("", read["plan"], record)
         if problem:
             raise Refusal(
-                f"llama_plan_path is {validation.show(arguments['plan'])}, and the file holds no plan that this collection can read ({problem.where} "
+                f"llama_plan_path is {validation.show(arguments.plan)}, and the file holds no plan that this collection can read ({problem.where} "
                 f"{problem.why}). Use a file that plan.yml of this version wrote."
             )
         read["plan"] = typed_json.parse(record, read["plan"])
     return read
 
 
-def write(arguments: dict[str, str]) -> None:
+def write(arguments: Arguments) -> None:
     """Writes the page of the files that arguments name.
 
     :raises AnsibleActionFail: there is nothing to show, a file cannot be read or has another form, or the page cannot be written.
@@ -97,24 +104,17 @@ def write(arguments: dict[str, str]) -> None:
     try:
         page = html_page.page(read.get("plan"), (), read.get("verified"), read.get("benchmark"))
     except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError, TemplateError):
-        name, what = ("plan", "plan") if arguments["plan"] else ("benchmark", "benchmark")
+        name = "plan" if arguments.plan else "benchmark"
         raise AnsibleActionFail(
-            f"{INPUTS[name]} is {validation.show(arguments[name])}, and the file holds no {what} that this collection can read. Use a "
-            f"file that {what}.yml of this version wrote."
+            f"{INPUTS[name]} is {validation.show(getattr(arguments, name))}, and the file holds no {name} that this collection can read. Use a "
+            f"file that {name}.yml of this version wrote."
         ) from None
-    output.write("llama_report_path", arguments["path"], page)
-
-
-class Arguments(NamedTuple):
-    path: ControllerPath
-    plan: ControllerPath | None = None
-    verified: ControllerPath | None = None
-    benchmark: ControllerPath | None = None
+    output.write("llama_report_path", arguments.path, page)
 
 
 class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        write(arguments._asdict())
+        write(arguments)
         return {"changed": False}

@@ -104,7 +104,8 @@ def _plain(value: Any) -> Any:
     return kind(value) if kind else value
 
 
-def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
+def _variables(name: str, hostvars: Any) -> dict:
+    spec = specification()
     values = ((variable, hostvars.get(variable)) for variable in spec)
     given = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check(name, given)
@@ -134,7 +135,7 @@ def with_values(
 
     :raises Refusal: types are wrong, or no plan can hold a value.
     """
-    checked = _variables(name, values, specification())
+    checked = _variables(name, values)
     changed = {variable: checked[variable] for variable in values}
     return {**hosts, name: {**hosts[name], "variables": {**hosts[name]["variables"], **changed}}}
 
@@ -151,7 +152,7 @@ def variables_of(task_vars: dict) -> dict:
     :raises Refusal: types are wrong, or no plan can hold a value.
     """
     name = task_vars["inventory_hostname"]
-    return _variables(name, task_vars["hostvars"][name], specification())
+    return _variables(name, task_vars["hostvars"][name])
 
 
 def similar(name: str, known: Collection[str]) -> str:
@@ -166,9 +167,9 @@ def similar(name: str, known: Collection[str]) -> str:
     return PREFIX + nearest[0] if nearest else ""
 
 
-def unknown(given: Iterable[str], spec: dict[str, dict]) -> dict[str, str]:
+def unknown(given: Iterable[str]) -> dict[str, str]:
     """Variable with the collection's prefix that the collection does not have → the one that was probably meant, or an empty text."""
-    known = [*spec, *names().run]
+    known = [*specification(), *names().run]
     return {name: similar(name, known) for name in given if name.startswith(PREFIX) and name not in known}
 
 
@@ -221,7 +222,6 @@ def hosts(
         raise Refusal(
             f"The inventory has no group {cluster!r}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
         )
-    spec = specification()
     members = {}
     for name in groups[cluster]:
         parts = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
@@ -231,8 +231,8 @@ def hosts(
             members[name] = {
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,
-                "variables": _variables(name, own, spec),
-                "unknown_variables": unknown({*own, *of_all}, spec),
+                "variables": _variables(name, own),
+                "unknown_variables": unknown({*own, *of_all}),
                 "facts": _entry((answers or {}).get(name), "facts"),
             }
     retired_group = RETIRED if cluster == CLUSTER_GROUP else f"{RETIRED}_{cluster}"

@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
@@ -35,9 +36,9 @@ ANSWER = {
 """What a step returns. Lists of tensors and of their names may be long, and are looked at one by one."""
 
 
-def ask(action: Action, plan: Mapping[str, Any], host: str, **more: Any) -> dict[str, Any]:
+def ask(action: Action, plan: Plan, host: str, **more: Any) -> dict[str, Any]:
     """What the action's module returns on a host; where it fails, the reason is one of ``why``."""
-    arguments = {"path": plan["model"]["path"], "account": plan["hosts"][host]["account"], **more}
+    arguments = {"path": plan.model.path, "account": plan.hosts[host].account, **more}
     answer = action.module(arguments)
     try:
         if answer.get("failed"):

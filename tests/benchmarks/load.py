@@ -32,10 +32,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import worker_speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill
 from first_run import machine
 from gpu_speed import asked
 from worker_speed import BRIDGE, WORKERS, first, network, play, process, with_program
@@ -151,7 +153,9 @@ class Bench:
             shutil.rmtree(self.cache(name), ignore_errors=True)
 
     def wanted(self, worker: dict) -> list[cache_prefill.Tensor]:
-        return cache_prefill.describe(str(self.model), cache_prefill.names_of(worker["seed"]["tensors"]))
+        return cache_prefill.describe(
+            str(self.model), cache_prefill.names_of(typed_json.parse(CachePrefill, worker["seed"]).tensors)
+        )
 
     def from_copy(self) -> dict:
         """Seconds in which every worker's cache is filled from the model on its host, one after the other: it is one disk here."""

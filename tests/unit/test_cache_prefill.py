@@ -12,11 +12,12 @@ from unittest import mock
 import gguf_files
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as launcher
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill as prefill
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill_info, cache_upload
 from cache_worker import CacheWorker
@@ -127,10 +128,14 @@ def test_caches_are_filled_in_generations_whose_messages_are_known(large, releas
         assert release is not BINARY or worker["protocol"] is None
 
 
+def names_of(seed):
+    return cache_prefill.names_of(typed_json.parse(CachePrefill, seed).tensors)
+
+
 def test_each_worker_gets_exactly_its_share(large):
     plan = large.plan()
     seeds = {name: worker["seed"] for name, worker in workers(plan).items()}
-    names = {name: list(cache_prefill.names_of(seed["tensors"])) for name, seed in seeds.items()}
+    names = {name: list(names_of(seed)) for name, seed in seeds.items()}
     both = names["worker1"] + names["worker2"]
     assert len(both) == len(set(both)) == 4 * 7
     for index, entry in enumerate(plan["placement"]):
@@ -148,7 +153,7 @@ def test_overrides_decide_whose_tensors_are_whose(large):
     ends = [entry["device"] for entry in large.plan()["placement"]]
     variables["llama_server_override_tensor"] = [r"ffn_up\.weight=" + ends[0], r"blk\.\d\.attn_q\.weight=CPU"]
     plan = large.plan()
-    seeds = {worker["endpoint"]: cache_prefill.names_of(worker["seed"]["tensors"]) for worker in workers(plan).values()}
+    seeds = {worker["endpoint"]: names_of(worker["seed"]) for worker in workers(plan).values()}
     first = next(entry["endpoint"] for entry in plan["placement"] if entry["device"] == ends[0])
     assert [name for name in seeds[first] if "ffn_up" in name] == [f"blk.{layer}.ffn_up.weight" for layer in range(4)]
     assert not [name for names in seeds.values() for name in names if "attn_q" in name]
@@ -168,8 +173,8 @@ def model(folder, seeds, name="model.gguf", side=SIDE):
 
 
 def wanted(path, count):
-    rows = [{"name": "blk.*.ffn_up.weight", "bytes": BYTES, "layers": list(range(count))}]
-    return cache_prefill.describe(str(path), cache_prefill.names_of(rows))
+    row = PrefillTensor("blk.*.ffn_up.weight", BYTES, tuple(range(count)))
+    return cache_prefill.describe(str(path), cache_prefill.names_of([row]))
 
 
 def free_port():

@@ -318,7 +318,7 @@ def gone_back(said):
 
 
 def prefilled(said):
-    plan, answers = {**PREFILLED, "head": {"host": "one"}}, {"one": {"missing": {"cpu": NAMES}}}
+    plan, answers = {**PREFILLED, "head": {**PREFILLED["head"], "host": "one"}}, {"one": {"missing": {"cpu": NAMES}}}
     act(cache_prefill_info, said, plan=plan)
     act(cache_prefill, said, plan=plan, tensors=TENSORS)
     act(cache_upload, said, plan=plan, tensors=TENSORS, staging=PREFILLED, answers=answers)

@@ -129,7 +129,7 @@ def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
 
 def test_no_variable_of_a_run_is_unknown():
     spec = inventory.specification()
-    assert inventory.unknown({*spec, *inventory.names().run, "__llama_facts", "ansible_host"}, spec) == {}
+    assert inventory.unknown({*spec, *inventory.names().run, "__llama_facts", "ansible_host"}) == {}
 
 
 def test_a_cluster_group_that_is_not_there():

@@ -354,11 +354,9 @@ def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):
     (files / "large.json").write_text('{"x": "' + "x" * 300_000 + '"}')
     with pytest.raises(AnsibleActionFail, match=re.escape(said)):
         report_action.write(
-            {
-                "path": str(files / "report.html"),
-                **dict.fromkeys(report_action.INPUTS),
-                **{name: str(files / file) for name, file in names.items()},
-            }
+            report_action.Arguments(
+                str(files / "report.html"), **{name: str(files / file) for name, file in names.items()}
+            )
         )
     assert not (files / "report.html").exists()
 

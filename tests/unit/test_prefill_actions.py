@@ -1,12 +1,15 @@
 """The action plugins that fill caches in steps: what they ask of hosts, what they show, and what they do with answers of another form."""
 
 import copy
+import json
 from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import cache_prefill, cache_prefill_info, cache_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
+from support.clusters import strix_halos
+from support.rollbacks import completed
 
 MIB = 1 << 20
 ROW = {"name": "blk.*.ffn_up.weight", "bytes": 20 * MIB, "layers": [0, 1, 2]}
@@ -14,22 +17,28 @@ NAMES = [f"blk.{layer}.ffn_up.weight" for layer in range(3)]
 TENSORS = [{"name": name, "bytes": 20 * MIB, "fingerprint": f"{index:032x}"} for index, name in enumerate(NAMES)]
 
 
+WHOLE = json.loads(json.dumps(completed(strix_halos(2, 200))))
+HOST = WHOLE["hosts"][WHOLE["head"]["host"]]
+WORKER = next(worker for host in WHOLE["hosts"].values() for worker in host["workers"])
+
+
 def worker(name, **more):
-    planned = {"name": name, "environment": {"LLAMA_CACHE": "/c"}, "endpoint": f"192.0.2.2:{len(name)}"}
-    return {**planned, "seed": {"tensors": [ROW], "fork": "llama.cpp"}, **more}
+    planned = {**WORKER, "name": name, "environment": {"LLAMA_CACHE": "/c"}, "endpoint": f"192.0.2.2:{len(name)}"}
+    seed = {"tensors": [ROW], "bytes": 60 * MIB, "fork": "llama.cpp", "endpoint": "127.0.0.1:1", "argv": ["rpc-server"]}
+    return {**planned, "seed": seed, **more}
 
 
-PLAN = {
-    "model": {"path": "/model.gguf"},
-    "head": {"host": "head"},
-    "hosts": {
-        "head": {"account": "llamacpp", "workers": []},
-        "one": {"account": "llamacpp", "workers": [worker("cpu"), worker("small", seed=None)]},
-        "two": {"account": None, "workers": [worker("cuda0")]},
-    },
-}
-for host in PLAN["hosts"].values():
-    host["prefix"] = "/opt/llamacpp"
+def planned(**workers):
+    hosts = {name: {**HOST, "account": "llamacpp", "workers": listed} for name, listed in workers.items()}
+    return {
+        **WHOLE,
+        "model": {**WHOLE["model"], "path": "/model.gguf"},
+        "head": {**WHOLE["head"], "host": "head"},
+        "hosts": hosts,
+    }
+
+
+PLAN = planned(head=[], one=[worker("cpu"), worker("small", seed=None)], two=[worker("cuda0")])
 
 
 class Hosts:
@@ -61,7 +70,6 @@ def fill(run, *answers):
     return run(cache_prefill, Hosts(*answers), tensors=TENSORS)
 
 
-STAGING = {"hosts": {name: {"workers": host["workers"]} for name, host in PLAN["hosts"].items()}}
 ONE, TWO = "192.0.2.2:3", "192.0.2.2:5"
 
 
@@ -100,7 +108,7 @@ def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
         {"changed": True, "given": {ONE: NAMES[:2], TWO: NAMES[:1]}, "why": []},
         {"changed": True, "given": {ONE: NAMES[2:]}, "why": []},
     )
-    result, shown = run(cache_upload, hosts, tensors=TENSORS, answers=answers, staging=STAGING)
+    result, shown = run(cache_upload, hosts, tensors=TENSORS, answers=answers, staging=PLAN)
     assert result == {"changed": True, "why": []}
     assert [[target["endpoint"] for target in asked["targets"]] for asked in hosts.asked] == [[ONE, TWO], [ONE]]
     assert hosts.asked[1]["targets"][0]["names"] == NAMES[2:]
@@ -110,7 +118,7 @@ def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
 
 def test_a_worker_that_fails_is_named_and_not_asked_again(run):
     answers = {"one": {"missing": {"cpu": NAMES}}, "two": {"missing": {"cuda0": NAMES}}}
-    staging = {"hosts": {"one": {"workers": [worker("cpu")]}, "two": {"workers": []}}}
+    staging = planned(one=[worker("cpu")], two=[])
     for given, why in (([], ["The head does not fill a cache: full."]), (["other"], [])):
         hosts = Hosts({"changed": False, "given": {ONE: given}, "why": why})
         result, shown = run(cache_upload, hosts, tensors=TENSORS, answers=answers, staging=staging)

@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PrefillTensor
 
 FILE = re.compile(r"[0-9a-f]{16}")
 """How a worker names the files of its cache."""
@@ -68,12 +69,12 @@ def run(module: Any, work: Callable[[], dict[str, Any]]) -> Any:
         module.fail_json(msg=f"the caches of workers are not filled: {error}")
 
 
-def names_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def names_of(rows: Iterable[PrefillTensor]) -> dict[str, int]:
     """Names of the tensors of these rows of the plan, and their bytes."""
     names = {}
     for row in rows:
-        for layer in [""] if row["layers"] is None else row["layers"]:
-            names[row["name"].replace("*", str(layer), 1)] = int(row["bytes"])
+        for layer in ("",) if row.layers is None else row.layers:
+            names[row.name.replace("*", str(layer), 1)] = row.bytes
     return names
 
 
