@@ -43,7 +43,6 @@ def large_sizes(summary: ModelSummary) -> list[int]:
 def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary: ModelSummary | None) -> Endpoint:
     """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model, the release and the disk's size.
 
-    :param flags: options of the worker's program.
     :param summary: of the model that is served, not of one that proves a release; None where it is not known.
     """
     if endpoint.cache is not None:
@@ -89,11 +88,7 @@ def _rows(parts: Sequence[device_load.Part]) -> list[PrefillTensor]:
 def of_worker(
     worker: Worker, build: BuildPlan, release: Release, folder: str, rows: Sequence[PrefillTensor]
 ) -> CachePrefill | None:
-    """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way.
-
-    :param folder: where releases are installed.
-    :param rows: of ``share``.
-    """
+    """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way."""
     unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
     if not worker.cache or not rows or unknown:
         return None

@@ -42,7 +42,6 @@ class RuntimeFile(NamedTuple):
 def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: Mapping[str, Any]) -> Plan:
     """The plan with files, definitions and its id.
 
-    :param runtime: the launcher's files.
     :param facts: host → what is left on the head for a run in which the host does not answer.
     :raises Refusal: a service manager cannot express a word of a service.
     """

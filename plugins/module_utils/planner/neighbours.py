@@ -116,7 +116,6 @@ def memories(
     """Devices that use one memory of a host, and MiB of it that programs can use.
 
     :param own: of memory_of.
-    :param theirs: names of the devices of another cluster.
     """
     same, known = same_device.canonical_device_names(facts), dict(same_device.named_accelerators(facts))
     usable = {backends.CPU.device: workers.usable_mib(facts.memory_mib)}

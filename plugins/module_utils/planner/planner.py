@@ -105,7 +105,6 @@ def make(
 
     :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
         nothing is known.
-    :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
@@ -607,10 +606,7 @@ def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
 
 
 def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:
-    """Why the head can use no worker, and what to set.
-
-    :param built: the head's backends.
-    """
+    """Why the head can use no worker, and what to set."""
     theirs = list(dict.fromkeys(worker.build for worker in running))
     variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (serves, *theirs))
     common = [backend for backend in theirs if backend in built]
@@ -687,9 +683,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
 
 
 def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool, load_s: float | None) -> HeadPlan:
-    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run.
-    :param load_s: predicted seconds of a load.
-    """
+    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
     server, facts = prepared.cluster.server, prepared.head.host.facts
     build = prepared.builds[prepared.cluster.head][prepared.serves]
     run = laid if server.fallback else laid[:1]

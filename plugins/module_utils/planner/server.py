@@ -81,7 +81,6 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
 
     :param environment: that llama-server needs to use its devices as planned.
     :param used: backends of the devices that it drives itself.
-    :param load_s: predicted seconds of a load.
     """
     server, placed, protocol = serving.server, serving.placed, serving.release.protocol
     scheme = "https" if server.tls else "http"
@@ -220,9 +219,6 @@ def start_timeout_of(server: Server, load_s: float | None) -> int:
 def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
     """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is llama-server's
     default.
-
-    :param used: the devices that get layers.
-    :param head: the host that reads the model.
     """
     if not wanted and any(device.is_gb10 and device.host == head for device in used):
         return "none"

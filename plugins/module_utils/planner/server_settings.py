@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""."""
+"""The variables ``llama_server_…``: what they mean for llama-server's memory, and which of them a release does not accept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Worker,
 )
 
-EVERY_ADDRESS = "0.0.0.0"
 KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
 CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
 """Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
@@ -65,10 +64,7 @@ def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINL
 
 
 def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:
-    """The value of a further argument; None where it is not given.
-
-    :param what: it is, for the message.
-    """
+    """The value of a further argument; None where it is not given."""
     if field not in given:
         return None
     word, number = given[field]
@@ -95,10 +91,7 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
-    """Expressions for names of tensors and the device of each, from ``llama_server_override_tensor``.
-
-    :param devices: names that may stand there.
-    """
+    """Expressions for names of tensors and the device of each, from ``llama_server_override_tensor``."""
     overrides = []
     for entry in server.override_tensor:
         pattern, _equals, device = entry.partition("=")
@@ -163,11 +156,7 @@ def check_auxiliary(server: Server, request: ModelRequest) -> None:
 
 
 def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
-    """Refuses settings of the server that cannot be.
-
-    :param name: of the head.
-    :param declared: workers of the head.
-    """
+    """Refuses settings of the server that cannot be."""
     for field, (least, most) in LIMITS.items():
         limit = validation.limit(getattr(server, field), least, most)
         if limit:
@@ -252,10 +241,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
 
 
 def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
-    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has, or that only older builds have.
-
-    :param given: argument → its option.
-    """
+    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has, or that only older builds have."""
     fork, build = release.fork, release.generation
     strange = [word for word in given if fork not in options.forks_of(word)]
     if strange:
@@ -294,7 +280,6 @@ def _check_environment(environment: Mapping[str, str]) -> None:
 def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> str:
     """The backend whose build of llama-server the head runs, and whose workers it uses where a host has several.
 
-    :param head: the head's backends.
     :param known: those of all hosts.
     """
     wanted = server.backend
@@ -323,10 +308,7 @@ def context_key(summary: ModelSummary) -> str:
 
 
 def check_types(path: str, summary: ModelSummary, release: Release, variable: str) -> None:
-    """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it.
-
-    :param variable: that sets the release.
-    """
+    """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it."""
     kinds = {row.type for row in summary.named_tensors}
     strange = tensor_types.of_others(kinds, release.fork)
     if strange:

@@ -142,7 +142,6 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> S
 
 
 def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
-    """:param after: services that start before it."""
     head, homes = plan.head, _homes_of_head(plan)
     credentials = {
         name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None

@@ -567,10 +567,7 @@ ADVISORIES = (
 
 
 def as_plan(finding: Finding, clauses: Sequence[str]) -> AdvisoryPlan:
-    """A finding as the plan has it, not accepted yet.
-
-    :param clauses: of the remedy.
-    """
+    """A finding as the plan has it, not accepted yet."""
     advisory, hosts = finding.advisory, finding.hosts
     return AdvisoryPlan(
         id=advisory.id,

@@ -41,7 +41,6 @@ def devices_of(
     """The devices of the cluster that are not offered.
 
     :param offered: all devices that the model may be on.
-    :param release: that the head asks for.
     """
     idle: list[UnusedMemory] = []
     for name, own in equipped.items():

@@ -94,7 +94,6 @@ def _release_of(request: ReleaseRequest, package: str) -> Release:
 
 
 def _tree_of(request: ReleaseRequest, known: Mapping[str, Any]) -> _Tree:
-    """:param known: of capabilities.PYPI_TREES."""
     found = request.tree or SourceTree(None, None, None)
     return _Tree(
         known.get("build") if request.build is None else request.build,
@@ -149,7 +148,6 @@ def sources_of(requests: Requests) -> dict[str, str]:
 def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, Release]:
     """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
 
-    :param facts: of each host.
     :param used: backends that some host has: of others nothing was looked up.
     """
     packaged = {name: known.packaged.version if known.packaged else None for name, known in facts.items()}
@@ -286,9 +284,7 @@ def builds(
 ) -> dict[str, dict[str, BuildPlan]]:
     """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
 
-    :param wanted: backend → release.
     :param secured: backend whose llama-server speaks TLS. All hosts have it built so, since hosts of one kind share a build.
-    :param measures: whether the head has the program that measures, too.
     """
     kinds = {
         (name, backend): _kind(host, backend, wanted[backend], server, backend == secured)

@@ -133,10 +133,7 @@ def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: st
 
 
 def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
-    """Names of the accelerators of a host for which ``auto`` found no toolchain; integrated ones only where there is no other.
-
-    :param chosen: its backends.
-    """
+    """Names of the accelerators of a host for which ``auto`` found no toolchain; integrated ones only where there is no other."""
     if host.backends != ("auto",):
         return []
     if tuple(chosen) == (backends.CPU.name,):
@@ -160,9 +157,6 @@ def tools_of(
 ) -> dict[str, str]:
     """Tool → package, of all that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
-    :param built: the host's backends.
-    :param wanted: backend → release.
-    :param secured: backend whose builds need OpenSSL.
     :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
     """
     tools: dict[str, str] = {}

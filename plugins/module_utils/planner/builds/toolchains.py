@@ -132,9 +132,6 @@ def choose(
     """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
     :param facts: of the host; ``toolchains`` is missing or None where it was not asked.
-    :param wanted: ``llama_build_toolchain``.
-    :param architectures: of the host's devices for this backend.
-    :param beside: the host's other backends.
     :returns: ``toolkit`` (a toolchain, or None), ``version`` of the toolkit and ``compiler`` (versions, None where not known),
         ``environment`` of the build.
     :raises Refusal: none of them fits.

@@ -281,7 +281,6 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
-    """:param hosts: names of all hosts of the cluster."""
     variables = given["variables"]
     facts = given["facts"]
     if facts is None:
@@ -413,10 +412,7 @@ def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
 
 
 def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
-    """Variables of a process as text: true and false as programs read them, not as Python writes them.
-
-    :param where: the variable of the inventory, for messages.
-    """
+    """Variables of a process as text: true and false as programs read them, not as Python writes them."""
     values = {}
     for name, value in (given or {}).items():
         if not re.fullmatch(NAME, str(name), re.ASCII):
@@ -444,7 +440,6 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
 def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
     """``llama_external_workers`` of the head.
 
-    :param hosts: names of the cluster's hosts.
     :raises Refusal: an entry is not possible.
     """
     workers: list[External] = []

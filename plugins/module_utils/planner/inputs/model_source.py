@@ -304,7 +304,6 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[dic
 def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: str) -> Model:
     """Path and summary of the model that the head serves.
 
-    :param facts: of the head.
     :param account: as which its services run in scope system.
     """
     _check_report(request, report)

@@ -170,10 +170,7 @@ def _cache(load: device_load.Load, summary: ModelSummary) -> int:
 
 
 def _settings(server: Server, served: ModelSummary, release: Release) -> tuple[kv_cache.Settings, int]:
-    """Of a context of the draft model, and how many contexts there are. Its cache has its own types, f16 where nothing is said.
-
-    :param served: summary of the model that is served.
-    """
+    """Of a context of the draft model, and how many contexts there are. Its cache has its own types, f16 where nothing is said."""
     settings = server_settings.settings_of(server, served, release.fork)
     settings = settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))
     if release.generation >= ONE_CONTEXT_SINCE:
@@ -218,9 +215,6 @@ def remaining_capacity(
 ) -> list[Device] | None:
     """The devices with what is left of their capacities; None where one of them holds less. What is in the head's memory is taken from the
     largest device that shares it.
-
-    :param head: its name.
-    :param facts: of the head.
     """
     sharing = [device for device in offered if device.host == head and _shares(device, facts)]
     largest = max(sharing, key=lambda device: device.capacity_mib, default=None)

@@ -57,10 +57,7 @@ def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
 
 
 def rate_of(device: Device, facts: Facts) -> Rate:
-    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind.
-
-    :param facts: of its host.
-    """
+    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind."""
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
@@ -175,7 +172,6 @@ def nodes_per_layer(summary: ModelSummary) -> float:
 def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
     """Milliseconds that a device takes for its part of a token.
 
-    :param read_bytes: of weights and cache.
     :param nodes: of its part of the graph: its layers times nodes_per_layer.
     """
     return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
@@ -262,7 +258,6 @@ beneath it, Ethernet as far as anybody knows."""
 def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:
     """Milliseconds that a token costs for a worker, besides what its device computes.
 
-    :param nodes: of the graph that it computes.
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
     if link.visit_ms is not None:

@@ -128,7 +128,6 @@ class Load:
     ) -> None:
         """
         :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
-        :param generation: build number of the release.
         :param overrides: expressions for names of tensors, each with the device that these are on.
         """
         self.summary = summary

@@ -49,8 +49,6 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too as one heap and the rest as another, or with UNIFIED_HEAP
     all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
     programs that do not ask for a refusal (radv_alloc_memory), but llama.cpp was seen to fail there.
-
-    :param environment: of the program that drives the device.
     """
     whole = accelerator.memory_mib
     if not whole:
@@ -68,7 +66,6 @@ def environments(
 
     :param endpoints: name of the device → environment of its endpoint.
     :param own: names of the devices that llama-server itself drives: heap_of_head has the driver show enough, unless its environment says else.
-    :param server: environment of llama-server.
     """
     heap = {backends.UNIFIED_HEAP: "true"} if facts.unified_heap else {}
     lent = {name: {**heap, **environment} for name, environment in endpoints.items()}
@@ -128,7 +125,6 @@ def _visible(facts: Facts, lent: Collection[str], backend: str, selects: bool) -
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends.
 
-    :param lent: names of the devices that the host lends.
     :param selects: whether llama-server can be told which devices to use.
     """
     same = same_device.canonical_device_names(facts)
@@ -152,10 +148,7 @@ def driven_by_head(facts: Facts, lent: Collection[str], backend: str, selects: b
 
 
 def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
-    """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it.
-
-    :param driven: of driven_by_head.
-    """
+    """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it."""
     own = dict(driven)
     for name, mib in server.memory_mib.items():
         if name not in own:
@@ -186,10 +179,6 @@ def of_head(
     """The devices that llama-server itself drives. They hold all of a memory that is the host's too, since heap_of_head has their driver show
     it, unless the operator says what it shows.
 
-    :param driven: of driven_by_head.
-    :param shares: of workers.shares_of_memory.
-    :param limits: of limits_of_head.
-    :param environment: of llama-server.
     :param bounded: whether they hold no more than their driver shows as their own.
     """
     same = same_device.canonical_device_names(head.facts)
@@ -219,12 +208,7 @@ def of_single_host(host: Host, backend: str, server: Server | None = None) -> li
 def environment_of_head(
     facts: Facts, lent: Collection[str], backend: str, uses_own: bool, uses_workers: bool
 ) -> dict[str, str]:
-    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
-
-    :param lent: names of the devices that the head lends.
-    :param uses_own: whether it uses devices of its own.
-    :param uses_workers: whether it uses workers.
-    """
+    """What makes llama-server count devices as planned, and take no memory of those that it does not use."""
     accelerators, hiding = facts.of_backend(backend), backends.hiding(backend)
     bus_order = backends.RECORDS[backend].bus_order
     environment: dict[str, str] = {}
@@ -239,11 +223,7 @@ def environment_of_head(
 
 
 def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
-    """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that.
-
-    :param held: the devices that get layers.
-    :param environment: of llama-server.
-    """
+    """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that."""
     for device in held:
         accelerator = None if device.endpoint else accelerator_of(facts, device.name)
         if accelerator and device.held_mib > visible_mib(device.backend, accelerator, environment):

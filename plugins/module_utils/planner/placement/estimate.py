@@ -43,11 +43,7 @@ IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface] = ()) -> str:
-    """Kind of the link over which the head reaches a worker, a key of speed.LINKS.
-
-    :param links: ``llama_links`` of the worker's host.
-    :param interfaces: those that its facts name.
-    """
+    """Kind of the link over which the head reaches a worker, a key of speed.LINKS."""
     address = endpoint.rsplit(":", 1)[0]
     if is_loopback(address):
         return "loopback"
@@ -117,10 +113,7 @@ class _Share(NamedTuple):
 def _shares(
     load: device_load.Load, gpu_layers: int, split: tuple[float, ...], buffers: tuple[str, ...]
 ) -> dict[int | None, _Share]:
-    """What each device has, by its place among those that are used; None is the head's processor.
-
-    :param buffers: of the devices that are used.
-    """
+    """What each device has, by its place among those that are used; None is the head's processor."""
     names = {buffer: index for index, buffer in enumerate(buffers)}
     owners = device_load.assign(load.layers, gpu_layers, split if buffers else ())
     shares = {index: _Share(owners[:-1].count(index), 0, 0, 0, 0, 0, 0) for index in (None, *names.values())}
@@ -391,7 +384,6 @@ def _unit_of(part: device_load.Part) -> int | None:
 def _units_held(sizes: Sequence[int], own: Sequence[Device], kept: int) -> int:
     """How many units, the last ones first, these devices hold one after the other.
 
-    :param sizes: bytes of each unit.
     :param kept: bytes that stay free on each device.
     """
     end = len(sizes)

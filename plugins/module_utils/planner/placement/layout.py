@@ -298,9 +298,6 @@ def _why(candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> 
 
 
 def _words(candidate: Candidate, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
-    """:param used: groups of the devices with units.
-    :param groups: of all devices.
-    """
     group = candidate.place.group
     if not count:
         return "what llama_server_override_tensor puts there" if candidate.place.fixed else "nothing"
@@ -377,7 +374,6 @@ def _without_tensors(overrides: Sequence[tuple[str, str]], load: device_load.Loa
 def _over_on_devices(over: Sequence[tuple[Device, int]], asked: bool) -> list[str]:
     """What is missing where.
 
-    :param over: of Placed.over.
     :param asked: whether the operator's own shares are the reason, since the model would fit.
     """
     if asked:
@@ -402,7 +398,6 @@ def as_plan(
     """What the plan says of each device.
 
     :param as_planned: whether nothing that the operator adds changes what devices hold.
-    :param load_mode: ``llama_server_load_mode``.
     :param without: what llama-server loads too and is not counted.
     """
     load = placed.load

@@ -169,10 +169,7 @@ def _with_device(
 
 
 def solve(places: Sequence[Place], first: int) -> list[int] | None:
-    """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly.
-
-    :param first: the first unit that is on a device.
-    """
+    """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly."""
     units = _solved(tuple(places), first)
     return None if units is None else list(units)
 

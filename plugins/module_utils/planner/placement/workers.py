@@ -103,10 +103,7 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
 
 
 def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
-    """All devices that the host's builds offer, the CPU last.
-
-    :param built: the host's backends.
-    """
+    """All devices that the host's builds offer, the CPU last."""
     devices = [
         Lendable(
             backend,
@@ -141,10 +138,7 @@ def _no_device(where: str, host: str, backend: str, built: Collection[str], offe
 def _device_of(
     where: str, host: str, endpoint: Endpoint, offered: list[Lendable], lent: Collection[str], built: Collection[str]
 ) -> Lendable:
-    """The device that an endpoint lends: the one that it names, or else the first of its backend that is left.
-
-    :param lent: devices of the endpoints before it.
-    """
+    """The device that an endpoint lends: the one that it names, or else the first of its backend that is left."""
     free = [device for device in offered if device.device not in lent and endpoint.backend in (None, device.backend)]
     if not free and not endpoint.device and endpoint.backend not in (None, "cpu"):
         raise _no_device(where, host, str(endpoint.backend), built, offered)
@@ -169,7 +163,6 @@ def _device_of(
 
 
 def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int, taken: Collection[int]) -> None:
-    """:param taken: ports of the endpoints before it."""
     for variable, value, most in (
         ("threads", endpoint.threads, MOST_THREADS),
         ("memory_mib", endpoint.memory_mib, MOST_MIB),
@@ -250,7 +243,6 @@ def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable],
 def declare(host: Host, built: Collection[str], serves: str | None) -> list[Declared]:
     """The endpoints of a host, those that it gives or those that it has by default.
 
-    :param built: the host's backends.
     :param serves: on the head, the backend of its llama-server; None elsewhere.
     """
     offered = lendable(host, built)
@@ -282,7 +274,6 @@ def shares_of_memory(
     It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
 
     :param driven: names of the accelerators that llama-server itself drives.
-    :param shown: of devices.shown_by_drivers.
     :param limits: MiB that some of these may hold, where the operator says so.
     """
     same, facts = same_device.canonical_device_names(host.facts), host.facts
@@ -335,11 +326,7 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
 
 
 def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
-    """The declared workers of one host.
-
-    :param head: name of the head.
-    :param shares: of shares_of_memory.
-    """
+    """The declared workers of one host."""
     same = same_device.canonical_device_names(host.facts)
     direct = any(entry.tunnel is None for entry in declared) and not host.is_head
     address = address_of(host, head) if direct else LOOPBACK
@@ -386,7 +373,6 @@ def usable(
 
     :param order: backends, the preferred ones first.
     :param fitting: backends whose release is of the head's source.
-    :param same: same_device.canonical_device_names of the host.
     :param driven: names of the devices that llama-server itself drives there.
     """
     taken = {same[name] for name in driven}
@@ -410,7 +396,6 @@ def on_its_staging_port(worker: Worker) -> Worker:
 def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
     """The worker; if its program has no option for the device, with an environment that hides all other devices.
 
-    :param release: of its build.
     :param devices: how many of its kind the host has.
     """
     visible = backends.RECORDS[worker.backend].visible
@@ -424,7 +409,6 @@ def with_one_visible_device(worker: Worker, release: Release, devices: int) -> W
 
 
 def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
-    """:param folder: where releases are installed."""
     flags, program = release.capabilities.worker_flags, release.capabilities.worker_binary
     device = options.render_worker("worker-device", worker.device, flags)
     cache = options.render_worker("tensor-cache", "on", flags)
