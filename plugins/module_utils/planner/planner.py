@@ -359,7 +359,7 @@ def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
 
 def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> FallbackPlan:
     """What the plan says of a fallback."""
-    works = estimate.works_of(_case(prepared._replace(placed=laid.placed), laid))
+    works = estimate.works_of(_case(prepared._replace(placed=laid.placed)))
     return FallbackPlan(
         without=loss.name,
         endpoint=loss.workers[0].endpoint,
@@ -421,7 +421,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
     """The plan without services and advisories."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
-    predicted = estimate.of_plan(_case(prepared, laid), bool(cluster.server.override_tensor))
+    predicted = estimate.of_plan(_case(prepared), bool(cluster.server.override_tensor))
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,
@@ -457,7 +457,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
     )
 
 
-def _case(prepared: Prepared, laid: Laid) -> estimate.Case:
+def _case(prepared: Prepared) -> estimate.Case:
     """What is estimated."""
     cluster, placed = prepared.cluster, prepared.placed
     known = {backend for entry in prepared.equipped.values() for backend in entry.backends}

@@ -164,10 +164,10 @@ class Endpoint(NamedTuple):
 class Tuning(NamedTuple):
     """``llama_host_tuning`` and what belongs to it."""
 
-    wanted: bool
-    gtt_mib: int | None
-    profile: str
-    reboot: bool
+    wanted: bool = False
+    gtt_mib: int | None = None
+    profile: str = ""
+    reboot: bool = False
 
 
 class Host(NamedTuple):
@@ -179,23 +179,23 @@ class Host(NamedTuple):
     address: str
     """``ansible_host``."""
     facts: Facts
-    kept_facts: Mapping[str, Any]
+    kept_facts: Mapping[str, Any] = {}
     """The part of its facts that is left on the head for a run in which the host does not answer."""
-    backends: tuple[str, ...]
+    backends: tuple[str, ...] = ()
     """``llama_backend``: ``auto``, or names of backends."""
-    links: tuple[Link, ...]
-    endpoints: tuple[Endpoint, ...]
-    cmake_options: Mapping[str, str]
-    toolchain: str | None
-    build_host: str | None
+    links: tuple[Link, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    cmake_options: Mapping[str, str] = {}
+    toolchain: str | None = None
+    build_host: str | None = None
     """``llama_build_host``: who compiles for this host, where it is of the same kind."""
-    share_builds: bool
+    share_builds: bool = False
     """``llama_build_share``: whether this host gets builds of others, and gives others its own."""
-    keep_releases: int
-    tuning: Tuning
-    releases: Mapping[str, ReleaseRequest | None]
+    keep_releases: int = 1
+    tuning: Tuning = Tuning()
+    releases: Mapping[str, ReleaseRequest | None] = {}
     """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
-    unknown_variables: Mapping[str, str]
+    unknown_variables: Mapping[str, str] = {}
     """Variable that is none of ours → the one that was probably meant."""
     visit_ms: float | None = None
     """``llama_link_visit_ms``."""
@@ -496,16 +496,16 @@ class Worker(NamedTuple):
     build: str
     """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU."""
     device: str
-    hides_other_devices: bool
-    """Whether its environment hides the other devices of its backend."""
-    threads: int | None
-    cache: bool
-    cache_mib: int
-    cache_why: str
-    shared: bool
-    """Whether the device's memory is the host's own."""
     capacity_mib: int
-    environment: Mapping[str, str]
+    shared: bool = False
+    """Whether the device's memory is the host's own."""
+    threads: int | None = None
+    cache: bool = False
+    cache_mib: int = 0
+    cache_why: str = ""
+    environment: Mapping[str, str] = {}
+    hides_other_devices: bool = False
+    """Whether its environment hides the other devices of its backend."""
     tunnel: Tunnel | None = None
     """None where the head reaches it at its own address."""
 

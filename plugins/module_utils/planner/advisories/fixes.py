@@ -219,15 +219,7 @@ def tuned(by_the_run: bool) -> Fixes:
         if by_the_run != all(context.plan.hosts[name].host_settings for name in finding.hosts):
             return []
         given = kernel_parameters.parameters(finding.values["memory"])
-        shown = {"parameters": " ".join(f"{name}={value}" for name, value in given.items())}
-        wanted = remedies.on_hosts(
-            finding.hosts,
-            lambda host: host._replace(tuning=host.tuning._replace(wanted=True, gtt_mib=None, reboot=True)),
-        )
-        by_hand = remedies.with_facts(
-            finding.hosts, lambda facts: kernel_parameters.lending(facts, facts.memory_mib - kernel_parameters.KEPT_MIB)
-        )
-        return [Fix(shown, (wanted if by_the_run else by_hand,))]
+        return [Fix({"parameters": " ".join(f"{name}={value}" for name, value in given.items())})]
 
     return fixes
 

@@ -282,12 +282,12 @@ def newest_known() -> int:
     return max(int(tree["generation"]) for tree in trees)
 
 
-def _named(request: ReleaseRequest, build: int, later: bool) -> str:
+def _named(request: ReleaseRequest, build: int) -> str:
     """A build as the source of this release names it: of PyPI the version that carries it or one after it."""
     if request.source != "pypi":
         return f"build {build}"
     trees = sorted((tree["generation"], version) for version, tree in capabilities.PYPI_TREES.items())
-    fitting = [version for generation, version in trees if generation >= build] if later else []
+    fitting = [version for generation, version in trees if generation >= build]
     return f"version {fitting[0]}" if fitting else f"build {build} (source: git)"
 
 
@@ -295,7 +295,7 @@ def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> li
     """Fixes: a release from the build ``first`` on, where all up to the newest one that is known will do, or else to this build alone."""
     request = releases.requested(variables[0], cluster.releases)
     shown = {"variables": listed(variables)}
-    name = _named(request, first, True)
+    name = _named(request, first)
     from_here, newest = (
         releasing(variables, release_request.tagged(build)) for build in (first, max(first, newest_known()))
     )
@@ -310,7 +310,7 @@ def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, las
     request = releases.requested(variables[0], cluster.releases)
     shown = {"variables": listed(variables)}
     earlier, later = (releasing(variables, release_request.tagged(build)) for build in (first - 1, last + 1))
-    before, after = f"a build before {first}", f"one from {_named(request, last + 1, True)} on"
+    before, after = f"a build before {first}", f"one from {_named(request, last + 1)} on"
     return [
         Fix({**shown, "release": f"{before} or {after}"}, (earlier, later)),
         Fix({**shown, "release": after}, (later,)),
@@ -318,7 +318,7 @@ def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, las
     ]
 
 
-def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str] = backends.PREFERRED) -> list[Fix]:
+def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str]) -> list[Fix]:
     """Fixes: another ``llama_backend`` that has devices on each of these hosts; of cpu, every host has one."""
     return [
         Fix({"backend": backend}, (building(hosts, [backend]),))

@@ -384,31 +384,13 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
             f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
             "link is managed, like 10.99.0.12/24"
         ) from None
-    return Link(
-        given.get("interface"),
-        address,
-        given.get("mtu"),
-        given.get("peer"),
-        bool(given.get("manage")),
-        given.get("thunderbolt"),
-        given.get("kind"),
-    )
+    own: dict[str, Any] = {field: given.get(field) for field in Link._fields}
+    return Link(**{**own, "address": address, "manage": bool(own["manage"])})
 
 
 def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
-    return Endpoint(
-        name=given.get("name"),
-        backend=given.get("backend"),
-        device=given.get("device"),
-        port=given.get("port"),
-        staging_port=given.get("staging_port"),
-        threads=given.get("threads"),
-        cache=given.get("cache"),
-        cache_mib=given.get("cache_mib") or 0,
-        memory_mib=given.get("memory_mib"),
-        environment=environment(f"environment in {where}", given.get("environment")),
-        tunnel=given.get("tunnel"),
-    )
+    own: dict[str, Any] = {field: given[field] for field in Endpoint._fields if given.get(field) is not None}
+    return Endpoint(**own)._replace(environment=environment(f"environment in {where}", given.get("environment")))
 
 
 def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:

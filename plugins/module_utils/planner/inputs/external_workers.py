@@ -17,7 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Facts,
     Host,
     Release,
-    Tuning,
     Worker,
 )
 
@@ -64,14 +63,7 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
                 backend=external.backend,
                 build="",
                 device=_device(externals, index),
-                hides_other_devices=False,
-                threads=None,
-                cache=False,
-                cache_mib=0,
-                cache_why="",
-                shared=False,
                 capacity_mib=external.memory_mib,
-                environment={},
             )
         )
     return workers
@@ -94,10 +86,7 @@ def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
 
 def _host(name: str, externals: Sequence[External]) -> Host:
     facts: Facts = cluster_inputs.facts_of(
-        {
-            **cluster_inputs.DECLARED,
-            "memory_mib": sum(own.memory_mib for own in externals),
-        }
+        {**cluster_inputs.DECLARED, "memory_mib": sum(own.memory_mib for own in externals)}
     )
     accelerators = tuple(
         Accelerator(own.backend, cluster_inputs.UNNAMED, own.architecture, own.memory_mib, False)
@@ -110,16 +99,4 @@ def _host(name: str, externals: Sequence[External]) -> Host:
         is_worker=True,
         address=externals[0].address,
         facts=facts._replace(accelerators=accelerators),
-        kept_facts={},
-        backends=(),
-        links=(),
-        endpoints=(),
-        cmake_options={},
-        toolchain=None,
-        build_host=None,
-        share_builds=False,
-        keep_releases=1,
-        tuning=Tuning(False, None, "", False),
-        releases={},
-        unknown_variables={},
     )

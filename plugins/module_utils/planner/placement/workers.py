@@ -348,7 +348,6 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 backend=device.backend,
                 build=device.build,
                 device=device.device,
-                hides_other_devices=False,
                 threads=threads,
                 cache=bool(endpoint.cache),
                 cache_mib=endpoint.cache_mib,
