@@ -74,7 +74,7 @@ site: dev ## Build the documentation site in .venv/site/html
 lint: dev ## Run ansible-lint, ruff, mypy, antsibull-docs and the changelog's check
 	@$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --quiet --check .
 	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ansible-lint --offline -q
-	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(addprefix ansible_collections/llamacpp/cluster/plugins/,module_utils plugin_utils)
+	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml ansible_collections/llamacpp/cluster/plugins
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --strict $(addprefix ansible_collections/llamacpp/cluster/plugins/module_utils/,llamacpp planner lifecycle)
 	@cd $(VENV)/collections && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache > $(CURDIR)/$(VENV)/imports.txt || { cat $(CURDIR)/$(VENV)/imports.txt; false; }
 	@$(VENV)/bin/antsibull-changelog lint

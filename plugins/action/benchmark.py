@@ -54,7 +54,7 @@ class PlannedLoad(NamedTuple):
     """A load of a model with its plan and its command line; of one that cannot be measured that is empty."""
 
     load: matrix.Load
-    plan: Plan | Refused
+    plan: Plan
     argv: Sequence[str]
     keys: frozenset[str]
 
@@ -145,18 +145,17 @@ class ActionModule(Action):
         first: dict[str, matrix.Load] = {}
         for load, smaller in matrix.loads_of(request, variants, served):
             plan = _plan(smaller, reports[matrix.name_of(load.model)], catalogue)
-            why, argv = matrix.obstacle(plan, served, load), ()
-            if not why:
+            why, argv = matrix.obstacle(plan, served, load), []
+            if isinstance(plan, Plan) and not why:
                 argv = command_line.argv_of(plan, load, request.repetitions)
                 same = first.setdefault(f"{argv} {load.latencies_ms} {plan.head.environment}", load)
                 why = None if same is load else f"{program} gets the same command line as with {dict(same.settings)}"
             new = matrix.cells_of(load, plan, why)
-            loads.append(PlannedLoad(load, plan, () if why else argv, frozenset(cell.key for cell in new)))
+            if isinstance(plan, Plan):
+                loads.append(PlannedLoad(load, plan, () if why else argv, frozenset(cell.key for cell in new)))
             cells += new
         models = dict.fromkeys(reports, "")
-        models.update(
-            {matrix.name_of(one.load.model): one.plan.model.path for one in loads if isinstance(one.plan, Plan)}
-        )
+        models.update({matrix.name_of(one.load.model): one.plan.model.path for one in loads})
         now = int(time.time())
         identity = matrix.identity(served, cells, request.repetitions, models)
         record = types.Benchmark(
@@ -173,7 +172,7 @@ class ActionModule(Action):
         )
         return Matrix(request, loads, record, cluster.model.token_file)
 
-    def _read_model(self, model: ModelRequest) -> dict:
+    def _read_model(self, model: ModelRequest) -> Mapping[str, Any]:
         """What the module model reports of a model. A generated one is written on the head first.
 
         :raises Refusal: it is not there, or not readable.

@@ -45,7 +45,8 @@ class ActionModule(Action):
         def mib(targets: Sequence[Target]) -> int:
             return sum(size_of[name] for target in targets for name in target.names) // MIB
 
-        total, changed, why = mib(targets), False, []
+        total, changed = mib(targets), False
+        why: list[str] = []
         progress = prefill.Progress(self.host, "from the head")
         lease = Lease(self, plan.hosts[head].prefix)
         while targets:

@@ -36,8 +36,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 display = Display()
 
 RUNTIME_FILES = [
-    completion.RuntimeFile(Path(module.__file__).name, Path(module.__file__).read_bytes(), module.__file__)
-    for module in (runtime, server, worker, progress, serving, journal, rpc)
+    completion.RuntimeFile(path.name, path.read_bytes(), str(path))
+    for path in (Path(str(module.__file__)) for module in (runtime, server, worker, progress, serving, journal, rpc))
 ]
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
 

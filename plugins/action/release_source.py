@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -13,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 
 
 class Arguments(NamedTuple):
-    release: Mapping[str, Any]
+    release: dict[str, Any]
 
 
 class ActionModule(Action):

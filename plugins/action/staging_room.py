@@ -25,8 +25,8 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        refused = arguments.plan["refused"]
-        plan = typed_json.parse(Refused if refused else Plan, arguments.plan)
-        answers = changes.check({} if refused else plan.hosts, arguments.answers)
+        record: type[Plan | Refused] = Refused if arguments.plan["refused"] else Plan
+        plan = typed_json.parse(record, arguments.plan)
+        answers = changes.check(plan.hosts if isinstance(plan, Plan) else {}, arguments.answers)
         obstacles = staging.obstacles(plan, answers)
         return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}

@@ -81,6 +81,7 @@ why:
 """
 
 import time
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -93,7 +94,7 @@ def filled(params, check_mode):
     until = time.monotonic() + params["seconds"]
     known = cache_prefill.by_name(params["tensors"])
     workers = [cache_prefill.worker_of(planned) for planned in params["workers"]]
-    answer = {"missing": {}, "linked_mib": 0, "copied_mib": 0, "left_mib": 0, "why": []}
+    answer: dict[str, Any] = {"missing": {}, "linked_mib": 0, "copied_mib": 0, "left_mib": 0, "why": []}
     for worker, planned in zip(workers, params["workers"]):
         wanted = [known[name] for name in planned["names"] if name in known]
         beside = [other.folder for other in workers if other.folder != worker.folder]

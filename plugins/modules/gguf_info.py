@@ -118,10 +118,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 
 
 def result(model, with_tensors):
-    read = {"summary": header_summary.summarize(model)}
-    if with_tensors:
-        read["tensors"] = header_summary.group(model.tensors)
-    return read
+    tensors = {"tensors": header_summary.group(model.tensors)} if with_tensors else {}
+    return {"summary": header_summary.summarize(model), **tensors}
 
 
 def from_url(module):

@@ -150,7 +150,7 @@ def run(params, check_mode):
     result = {
         "changed": bool(after),
         "fetch": rows,
-        "bytes": sum(row["bytes"] - row["have"] for row in rows),
+        "bytes": sum(file.bytes - present for file, present, _in_place in pending),
         "diff": {"before": "", "after": "".join(after)},
         "python": sys.executable,
     }

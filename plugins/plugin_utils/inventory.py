@@ -208,7 +208,7 @@ def cluster_of(task_vars: Mapping[str, Any]) -> str:
 
 
 def hosts(
-    task_vars: dict, answers: dict[str, dict] | None = None, of_all: Collection[str] = ()
+    task_vars: dict, answers: Mapping[str, Any] | None = None, of_all: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:
     """Name of the cluster, and its hosts as planning takes them.
 

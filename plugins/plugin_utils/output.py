@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
@@ -59,7 +60,9 @@ def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | N
         write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
-def write_report(path: str, plan: Plan | None, verified: Report | None = None, record: dict | None = None) -> None:
+def write_report(
+    path: str, plan: Plan | None, verified: Report | None = None, record: Mapping[str, Any] | None = None
+) -> None:
     """Writes the page of what is served, how it was verified and what was measured of it.
 
     :param record: what playbooks/benchmark.yml measured, as docs/benchmark.schema.json describes it.
