@@ -83,9 +83,6 @@ def loads_of(found):
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------ variables
-
-
 WRONG = [
     ("prompts", [0], "llama_benchmark_prompts has 0: use 1 to 1048576"),
     ("depths", [-1], "llama_benchmark_depths has -1"),
@@ -138,9 +135,6 @@ def test_removed_variables_are_refused_with_what_replaces_them():
 def test_the_name_of_a_url_is_that_of_its_file():
     source = ModelSource("model", "llama_model_url", url=("https://h.example/a/m-Q4.gguf?download=true",))
     assert matrix.name_of(ModelRequest(source, None, None)) == "m-Q4"
-
-
-# --------------------------------------------------------------------------------------------------------------- matrix
 
 
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
@@ -244,9 +238,6 @@ def test_a_package_without_the_program_is_refused():
     assert "no package of head's distribution is known to have llama-bench" in found.reason()
 
 
-# -------------------------------------------------------------------------------------------------------- command lines
-
-
 FORMS = {
     "0.3.20": ["-fa", "1", "-mmp", "0"],
     "0.3.25": ["-fa", "on", "-mmp", "0"],
@@ -302,9 +293,6 @@ def test_llama_sweep_bench_is_told_what_the_server_is_told():
     assert "measures prompts of one micro-batch, 512 tokens" in skipped["pp100", 0]
     assert skipped["pp512", 1024] is skipped["tg128", 0] is None
     assert "depths that are multiples" in skipped["tg128", 100]
-
-
-# ----------------------------------------------------------------------------------------------------------------- logs
 
 
 def row_of(*samples, **other):
@@ -426,9 +414,6 @@ def test_a_failure_says_how_the_program_ended_and_what_it_said():
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- records
-
-
 def test_the_example_has_the_form_of_the_schema_and_the_tables_have_every_cell():
     data = benchmarks.example()
     SCHEMA.validate(data)
@@ -510,9 +495,6 @@ def test_a_log_that_is_no_file_is_not_read(tmp_path, make):
     make(tmp_path / "x.log")
     with pytest.raises(OSError, match=r"not a regular file|Too many levels|Is a directory"):
         history.lines_of(str(tmp_path / "x.log"))
-
-
-# ------------------------------------------------------------------------------------------------------------------ job
 
 
 PROGRAM, SERVER = "llamacpp-benchmark", "llamacpp-server"
@@ -619,9 +601,6 @@ def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, mon
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
     assert job.cancel({**head.host, "scope": "user", "service_manager": "systemd_user"}, [SERVER], check=False) == []
-
-
-# --------------------------------------------------------------------------------------------------------------- action
 
 
 class Host:

@@ -191,9 +191,6 @@ def test_the_repetitions_of_a_test_fit_into_a_line():
     assert len(json.dumps(row)) < runner.LINE_BYTES - 4096
 
 
-# ------------------------------------------------------------------------------------------------------------------ job
-
-
 def load(tmp_path, *argv, name="x", **other):
     """A load whose program is Python's."""
     given = {"environment": {}, "workers": [], "latencies_ms": [], "log": str(tmp_path / "logs" / f"{name}.log")}

@@ -101,8 +101,6 @@ def test_a_link_s_address_counts_as_one_of_the_head_s(pair):
     assert opened(pair, "198.51.100.0/24", host="0.0.0.0").plan()["head"]["url"] == "http://198.51.100.1:8080"
 
 
-# -------------------------------------------------------------------------------------------------------------- HTTPS
-
 FILES = {"llama_server_tls_certificate_file": "/etc/tls/50 %.pem", "llama_server_tls_key_file": "/etc/tls/key.pem"}
 
 

@@ -351,9 +351,6 @@ def test_progress_is_written_into_the_lock(server, models, fetch, monkeypatch):
         assert download.parse_progress(text) is None
 
 
-# ----------------------------------------------------------------------------------------------------------------- full disks
-
-
 def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_downloaded(server, small_disk):
     models = small_disk / "models"
     files, _records = parsed([planned(server, models)])

@@ -99,9 +99,6 @@ def failed_runs(broken, make, run, state, expected, *place):
         assert not run(host), f"after change {number}"
 
 
-# -------------------------------------------------------------------------------------------------------------- services
-
-
 def with_old_services(root, name, monkeypatch):
     """A host on which a head and a worker run by an old definition, and a worker that is not planned any more."""
     root.mkdir()
@@ -145,8 +142,6 @@ def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
     assert failed_runs(broken, make, renew, of_services, expected) > 1
 
 
-# ----------------------------------------------------------------------------------------------------------------- links
-
 PLANNED = [test_links.link(), test_links.link(interface="eth2", address="10.98.0.12/24", mtu=None)]
 machine, any_manager = test_links.machine, test_links.any_manager
 
@@ -179,9 +174,6 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
     assert failed_runs(broken, make, run, state, state(whole)) > 1
 
 
-# ----------------------------------------------------------------------------------------------------- kernel parameters
-
-
 @pytest.mark.faults
 @KINDS
 def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
@@ -211,9 +203,6 @@ def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
         return faults.tree(host.root), host.initramfs
 
     assert failed_runs(broken, make, run, state, state(whole)) > 1
-
-
-# -------------------------------------------------------------------------------------------------------------- firewall
 
 
 def nftables(root):
@@ -286,9 +275,6 @@ def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
     whole = make("whole")
     run(whole)
     assert failed_runs(broken, make, run, state, state(whole)) > 0
-
-
-# ------------------------------------------------------------------------------------------------------ files and modules
 
 
 def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
@@ -433,9 +419,6 @@ def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
     assert failed_runs(broken, make, run, lambda host: host.added, whole.added) > 5
 
 
-# ---------------------------------------------------------------------------------------------------------------- models
-
-
 @pytest.mark.faults
 @SOME_KINDS
 def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
@@ -525,8 +508,6 @@ def test_a_record_of_a_benchmark_after_a_fault(tmp_path, monkeypatch, kind):
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
     assert failed_runs(broken, make, run, faults.tree, faults.tree(whole), str(tmp_path)) >= 3
 
-
-# -------------------------------------------------------------------------------------------------------------- releases
 
 PROGRAM = "#!/bin/sh\necho usage: --rpc\n"
 TARGETS = ["ggml-rpc-server", "llama-server"]

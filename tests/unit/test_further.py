@@ -7,14 +7,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     header_summary,
     known_answer,
     projector,
-    summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import typed
 from support.clusters import GIB, TREE, advisories_of, cards_of, head_with_cards
@@ -135,22 +131,6 @@ def test_what_the_processor_holds_is_taken_from_a_worker_that_shares_its_memory(
     assert "llama_model_draft needs " in " ".join(refused["reasons"])
     smaller = of(40, draft=draft(10))
     assert not smaller["refused"], smaller["reasons"]
-
-
-def test_a_plan_that_does_not_fit_with_a_draft_model_says_so_and_how_it_does():
-    cluster = head_with_cards(1, 20)
-    assert cluster.plan()["fits"]
-    cluster.hosts["head"]["facts"]["memory_mib"] = 8192
-    with_both(cluster, draft=draft(8))
-    plan = cluster.plan()
-    assert plan["refused"]
-    assert not plan["fits"]
-    said = " ".join(plan["reasons"])
-    assert "llama_model_draft needs " in said
-    assert "it fits this way: " in said
-    assert "remove llama_model_draft" in said
-    cluster.hosts["head"]["variables"]["llama_model_draft"] = None
-    assert cluster.plan()["fits"]
 
 
 def test_where_one_is_too_much_already_both_are_to_be_removed():
@@ -332,19 +312,6 @@ def test_arguments_win_over_variables_as_they_do_in_llama_server():
     assert size("-ctkd", "q8_0", LLAMA_ARG_CACHE_TYPE_K_DRAFT="f32") == eight < size(LLAMA_ARG_CACHE_TYPE_K_DRAFT="f32")
 
 
-def test_the_fastest_of_devices_that_hold_the_same_comes_first():
-    """A card of 48 GiB that is slower than two of 24, of which one is a little slower than the other."""
-    server = entry.read("llama_cluster", entry.settle("llama_cluster", cards_of(1).hosts)).server
-    parsed = summary.parse(draft())
-    model = Model("/m.gguf", None, parsed, draft=parsed, projector=projector.parse(PROJECTOR))
-    own = [Device("head", "cuda", f"CUDA{i}", f"CUDA{i}", mib, {}) for i, mib in enumerate((24000, 48000, 24000))]
-    names = [place and place.name for place in auxiliary_models._places("draft", model, server, own)]
-    assert names == ["CUDA0", "CUDA1", None]
-    assert len(auxiliary_models._places("mmproj", model, server, own)) == 2
-    split = server._replace(tensor_split=(1.0, 1.0, 1.0))
-    assert len(auxiliary_models._places("draft", model, split, own)) == 4
-
-
 def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
     given = {"llama_server_extra_args": ["-ngld", "9", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
     cluster = with_both(cards_of(10, **given, **build(11063)), draft=draft())
@@ -507,12 +474,7 @@ def test_a_header_of_a_projector(tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"name": 5}, "name, which is 5"),
         ({"tensors": 0}, "tensors, which is 0"),
-        ({"tensor_bytes": True}, "tensor_bytes, which is True"),
-        ({"encoders": None}, "encoders, which is None"),
-        ({"encoders": [{"kind": "smell"}]}, "encoders[0].projector, which is missing"),
-        ({"encoders": [{**ENCODER, "width": -1}]}, "encoders[0].width, which is -1"),
         ({"encoders": [{**ENCODER, "kind": "smell"}]}, "encoders[0].kind, which is 'smell'"),
     ],
 )

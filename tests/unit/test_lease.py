@@ -193,9 +193,6 @@ def test_the_module_acquires_renews_and_releases(tmp_path, capsys):
     assert list(prefix.parent.iterdir()) == [prefix], "in somebody else's folder there is no lease"
 
 
-# ------------------------------------------------------------------------------------------------------------ processes
-
-
 @pytest.fixture
 def sleeper():
     process = subprocess.Popen(["sleep", "60"])
@@ -235,8 +232,6 @@ def test_a_long_task_renews_the_lease_from_time_to_time(monkeypatch):
         renewal.renew_in_time()
     assert action.renew_lease.mock_calls == [mock.call("/opt/llamacpp")] * 2
 
-
-# ----------------------------------------------------------------------------------------------------------------- runs
 
 PLAYBOOK = f"""
 - hosts: all
@@ -331,8 +326,6 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
     assert f"ok: [{answers}]" in done
     assert f"{lost} could not be reached, and its services may still run." in " ".join(text.split())
 
-
-# ------------------------------------------------------------------------------------------------------------ playbooks
 
 CHANGES = {
     "llamacpp.cluster.prune",

@@ -175,9 +175,6 @@ def any_manager(machine, request):
     return machine
 
 
-# --------------------------------------------------------------------------------------------------------- inspection
-
-
 def test_what_a_host_has(machine):
     machine.add("thunderbolt0", "10.98.0.1/30", "fe80::1/64", driver="thunderbolt-net", mtu="65520")
     machine.add("br0").add("veth1234").add("eth2", driver="e1000e")
@@ -206,18 +203,6 @@ def test_a_host_where_there_is_nothing(tmp_path, monkeypatch):
 
     found = inspection.inspect(inspection.System(root=tmp_path, run=nothing))
     assert found == (None, {}, frozenset(), (), ())
-
-
-def test_this_host_is_found_the_same_each_time():
-    found = inspection.inspect(inspection.System())
-    assert found == inspection.inspect(inspection.System())
-    assert "lo" not in found.interfaces
-
-
-def test_the_manager(machine):
-    for active in ("networkd", "NetworkManager", None):
-        machine.manager = active
-        assert machine.inspect().manager == active
 
 
 def test_interfaces_where_ssh_arrives_are_protected(machine, monkeypatch):
@@ -251,9 +236,6 @@ def test_ports_of_a_bridge_and_ipv6_routes_are_protected(machine):
         f"fe800000000000000000000000000000 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001     eth3\n",
     )
     assert machine.inspect().protected == {"bond0", "br0", "eth0", "eth2"}
-
-
-# -------------------------------------------------------------------------------------------------------------- files
 
 
 def parsed(text):
@@ -293,9 +275,6 @@ def test_a_profile_of_network_manager():
     assert dict(parser["ipv6"]) == {"method": "link-local", "never-default": "true"}
     assert planned(link(), "NetworkManager") == planned(link(), "NetworkManager"), "its UUID stays"
     assert "mtu" not in planned(link(mtu=None), "NetworkManager")
-
-
-# ----------------------------------------------------------------------------------------------------------- problems
 
 
 def test_nothing_speaks_against_a_good_link(any_manager):
@@ -419,9 +398,6 @@ def test_foreign_profiles_of_network_manager(machine, text, refused):
         machine.apply(link())
 
 
-# ------------------------------------------------------------------------------------------------------ configuration
-
-
 COMMANDS = {
     "networkd": ["networkctl reload", "networkctl reconfigure eth1"],
     "NetworkManager": ["nmcli connection reload", "nmcli --wait 0.1 connection up llamacpp-eth1 ifname eth1"],
@@ -542,9 +518,6 @@ def test_a_command_that_fails_is_an_error(any_manager):
         any_manager.apply(link())
 
 
-# -------------------------------------------------------------------------------------------------------- thunderbolt
-
-
 DOCK = "c0010000-0070-7f18-2368-d2a8f1a2b101"
 
 
@@ -596,9 +569,6 @@ def test_an_interface_that_does_not_come_after_authorising_is_refused(machine):
     with pytest.raises(LinkError, match="no interface thunderbolt0"):
         machine.apply(link(interface="thunderbolt0", thunderbolt=DOCK))
     assert machine.installed() == {}
-
-
-# --------------------------------------------------------------------------------------------------------- throughput
 
 
 def test_commands_that_are_not_there_or_fail():

@@ -38,9 +38,6 @@ from support.model_sources import request_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# ---------------------------------------------------------------------------------------------------------- ansible-playbook
-
-
 class Playbook:
     """Runs the task of the role on this machine, in a process of its own."""
 
@@ -168,8 +165,6 @@ def test_a_download_continues_when_the_controller_is_killed_and_the_next_run_wai
     assert len(server.asked) == 1
 
 
-# ------------------------------------------------------------------------------------------------------- a mount that hangs
-
 MODULE, FROM = model, types.SimpleNamespace(url="http://x")
 READERS = {
     "model": lambda path, call: call(folder=path, files=[planned(FROM, Path(path))], _ansible_check_mode=True),
@@ -208,9 +203,6 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
         message = str(error)
     where = "" if reader == "copy" else rf"{path}\S* on {platform.node()} "
     assert re.search(rf"{where}could not be read within 0.05 s: check the (disk or )?network", message)
-
-
-# ------------------------------------------------------------------------------------------------------------ pieces and lines
 
 
 class Action(base.Action):

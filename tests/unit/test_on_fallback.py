@@ -140,9 +140,6 @@ def test_a_process_that_the_launcher_has_not_started_is_not_served(tmp_path, ser
     stranger.stdout.close()
 
 
-# ---------------------------------------------------------------------------------------- decided and judged from a plan
-
-
 @pytest.fixture
 def plan(pair):
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True

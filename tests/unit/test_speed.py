@@ -69,6 +69,7 @@ def test_the_median_deviation_is_small():
 def test_a_name_tells_more_than_an_architecture():
     assert rates.of_accelerator("gfx1100", "Radeon RX 7900 XT").gb_per_s == 800
     assert rates.of_accelerator("gfx1100", "AMD gfx1100").gb_per_s == 864
+    assert rates.of_accelerator("gfx1100", "AMD Radeon PRO W7800 48GB").gb_per_s == 864
     assert rates.of_accelerator("", "AMD gfx1151").gb_per_s == 256
     assert rates.of_accelerator("8.6", "NVIDIA RTX A5000").gb_per_s == 768
     assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3060").gb_per_s == 360
@@ -109,10 +110,6 @@ def test_a_name_tells_more_than_an_architecture():
 )
 def test_names_as_drivers_report_them(name, gb_per_s):
     assert rates.of_accelerator("", name).gb_per_s == gb_per_s
-
-
-def test_a_48_gb_board_has_more_than_the_other_of_its_name():
-    assert rates.of_accelerator("gfx1100", "AMD Radeon PRO W7800 48GB").gb_per_s == 864
 
 
 @pytest.mark.parametrize(
@@ -295,14 +292,6 @@ def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same(pair):
     second = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.4999})
     assert first.facts == second.facts
     assert first.kept_facts["rates"]["CPU"]["gb_per_s"] == 41.2345
-
-
-@pytest.mark.parametrize(
-    "rates", [{"CPU": 3}, {"CPU": {"name": "x", "gb_per_s": 0}}, {"CPU": {"name": 3, "gb_per_s": 9}}, [1]]
-)
-def test_rates_that_a_host_cannot_have_are_refused(pair, rates):
-    pair.hosts["worker1"]["facts"]["rates"] = rates
-    assert "worker1" in pair.reason()
 
 
 def test_memory_of_a_slow_host_is_planned_with(pair):

@@ -150,8 +150,6 @@ def test_a_head_on_another_host_serves_too(pair):
     assert decide(plan, found).replaced == ["worker1"]
 
 
-# --------------------------------------------------------------------------------------------------------------- judgement
-
 NONE = {"head": "", "worker1": "", "worker2": ""}
 
 
