@@ -1007,11 +1007,6 @@ def test_an_advisory_is_accepted_by_name(identifier):
     assert ids(plan) == set()
 
 
-def test_an_advisory_that_is_not_in_the_list_of_accepted_ones_still_refuses(pair):
-    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_accept_advisories=["no-such-id"])
-    assert pair.plan()["refused"]
-
-
 def serving_networks(networks, **facts):
     return cluster_of(
         head_facts=facts,
@@ -1082,14 +1077,6 @@ def test_a_healthy_plan_meets_none(name):
     plan = HEALTHY[name]().plan()
     assert ids(plan) == set()
     assert not plan["refused"], plan["reasons"]
-
-
-@pytest.mark.parametrize("gib", [61, 205, 211, 226])
-def test_models_are_spread_so_that_no_vulkan_device_holds_more_than_it_shows(gib):
-    """Sizes from the notes, on hosts that declare 112000 MiB each as there."""
-    plan = strix_halos(4, gib, "vulkan", llama_worker_endpoints=[{"memory_mib": 112000}]).plan()
-    assert not plan["refused"]
-    assert max(entry["total_mib"] for entry in plan["placement"]) < 126976 * 2 / 3
 
 
 def test_who_accepts_it_gets_more_onto_a_vulkan_device_than_it_shows():
@@ -1175,12 +1162,6 @@ def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
 def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
     cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
     assert ("hip-mmap-hang" in ids(cluster.plan())) is met
-
-
-def test_a_model_that_does_not_fit_has_no_shares_that_are_too_large():
-    plan = strix_halos(2, 232, "vulkan", llama_worker_endpoints=[unified_heap()]).plan()
-    assert not plan["fits"]
-    assert "vulkan-large-share" not in ids(plan)
 
 
 @pytest.mark.parametrize("trained, said", [(8192, "With 8192 each gets 2048."), (4096, "was trained for no more.")])

@@ -27,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark_info, benchmark_job, service
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -130,11 +129,6 @@ def test_removed_variables_are_refused_with_what_replaces_them():
     ):
         inventory.hosts(given)
     assert not inventory.names().removed.keys() & inventory.specification().keys()
-
-
-def test_the_name_of_a_url_is_that_of_its_file():
-    source = ModelSource("model", "llama_model_url", url=("https://h.example/a/m-Q4.gguf?download=true",))
-    assert matrix.name_of(ModelRequest(source, None, None)) == "m-Q4"
 
 
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():

@@ -122,11 +122,6 @@ def test_a_build_between_two_that_were_read_is_exact_where_they_agree():
     assert kv_cache.readings(99999) == (kv_cache.NEW,)
 
 
-@pytest.mark.parametrize("generation, exact", [(6169, False), (6170, True), (11669, True), (11670, False)])
-def test_a_build_older_or_newer_than_those_that_were_read_is_a_bound(generation, exact):
-    assert sizes(model("llama"), generation)[1] is exact
-
-
 def test_an_unknown_architecture_is_a_bound():
     found, exact = sizes(model("unheard-of", ssm__state_size=16, ssm__inner_size=1024))
     assert not exact

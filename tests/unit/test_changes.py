@@ -159,15 +159,6 @@ def test_builders_that_cannot_be(pair):
     )
 
 
-def test_a_host_that_builds_for_itself_shares_nothing(local):
-    plan = local.plan()
-    found = drifts(plan)
-    identity = plan["hosts"]["here"]["builds"][0]["id"]
-    found["here"]["missing_builds"] = [identity]
-    changes = decide(plan, found)
-    assert (changes.builders, changes.shared, changes.sources) == (["here"], {}, [plan["release"]["id"]])
-
-
 def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
     plan = pair.plan()
     tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}

@@ -17,14 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from conftest import definition
 
-WORDS = ["/opt/a b/run", "50 %", "$HOME", 'say "hi"', "back\\slash", "it's", "", "a=b,c"]
-
-
-def test_supervisor_splits_a_command_into_the_same_words():
-    line = definitions.supervisor_command(WORDS)
-    expanded = configparser.BasicInterpolation().before_get(configparser.ConfigParser(), "s", "o", line, {})
-    assert shlex.split(expanded) == WORDS
-
 
 def environment_of_supervisor(line):
     """As dict_of_key_value_pairs of supervisor 4.3.0 reads it: quotes end at the next one, and \\ is a character like others."""
@@ -118,26 +110,6 @@ def test_systemd_itself_reads_every_character_of_a_path(tmp_path):
 def test_a_path_of_which_systemd_would_read_another_one(pair, path):
     with pytest.raises(Refusal, match="systemd does not read a space or"):
         definitions.systemd_line(path)
-
-
-def test_systemd_quoting():
-    assert (
-        definitions.systemd_command(["/a", "50 %", "$HOME", 'say "hi"', "b\\s"])
-        == r'"/a" "50 %%" "$$HOME" "say \"hi\"" "b\\s"'
-    )
-    assert definitions.systemd_environment({"A": '50 % of "$B"'}) == r'"A=50 %% of \"$B\""'
-
-
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
-def test_systemd_accepts_what_is_quoted(tmp_path):
-    unit = tmp_path / "x.service"
-    unit.write_text(
-        f"[Service]\nExecStart={definitions.systemd_command(['/bin/echo', *WORDS[1:]])}\nEnvironment={definitions.systemd_environment({'A': WORDS[3]})}\n"
-    )
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
-    )
-    assert "x.service" not in checked.stderr
 
 
 @pytest.mark.parametrize(
@@ -321,13 +293,6 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path, monkeypatch):
     monkeypatch.setattr(manager.system, "program", lambda name: f"/usr/sbin/{name}")
     rule = FirewallRule(50052, "tcp", ("192.0.2.10",), "192.0.2.11")
     assert exposed(manager._unit([rule], ["inet filter input"]), "firewall-llamacpp.service", tmp_path) == ""
-
-
-def test_api_keys_are_handed_over_as_a_credential(pair):
-    pair.hosts["head"]["variables"]["llama_server_api_key_file"] = "/etc/50 %.keys"
-    head = pair.plan()["hosts"]["head"]
-    text = definition(head, head["services"][0])
-    assert "LoadCredential=api-keys:/etc/50 %%.keys\n" in text
 
 
 def test_a_property_list_holds_the_words(local):

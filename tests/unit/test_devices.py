@@ -56,12 +56,6 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
     assert plan["head"]["environment"] == {}
 
 
-def test_which_devices_the_head_drives_itself_follows_from_the_backend_that_serves():
-    plan = box("head", "worker", llama_backend=["cuda", "hip"], llama_server_backend="hip").plan()
-    assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "ROCm0"]
-    assert workers_of(plan, "box") == [("CUDA0", True)]
-
-
 def test_each_device_that_several_backends_drive_is_used_once():
     plan = box("head", "worker", llama_backend=["cuda", "vulkan"]).plan()
     assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "CUDA0"]

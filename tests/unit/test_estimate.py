@@ -289,11 +289,6 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     assert f"{plan['estimate']['generation_tokens_per_s']:g}" in met["message"]
 
 
-def test_a_cluster_that_is_faster_or_only_tries_workers_is_not_reported(serving, local):
-    assert not slower(serving(llama_placement="all"))
-    assert not slower(local.plan())
-
-
 def test_a_summary_without_tensors_is_estimated_too(big_model):
     """A fuzzer gave one to a head that computes all layers itself."""
     cluster = Cluster().add("head", "head", llama_model_path="/srv/m.gguf", llama_server_gpu_layers=0)

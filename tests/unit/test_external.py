@@ -2,10 +2,9 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshake, Handshakes, WorkerDevice
-from conftest import known_answer_of, typed
+from conftest import typed
 from support.verification import checks, healthy, judged
 
 WINDOWS = {
@@ -212,11 +211,6 @@ def test_types_of_the_cache_without_kernels_there(mixed):
     assert ("cache-kernels", "gaming-pc") in met
 
 
-def test_a_wide_tensor_is_no_trap_of_them(mixed):
-    mixed.hosts["head"]["variables"]["llama_model_known_answer"] = known_answer_of(kind="q8_0")
-    assert not mixed.plan()["refused"]
-
-
 @pytest.mark.parametrize("backend, architecture", [("vulkan", ""), ("hip", "gfx1151"), ("metal", "apple"), ("cpu", "")])
 def test_no_condition_looks_for_their_host_among_those_of_the_cluster(mixed, big_model, backend, architecture):
     assert given(mixed, backend=backend, architecture=architecture).plan()["external_workers"][0]["used"]
@@ -225,11 +219,6 @@ def test_no_condition_looks_for_their_host_among_those_of_the_cluster(mixed, big
     assert mixed.plan()["placement"]
     mixed.hosts["head"]["variables"]["llama_server_context"] = 1 << 20
     assert mixed.plan()["reasons"] is not None
-
-
-def test_the_default_is_none(pair):
-    assert entry.read("test", pair.hosts).external == ()
-    assert pair.plan()["external_workers"] == []
 
 
 @pytest.mark.parametrize("address", ["192.0.2.12", "198.51.100.12"])

@@ -281,9 +281,3 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     missing = plan_text.plan_parts(typed(strix_halos(2, 200).plan()))["While a worker is away"]
     assert missing[0].startswith("  without strix0:rocm0:  does not fit, ")
     assert missing[0].endswith(" MiB missing")
-
-
-def test_a_head_without_workers_has_no_such_part(pair):
-    for name in ("worker1", "worker2"):
-        del pair.hosts[name]
-    assert "While a worker is away" not in plan_text.plan_parts(typed(pair.plan()))

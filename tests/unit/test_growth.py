@@ -68,40 +68,42 @@ def with_gpus(pair, count):
     return pair
 
 
-def test_nothing_restarts_where_nothing_changed(pair):
-    assert restarts(planned(pair), planned(pair)) == {}
+def joining(pair):
+    pair.add("worker3", "worker", address="192.0.2.13")
 
 
-def test_a_worker_that_joins_restarts_only_the_head(pair):
-    second = pair.hosts.pop("worker2")
-    old = planned(pair)
-    pair.hosts["worker2"] = second
-    assert restarts(old, planned(pair)) == {"head": ["llamacpp-server"], "worker2": ["llamacpp-worker-cpu"]}
-
-
-def test_a_worker_that_leaves_restarts_only_the_head(pair):
-    old = planned(pair)
+def leaving(pair):
     del pair.hosts["worker2"]
-    assert restarts(old, planned(pair)) == {"head": ["llamacpp-server"]}
 
 
-def test_another_model_restarts_only_the_head(pair):
-    old = planned(pair)
+def another_model(pair):
     pair.hosts["head"]["variables"]["llama_model_known_answer"] = known_answer_of(layers=32)
-    assert restarts(old, planned(pair)) == {"head": ["llamacpp-server"]}
+
+
+HEAD = {"head": ["llamacpp-server"]}
+ITS_OWN = {"worker1": ["llamacpp-worker-cuda0"]}
+
+
+@pytest.mark.parametrize(
+    "change, restarted",
+    [
+        (lambda _pair: None, {}),
+        (joining, {**HEAD, "worker3": ["llamacpp-worker-cpu"]}),
+        (leaving, HEAD),
+        (another_model, HEAD),
+        (lambda pair: with_gpus(pair, 1), {**HEAD, **ITS_OWN}),
+    ],
+    ids=["nothing", "a worker joins", "a worker leaves", "another model", "another backend"],
+)
+def test_what_a_change_restarts(pair, change, restarted):
+    old = planned(pair)
+    change(pair)
+    assert restarts(old, planned(pair)) == restarted
 
 
 def test_another_gpu_restarts_its_host_and_the_head(pair):
     old = planned(with_gpus(pair, 1))
-    found = restarts(old, planned(with_gpus(pair, 2)))
-    assert set(found) == {"head", "worker1"}
-    assert found["head"] == ["llamacpp-server"]
-
-
-def test_another_backend_restarts_its_host_and_the_head(pair):
-    old = planned(pair)
-    found = restarts(old, planned(with_gpus(pair, 1)))
-    assert set(found) == {"head", "worker1"}
+    assert set(restarts(old, planned(with_gpus(pair, 2)))) == {"head", "worker1"}
 
 
 @pytest.mark.parametrize("stays", [True, False])

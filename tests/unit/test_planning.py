@@ -73,13 +73,6 @@ def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "198.51.100.2", "localhost"]
 
 
-def test_hosts_of_one_kind_share_a_build(pair):
-    plan = pair.plan()
-    ids = {name: host["builds"][0]["id"] for name, host in plan["hosts"].items()}
-    assert len(set(ids.values())) == 1
-    assert plan["hosts"]["worker1"]["builds"][0]["targets"] == ["ggml-rpc-server", "llama-server"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -132,16 +125,6 @@ def test_a_plan_depends_on_what_programs_cannot_use():
     facts = {**Cluster().add("here", "head").hosts["here"]["facts"], "kept": {}}
     facts["cpu"] = {**facts["cpu"], "unusable": ["amx"]}
     assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
-
-
-def test_one_worker_for_each_accelerator():
-    cluster = Cluster().add("here", "head", "worker", facts=CUDA, llama_model_known_answer=known_answer_of())
-    plan = cluster.plan()
-    planned = plan["hosts"]["here"]["workers"]
-    assert [(worker["name"], worker["device"]) for worker in planned] == [("cuda0", "CUDA0"), ("cuda1", "CUDA1")]
-    options = plan["hosts"]["here"]["builds"][0]["cmake_options"]
-    assert options["GGML_CUDA"] == "ON"
-    assert options["CMAKE_CUDA_ARCHITECTURES"] == "86-real"
 
 
 def test_the_local_inventory_lends_the_gpu_and_then_the_cpu(local):
@@ -350,14 +333,6 @@ def test_an_address_that_no_other_host_reaches(pair, name, address, said):
     assert f"ansible_host of {name} is '{address}'{said}" in pair.reason()
 
 
-def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
-    pair.hosts["head"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.1", "peer": "worker1"}]
-    pair.hosts["worker1"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.2", "peer": "head"}]
-    hosts = pair.plan()["hosts"]
-    assert hosts["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]
-    assert hosts["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
-
-
 def test_a_worker_without_a_link_is_open_to_the_address_that_the_head_has_there(pair):
     pair.hosts["head"]["variables"]["llama_links"] = [{"address": "203.0.113.1/24"}, {"address": "198.51.100.1/24"}]
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
@@ -513,13 +488,6 @@ def test_integrated_graphics_are_used_where_there_is_nothing_else(pair):
     assert plan["placement"][-1]["capacity_mib"] == 54000
     facts["accelerators"] = [{**own_memory, "memory_mib": 0}]
     assert pair.plan()["head"]["devices"] == []
-
-
-def test_a_model_that_does_not_fit_on_own_devices_says_where(big_model):
-    cluster = Cluster().add("alone", "head", facts=copy.deepcopy(CUDA))
-    plan = serve(cluster, big_model)
-    for device in ("CUDA0", "CUDA1"):
-        assert f" on {device} (alone), which holds 23348" in plan["reasons"][0]
 
 
 def test_a_release_is_proven_on_the_heads_own_devices_too(own):
@@ -1144,11 +1112,6 @@ def test_what_creates_accounts_is_installed_where_it_is_missing(pair, facts, too
         assert {tool: found[tool] for tool in set(found) - set(before)} == expected
 
 
-def test_a_user_without_ccache_needs_no_package(local):
-    local.hosts["here"]["facts"].update(scope="user", service_manager="systemd_user")
-    assert local.plan()["hosts"]["here"]["optional_tools"] == {}
-
-
 STRIX = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
 
 
@@ -1531,12 +1494,6 @@ def test_a_toolkit_is_for_one_of_several_backends(both):
     environments = [build["environment"] for build in both.plan()["hosts"]["worker1"]["builds"]]
     assert environments[0] == {}
     assert environments[1]["ROCM_PATH"] == "/opt/rocm-7.2.0"
-
-
-def test_a_release_of_a_backend_that_no_host_has_refuses_nothing(pair):
-    pair.hosts["head"]["variables"]["llama_release_vulkan"] = BINARY
-    pair.hosts["worker2"]["facts"]["architecture"] = "aarch64"
-    assert not pair.plan()["refused"]
 
 
 BRANCH = {"source": "git", "repository": "https://git.invalid/llama.cpp", "ref": "master"}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,20 +26,6 @@ def flat(items):
 def tasks_of(path):
     content = yaml.safe_load(path.read_text())
     return [*flat(content)] if isinstance(content, list) else []
-
-
-def test_supervisor_is_what_its_checksum_names_and_runs_nothing_to_build_it():
-    commands = [task.get("ansible.builtin.command", {}) for path in FILES for task in tasks_of(path)]
-    (install,) = [command for command in commands if "pip" in command.get("argv", ())]
-    assert {"--require-hashes", "--only-binary=supervisor", "--requirement=/dev/stdin"} <= set(install["argv"])
-    assert re.search(r"==\{\{ \w+ \}\} --hash=sha256:\{\{ \w+ \}\}$", install["stdin"])
-
-
-def test_logs_of_supervisor_are_for_its_account_alone_and_files_of_services_as_before():
-    role = ROOT / "roles" / "llama_host"
-    assert "\numask=077\n" in (role / "templates/supervisord.conf.j2").read_text()
-    assert "\numask=022\n" in (role / "templates/supervisor.conf.j2").read_text()
-    assert "umask 077" in (role / "tasks/supervisor.yml").read_text(), "it opens its own log before it sets its umask"
 
 
 def test_what_others_say_is_shown_without_control_characters():
