@@ -316,7 +316,7 @@ def test_strix_halo_quad_with_vulkan():
 
 def test_wide_models_are_served_with_the_patch_or_a_newer_build(monkeypatch):
     monkeypatch.setattr(
-        action.sources, "_read", lambda patch, _find: {"path": patch, "sha256": "0" * 64, "files": [predicates.SENDING]}
+        action.sources, "_read", lambda patch, _find: patch._replace(sha256="0" * 64, files=(predicates.SENDING,))
     )
     wide = of_file("models/qwen3_coder_480b.yml")
     git = {"source": "git", "ref": "b6110"}
