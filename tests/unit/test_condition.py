@@ -189,7 +189,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     planned = typed(pair.plan()).hosts["worker1"]
     assert planned.knocks
     compared = []
-    found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 12)
+    found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
     monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
     _drift, condition = host_status.read("llama_cluster", "system", planned._replace(**place._asdict()), None)
     assert compared[0].knocks == ()

@@ -222,7 +222,7 @@ def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, recor
 def test_the_info_module_reads_a_record_and_what_its_services_miss(prefix, record, monkeypatch):
     serve(prefix, record)
     model = record["model"]["path"]
-    drift = Drift({}, (), (), (), {}, {}, (), (model,), ("/models/part.gguf",), (), (), (), ())
+    drift = Drift({}, (), (), (), (), (model,), ("/models/part.gguf",), (), (), (), ())
     monkeypatch.setattr(info.state, "drift", lambda part: drift)
     answered = info.compared(str(prefix), record["id"])
     assert answered["record"]["id"] == record["id"]

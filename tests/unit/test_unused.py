@@ -496,7 +496,7 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
 
 def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     old_things(here)
-    monkeypatch.setattr(state, "drift", lambda _planned: Drift({}, *[()] * 12))
+    monkeypatch.setattr(state, "drift", lambda _planned: Drift({}, *[()] * 10))
     found = host_status.read("llama_cluster", "user", here.host, None, here.model)[1].unused
     assert {entry.kind for entry in found} == set(prune.KINDS)
     assert host_status.read("llama_cluster", "user", here.host, None)[1].unused is None
