@@ -16,8 +16,13 @@ import time
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder as building
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest, smoke_test, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import (
+    builder,
+    installer,
+    manifest,
+    smoke_test,
+    store,
+)
 from support import builds
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -65,11 +70,11 @@ def pack(tree, tmp_path):
     return archive
 
 
-def builder(tmp_path, archive, patches=(), account=None, **build):
+def builder_of(tmp_path, archive, patches=(), account=None, **build):
     planned = builds.BUILD._replace(id="tiny", cmake_options={"CMAKE_BUILD_TYPE": "Release"})._replace(**build)
     release = builds.RELEASE._replace(member=MEMBER)
     source = builds.source_of(archive, patches)
-    return building.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, release, source, account)
+    return builder.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, release, source, account)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,7 @@ def built(tmp_path_factory):
     place = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(smoke_test, "check", lambda *_arguments: None)
-        builder(place, pack(write_tree(place), place)).install()
+        builder_of(place, pack(write_tree(place), place)).install()
     return place
 
 
@@ -86,7 +91,7 @@ def built(tmp_path_factory):
 def installed(tmp_path, built):
     """The builder of a release that is installed."""
     shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
-    return builder(tmp_path, tmp_path / "source.tar.gz")
+    return builder_of(tmp_path, tmp_path / "source.tar.gz")
 
 
 def printed_by(release):
@@ -94,7 +99,7 @@ def printed_by(release):
 
 
 def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
-    made = builder(tmp_path, pack(tree, tmp_path), cmake_options={"GGML_NO_SUCH_THING": "ON"}).install()
+    made = builder_of(tmp_path, pack(tree, tmp_path), cmake_options={"GGML_NO_SUCH_THING": "ON"}).install()
     release = tmp_path / "prefix" / "releases" / "tiny"
     assert manifest.read(release) == made == manifest.installed(release)
     assert set(made.files) == {"bin/ggml-rpc-server", "bin/llama-server"}
@@ -119,7 +124,7 @@ def test_a_tree_that_asks_git_gets_its_number_and_commit(tmp_path, tree):
             "add_exe", "file(READ common/build-info.cpp.in NAMED)\nadd_exe", 1
         )
     )
-    builder(tmp_path, pack(tree, tmp_path)).install()
+    builder_of(tmp_path, pack(tree, tmp_path)).install()
     printed = printed_by(tmp_path / "prefix" / "releases" / "tiny")
     assert printed.endswith("7 abc1234d @LLAMA_BUILD_NUMBER@ @BUILD_TARGET@\n")
 
@@ -129,7 +134,7 @@ def test_only_the_targets_are_built_also_from_sources_newer_than_the_clock(tmp_p
     (tree / "server.c").write_text("this is no C")
     for path in tree.rglob("*"):
         os.utime(path, (time.time() + 86400, time.time() + 86400))
-    made = builder(tmp_path, pack(tree, tmp_path), targets=("ggml-rpc-server",)).install()
+    made = builder_of(tmp_path, pack(tree, tmp_path), targets=("ggml-rpc-server",)).install()
     assert set(made.files) == {"bin/ggml-rpc-server"}
 
 
@@ -147,7 +152,7 @@ def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, i
 
 
 def test_another_archive_than_planned(tmp_path, tree):
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
     one.source = one.source._replace(sha256=hashlib.sha256(b"other").hexdigest())
     with pytest.raises(installer.BuildError, match="does not have the sha256"):
         one.install()
@@ -169,14 +174,14 @@ def test_a_build_that_fails_names_the_step_and_installs_nothing(tmp_path, tree, 
     for name, text in files.items():
         (tree / name).write_text(text) if text else (tree / name).unlink()
     with pytest.raises(installer.BuildError, match=expected):
-        builder(tmp_path, pack(tree, tmp_path)).install()
+        builder_of(tmp_path, pack(tree, tmp_path)).install()
     assert not (tmp_path / "prefix/releases/tiny").exists()
 
 
 def test_a_file_that_is_no_archive(tmp_path):
     (tmp_path / "source.tar.gz").write_bytes(b"no archive")
     with pytest.raises(installer.BuildError, match="unpack failed"):
-        builder(tmp_path, tmp_path / "source.tar.gz").install()
+        builder_of(tmp_path, tmp_path / "source.tar.gz").install()
 
 
 def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
@@ -187,13 +192,13 @@ def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
     )
     archive = pack(tree, tmp_path)
     with pytest.raises(installer.BuildError, match="configure failed"):
-        builder(tmp_path, archive, environment={"WHERE": "wrong"}).install()
-    assert builder(tmp_path, archive, environment={"WHERE": "right"}).install().id == "tiny"
+        builder_of(tmp_path, archive, environment={"WHERE": "wrong"}).install()
+    assert builder_of(tmp_path, archive, environment={"WHERE": "right"}).install().id == "tiny"
 
 
 def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
     (tree / "server.c").write_text("this is no C")
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
     with pytest.raises(installer.BuildError, match="compile failed"):
         one.install()
     (one.work / "source" / "server.c").write_text(SERVER)
@@ -201,7 +206,7 @@ def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
 
 
 def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
     full = ["sh", "-c", "echo tar: No space left on device; exit 2"]
     monkeypatch.setattr(one, "_unpack", lambda: one._run("unpack", full))
     with pytest.raises(installer.BuildError, match=r"disk of .* is full"):
@@ -209,7 +214,7 @@ def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
 
 
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
 
     def begin():
         partial = installer.Installer._begin(one)
@@ -225,7 +230,7 @@ def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree
 def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     archive = pack(tree, tmp_path)
     made = []
-    threads = [threading.Thread(target=lambda: made.append(builder(tmp_path, archive).install())) for _index in "ab"]
+    threads = [threading.Thread(target=lambda: made.append(builder_of(tmp_path, archive).install())) for _index in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -234,7 +239,7 @@ def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
 
 
 def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(tmp_path, tree, monkeypatch):
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
     take = locks.take
     taken = []
 
@@ -244,7 +249,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(tmp_path, tree, 
             assert store.clear_build(str(one.cache), "tiny")
         return take(lock, *arguments)
 
-    monkeypatch.setattr(building.locks, "take", remove_first)
+    monkeypatch.setattr(builder.locks, "take", remove_first)
     (tmp_path / "cache" / "builds").mkdir(parents=True)
     with one._locked():
         assert os.path.samestat(os.fstat(one._lock), store.lock_path(tmp_path / "cache", "tiny").stat())
@@ -259,7 +264,7 @@ SLOW_CMAKE = (
 def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     """The module is killed, and ninja goes on. The next run names what it waits for, and goes on when that has ended."""
     (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
     lock = tmp_path / "cache" / "builds" / "tiny.lock"
     module = os.fork()
     if not module:
@@ -276,10 +281,10 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     assert not store.clear_build(str(tmp_path / "cache"), "tiny")
     (tree / "CMakeLists.txt").write_text(CMAKE)
     made = []
-    waiting = threading.Thread(target=lambda: made.append(builder(tmp_path, pack(tree, tmp_path)).install()))
+    waiting = threading.Thread(target=lambda: made.append(builder_of(tmp_path, pack(tree, tmp_path)).install()))
     waiting.start()
     wait_for(lambda: "== waiting for process " in one.log.read_text())
-    assert re.search(building.STEP_LINES, one.log.read_text().splitlines()[-1])
+    assert re.search(builder.STEP_LINES, one.log.read_text().splitlines()[-1])
     assert set(re.findall(r"\d+", one.log.read_text().split("== waiting")[1])) & set(map(str, holders))
     assert not made
     for pid in holders:
@@ -303,9 +308,9 @@ def command_of(pid):
 
 
 def test_a_lock_that_another_process_keeps_names_it(tmp_path, tree, monkeypatch):
-    one = builder(tmp_path, pack(tree, tmp_path))
+    one = builder_of(tmp_path, pack(tree, tmp_path))
     one.log.parent.mkdir(parents=True)
-    monkeypatch.setattr(building, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(builder, "LOCK_SECONDS", 0.2)
     with (
         locks.hold(store.lock_path(tmp_path / "cache", "tiny")),
         pytest.raises(installer.BuildError, match=rf"^process {os.getpid()} on this host builds tiny for more than"),
@@ -317,11 +322,11 @@ def test_a_lock_that_another_process_keeps_names_it(tmp_path, tree, monkeypatch)
 @pytest.mark.parametrize("torn", ["source/server.c", "build/bin/llama-server"])
 def test_what_a_power_cut_has_torn_is_not_used(tmp_path, tree, monkeypatch, torn):
     """Files are empty whose content had not been written, and marks beside them say that they are whole."""
-    monkeypatch.setattr(building, "_boot", lambda: "first")
+    monkeypatch.setattr(builder, "_boot", lambda: "first")
     archive = pack(tree, tmp_path)
     with pytest.raises(installer.BuildError, match="compile failed"):
-        builder(tmp_path, archive, targets=("llama-server", "no-such-target")).install()
-    one = builder(tmp_path, archive)
+        builder_of(tmp_path, archive, targets=("llama-server", "no-such-target")).install()
+    one = builder_of(tmp_path, archive)
     one._lock = 0
     if torn.startswith("build"):
         one._run("compile", ["cmake", "--build", "build", "--target", "llama-server"])
@@ -329,13 +334,13 @@ def test_what_a_power_cut_has_torn_is_not_used(tmp_path, tree, monkeypatch, torn
     assert written.st_size
     os.truncate(one.work / torn, 0)
     os.utime(one.work / torn, ns=(written.st_atime_ns, written.st_mtime_ns))
-    monkeypatch.setattr(building, "_boot", lambda: "second")
+    monkeypatch.setattr(builder, "_boot", lambda: "second")
     assert one.install().id == "tiny"
     assert printed_by(one.release).endswith("abc1234d\n")
 
 
 def test_each_start_of_the_system_has_a_name():
-    assert building._boot() == building._boot() != ""
+    assert builder._boot() == builder._boot() != ""
 
 
 @pytest.fixture
@@ -354,7 +359,7 @@ def test_root_builds_as_another_account(public, tree):
     archive = pack(tree, public)
     archive.chmod(0o644)
     change = patch(public, "worker", WORKER.splitlines()[0], "#include <stdio.h>  // patched", "worker.c")
-    one = builder(public, archive, [change], account="nobody")
+    one = builder_of(public, archive, [change], account="nobody")
     one.install()
     assert "built by nobody" in one.log.read_text()
     assert (one.release / "bin" / "llama-server").stat().st_uid == 0
@@ -383,8 +388,8 @@ def test_patches_are_applied_in_their_order_and_once(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     patches = [words(tmp_path, "first", "one", "two"), words(tmp_path, "second", "two", "three")]
     with pytest.raises(installer.BuildError, match="compile failed"):
-        builder(tmp_path, archive, patches, targets=("no-such-target",)).install()
-    one = builder(tmp_path, archive, patches)
+        builder_of(tmp_path, archive, patches, targets=("no-such-target",)).install()
+    one = builder_of(tmp_path, archive, patches)
     made = one.install()
     assert printed_by(one.release) == "usage: three\n"
     assert made.source["patches"] == [sha256(path) for path in patches]
@@ -393,13 +398,13 @@ def test_patches_are_applied_in_their_order_and_once(tmp_path, greeting):
 def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     good, bad = words(tmp_path, "good", "one", "two"), words(tmp_path, "bad", "nine", "ten")
-    one = builder(tmp_path, archive, [good, bad])
+    one = builder_of(tmp_path, archive, [good, bad])
     with pytest.raises(
         installer.BuildError, match=r"(?s)the patch bad\.patch of llama_release does not apply.*Hunk #1 FAILED"
     ):
         one.install()
     assert not one.release.exists()
-    builder(tmp_path, archive, [good]).install()
+    builder_of(tmp_path, archive, [good]).install()
     assert printed_by(one.release) == "usage: two\n"
 
 
@@ -408,7 +413,7 @@ def test_where_the_collections_patch_does_not_apply_its_variable_is_named(tmp_pa
     with pytest.raises(
         installer.BuildError, match=r"(?s)fast_load-9\.patch of llama_build_fast_load does not apply.*remove"
     ):
-        builder(tmp_path, pack(greeting, tmp_path), [fast_load]).install()
+        builder_of(tmp_path, pack(greeting, tmp_path), [fast_load]).install()
 
 
 def test_a_text_that_is_no_patch_and_one_that_was_changed_meanwhile(tmp_path, greeting):
@@ -416,8 +421,8 @@ def test_a_text_that_is_no_patch_and_one_that_was_changed_meanwhile(tmp_path, gr
     nothing = tmp_path / "nothing.patch"
     nothing.write_text("no patch\n")
     with pytest.raises(installer.BuildError, match=r"(?s)nothing\.patch of llama_release does not apply.*Only garbage"):
-        builder(tmp_path, archive, [nothing]).install()
-    one = builder(tmp_path, archive, [words(tmp_path, "good", "one", "two")])
+        builder_of(tmp_path, archive, [nothing]).install()
+    one = builder_of(tmp_path, archive, [words(tmp_path, "good", "one", "two")])
     (tmp_path / "good.patch").write_text("other")
     with pytest.raises(installer.BuildError, match="does not have the sha256"):
         one.install()
@@ -428,14 +433,16 @@ def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
     outside.parent.mkdir(parents=True)
     outside.write_text("old\n")
     with pytest.raises(installer.BuildError, match="does not apply"):
-        builder(tmp_path, pack(greeting, tmp_path), [patch(tmp_path, "hostile", "old", "new", "../outside")]).install()
+        builder_of(
+            tmp_path, pack(greeting, tmp_path), [patch(tmp_path, "hostile", "old", "new", "../outside")]
+        ).install()
     assert outside.read_text() == "old\n"
 
 
 def test_hard_links_inside_a_tree_are_files_and_one_that_leads_out_is_named(tmp_path, tree):
     (tree / "again").mkdir()
     (tree / "again" / "server.c").hardlink_to(tree / "server.c")
-    assert builder(tmp_path, pack(tree, tmp_path)).install().id == "tiny"
+    assert builder_of(tmp_path, pack(tree, tmp_path)).install().id == "tiny"
     (tree.parents[1] / "a.c").hardlink_to(tree / "server.c")
     archive = tmp_path / "source.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
@@ -444,7 +451,7 @@ def test_hard_links_inside_a_tree_are_files_and_one_that_leads_out_is_named(tmp_
     with pytest.raises(
         installer.BuildError, match=r"has a hard link that leads out of package-1/vendor/llama.cpp.*tar says"
     ):
-        builder(tmp_path, archive, id="other").install()
+        builder_of(tmp_path, archive, id="other").install()
 
 
 def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
@@ -463,4 +470,4 @@ def test_progress_in_words():
         "": "starting",
         "== \x1b[2Jall is well\x9b\u202e": r"\x1b[2Jall is well\x9b\u202e",
     }
-    assert {line: building.step(line) for line in lines} == lines
+    assert {line: builder.step(line) for line in lines} == lines
