@@ -24,7 +24,7 @@ def test_hosts_of_one_kind_have_the_same_programs():
     for name, build in BUILDS:
         text = on(name).file(f"{PLAN['hosts'][name]['prefix']}/releases/{build['id']}/manifest.json").content_string
         manifest = json.loads(text)
-        assert manifest.pop("received", name) == build["builder"]
+        assert (manifest.pop("received") or name) == build["builder"]
         manifests.setdefault(build["id"], []).append(manifest)
     assert all(manifest == same[0] for same in manifests.values() for manifest in same)
 
