@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
-from conftest import Cluster, known_answer_of, typed
+from conftest import typed
 from support.clusters import strix_halos
 from support.drift import drifts
 from support.lifecycle import decide
@@ -41,10 +41,6 @@ def device(weights, kv, compute, capacity):
 )
 def test_a_bar_shows_what_a_device_holds(entry, drawn):
     assert plan_text.memory_bar(entry, 10) == drawn
-
-
-def test_a_bar_never_leaves_its_columns():
-    assert {len(plan_text.memory_bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
 
 
 def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
@@ -156,13 +152,6 @@ def test_the_page_says_which_sizes_are_bounds(pair):
     assert [more - less for less, more in zip(known, bounds())] == [2 * 2] * 3, "weights and KV of two workers"
 
 
-def test_the_page_of_a_head_alone():
-    text = plan_text.plan_page(typed(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()))
-    assert "the processor of alone, all layers" in text
-    assert "nothing: no worker is used" in text
-    assert "Memory" not in text
-
-
 def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_placement="fewest")
     plan = pair.plan()
@@ -198,18 +187,6 @@ def test_advisories_of_several_hosts_are_told_together(pair):
         "error: x on worker1, worker2\n      worker1 is odd.\n      worker2 is odd.\n      Remedy: Mend it.\n" in page
     )
     assert page.count("Mend it.") == 1
-
-
-def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    rows = [{**row, "bytes": row["bytes"] * 8} for row in big_model["tensors"]]
-    pair.model = {"summary": {**big_model, "tensors": rows}}
-    plan = pair.plan()
-    assert not plan["fits"]
-    page = plan_text.plan_page(typed(plan))
-    assert "would serve big" in page
-    assert page.count(", too little") == len(plan["placement"]) == 2
-    assert "█" * 20 in page
 
 
 def changed(plan, found, **unasked):
@@ -319,16 +296,6 @@ def test_nothing_that_a_host_says_becomes_part_of_the_page(pair):
         assert all(character.isprintable() or character == "\n" for character in page)
         assert "&lt;script&gt;" in page
         page.encode()
-
-
-def test_the_page_of_a_refused_plan_as_html_says_why(pair):
-    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10")
-    plan = pair.plan()
-    plan["model"]["name"] = "<script>"
-    text = html_page.page(typed(plan))
-    assert '<h2 id="refused" class="refused">Refused</h2>' in text
-    assert "script" not in Tags(text).opened
-    assert "add open-server to llama_accept_advisories" in " ".join(text.split())
 
 
 def test_bad_input_has_a_page_too(pair):

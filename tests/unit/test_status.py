@@ -255,11 +255,6 @@ def test_the_head_does_not_answer(plan, answers, tmp_path):
     assert [host["reachable"] for host in told["hosts"]] == [False, True, True]
 
 
-def test_a_host_that_was_not_asked(plan, answers, tmp_path):
-    del answers["worker2"]["condition"]
-    assert "worker2 could not be examined: it was not asked" in written(plan, answers, tmp_path)[1]
-
-
 def test_a_module_that_failed(plan, answers, tmp_path):
     answers["worker2"] = {"failed": True, "msg": "account llamacpp is missing"}
     assert "worker2 could not be examined: account llamacpp is missing." in written(plan, answers, tmp_path)[1]
@@ -390,23 +385,16 @@ def test_an_unused_worker_and_one_that_is_not_planned(plan, answers, tmp_path):
     assert told["hosts"][1]["workers"][1]["endpoint"] is None
 
 
-ODD = {
-    "now": [None, -1, "x", 1 << 60],
-    "service_states": [{"a": "dancing"}, [], {"a\x1b": "running"}, {str(number): "running" for number in range(2000)}],
-    "uptimes_s": [{"a": "1"}, {"a": -1}],
-    "restarts": [{"a": None}],
-    "resources": [
-        None,
-        {},
-        resources_of(memory_free_mib=-1),
-        resources_of(devices=[{}]),
-        resources_of(disks="\x1b[2J"),
+@pytest.mark.parametrize(
+    "part, value",
+    [
+        ("now", -1),
+        ("service_states", {"a\x1b": "running"}),
+        ("uptimes_s", {"a": "1"}),
+        ("resources", resources_of(disks="\x1b[2J")),
+        ("head", {"health": 1}),
     ],
-    "head": [{}, {"health": 1}, "x", []],
-}
-
-
-@pytest.mark.parametrize("part, value", [(part, value) for part, values in ODD.items() for value in values])
+)
 def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, value):
     answers["worker1"]["condition"][part] = value
     told, error, shown = written(plan, answers, tmp_path)
@@ -416,7 +404,7 @@ def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, val
     assert (shown + error).replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("odd", [None, [], "x", {"condition": "x"}, {"condition": []}, {"condition": {"a": {}}}, 1])
+@pytest.mark.parametrize("odd", [None, [], {"condition": "x"}, {"condition": {"a": {}}}])
 def test_an_answer_may_be_anything(plan, answers, tmp_path, odd):
     answers["head"] = odd
     told = written(plan, answers, tmp_path)[0]
@@ -429,21 +417,9 @@ def test_a_drift_of_another_form(plan, answers, tmp_path):
     assert "worker1 could not be examined: What worker1 reports of itself" in written(plan, answers, tmp_path)[1]
 
 
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (None, ""),
-        (0, "0 s"),
-        (59, "59 s"),
-        (60, "1 min"),
-        (3599, "59 min"),
-        (3600, "1 h"),
-        (90000, "1 d 1 h"),
-        (86460, "1 d"),
-    ],
-)
-def test_durations(seconds, text):
-    assert units.duration(seconds) == text
+def test_durations():
+    seconds = (None, 0, 59, 60, 3599, 3600, 90000, 86460)
+    assert [*map(units.duration, seconds)] == ["", "0 s", "59 s", "1 min", "59 min", "1 h", "1 d 1 h", "1 d"]
 
 
 def playbook(tmp_path, *options):

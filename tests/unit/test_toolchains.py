@@ -81,11 +81,6 @@ def test_the_distributions_toolkit(tmp_path, monkeypatch):
     ]
 
 
-def test_a_toolkit_that_does_not_tell_its_compiler_leaves_it_to_cmake():
-    silent = planned("constructed/rdna3", change=lambda facts: facts["toolchains"][0].update(compiler=None))
-    assert build_of(silent)["environment"] == {"HIP_PATH": "/usr"}
-
-
 def test_a_link_from_the_system_to_a_toolkit_is_none_of_its_own(tmp_path, monkeypatch):
     assert [entry["prefix"] for entry in found("constructed/rdna4", tmp_path, monkeypatch)] == ["/opt/rocm-6.4.2"]
 
@@ -326,12 +321,6 @@ def only(version):
             ["here has CUDA 10.2", "too old for llama.cpp", "install CUDA 11.0 or newer", "or set llama_backend"],
         ),
         (
-            "constructed/gb10",
-            lambda facts: facts["toolchains"][0].update(version="12.8"),
-            {},
-            ["CUDA 12.8", "compute capability 12.1", "install CUDA 12.9 or newer"],
-        ),
-        (
             "constructed/nvidia_without_tools",
             None,
             {},
@@ -387,12 +376,6 @@ def only(version):
             [
                 "here has ROCm 6.4.1 in /opt/rocm-6.4.1 without hipblas (llama_build_toolchain is /opt/rocm-6.4.1): install"
             ],
-        ),
-        (
-            "constructed/rtx_5090",
-            toolkit_without("12.9", "cublas"),
-            {"llama_build_toolchain": "/usr/local/cuda-12.9"},
-            ["here has CUDA 12.9 in /usr/local/cuda-12.9 without cublas", "for that CUDA"],
         ),
         (
             "constructed/rdna3",
@@ -482,12 +465,6 @@ def test_rocwmma_without_its_internal_headers(tmp_path):
     assert "rocWMMA 2.2 headers in /usr/include are incomplete: rocwmma/internal/config.hpp is missing" in reason
 
 
-def test_rocwmma_that_is_not_asked_for_is_left_alone():
-    off = {"GGML_HIP_ROCWMMA_FATTN": "OFF"}
-    assert not planned("constructed/rdna3", "0.3.20", llama_build_cmake_options=off)["refused"]
-    assert "GGML_HIP_ROCWMMA_FATTN" not in build_of(planned("constructed/strix_halo", "0.3.20"))["cmake_options"]
-
-
 @pytest.mark.parametrize(
     "option, version, told",
     [
@@ -574,12 +551,6 @@ def test_a_library_that_only_an_unfit_toolkit_has_is_installed_for_the_distribut
     assert "hipblas" not in tools
 
 
-def test_a_toolkit_without_its_libraries_is_not_chosen_by_itself():
-    plan = planned("recorded/h200", change=without("cublas"))
-    assert build_of(plan)["backend"] == "cpu"
-    assert [entry["id"] for entry in plan["advisories"]] == ["accelerator-unused"]
-
-
 def test_headers_of_spirv_are_for_newer_trees():
     assert "spirv-headers" not in planned("constructed/intel_integrated", "0.3.20")["hosts"]["here"]["tools"]
 
@@ -647,11 +618,6 @@ def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
         "CUDACXX": "/usr/local/cuda-12.9/bin/nvcc",
         "CUDAToolkit_ROOT": "/usr/local/cuda-12.9",
     }
-
-
-def test_a_compiler_of_a_host_that_is_only_declared_is_believed():
-    facts = entry.merge_hardware("here", None, {"memory_mib": 64000})
-    assert build_of(plan_of(facts, llama_build_toolchain="/opt/gcc-15"))["environment"] == {}
 
 
 def test_facts_of_an_older_version_are_enough():
@@ -777,12 +743,6 @@ def test_vulkan_serves_where_oneapi_is_not_whole(change):
         (
             None,
             "0.3.36",
-            {"llama_build_toolchain": f"{ONEAPI}/compiler/2024.2"},
-            ["here has oneAPI 2024.2.1, too old", f"llama_build_toolchain is {ONEAPI}/compiler/2024.2"],
-        ),
-        (
-            None,
-            "0.3.36",
             {"llama_worker_endpoints": [{}]},
             ["lends SYCL0, Intel graphics 8086:56a0, whose memory size is unknown"],
         ),
@@ -811,13 +771,6 @@ def test_a_compiler_is_not_named_for_sycl():
     reason = planned("constructed/arc_a770", change=install, **variables)["reasons"][0]
     for part in ("llama_build_toolchain of here is /opt/gcc-15", "compiler of oneAPI", "or leave it out"):
         assert part in reason
-
-
-def test_a_oneapi_that_is_named_by_its_link():
-    named = {"llama_worker_endpoints": ARC, "llama_build_toolchain": f"{ONEAPI}/compiler/latest"}
-    assert build_of(planned("constructed/arc_a770", **named)) == build_of(
-        planned("constructed/arc_a770", llama_worker_endpoints=ARC)
-    )
 
 
 def test_a_oneapi_of_a_host_that_is_only_declared_is_where_its_links_lead():
