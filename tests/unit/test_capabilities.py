@@ -77,22 +77,6 @@ def test_compiled_programs_speak_what_their_build_or_a_commit_that_was_read_says
     assert releases.release_of(given, {}).protocol == protocol
 
 
-def test_compiled_programs_are_of_the_source_that_their_commit_names():
-    checksum = "sha256:" + "a" * 64
-    compiled = releases.release_of(
-        {"source": "binary", "path": "/b", "checksum": checksum, "build": 11063, "commit": "0c1e570"}, {}
-    )
-    sources = releases.release_of({"source": "pypi", "version": "0.3.36", "checksum": checksum}, {})
-    assert releases.same_source(compiled, sources)
-
-
-@pytest.mark.parametrize(
-    "build, tells", [(1, True), (5150, True), (10566, True), (10567, False), (11500, True), (12000, False)]
-)
-def test_whether_the_number_of_a_build_tells_its_protocol(build, tells):
-    assert capabilities.tells_protocol(build) is tells
-
-
 @pytest.mark.parametrize(
     "day, protocol, build",
     [
@@ -209,8 +193,3 @@ def test_what_a_worker_would_not_take():
     argv = ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-m", "64"]
     assert [problem.word for problem in problems(argv, program=options.WORKER)] == ["-m"]
     assert problems(argv, "0.3.16", options.WORKER) == []
-
-
-@pytest.mark.parametrize("build, value", [(6170, False), (6324, False), (6325, True), (7991, True), (8643, True)])
-def test_flash_attention_takes_a_value_from_one_build_on(build, value):
-    assert ("flash-attn" in capabilities.of_build(build).server_flags) is value

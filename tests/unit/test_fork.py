@@ -7,7 +7,8 @@ from conftest import Cluster, known_answer_of
 from support.clusters import IK_LLAMA
 
 SUMMER = {**IK_LLAMA, "ref": "a3e78038" + "0" * 32, "build": 3775}
-AUTUMN = {**IK_LLAMA, "ref": "904e994b" + "0" * 32, "build": 3933}
+
+
 ACCEPTED = ["rpc-remote-code-execution"]
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
@@ -72,28 +73,6 @@ def test_the_fork_is_part_of_the_id(local):
         local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "fork": fork}
         ids.add(local.plan()["release"]["id"])
     assert len(ids) == 2
-
-
-def test_an_archive_of_the_fork(local):
-    release = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 4840}
-    local.hosts["here"]["variables"]["llama_accept_advisories"] = ACCEPTED
-    assert "RPC0[127.0.0.1:50052]" in line_of(local, llama_release={**release, "fork": "ik_llama.cpp"})
-
-
-@pytest.mark.parametrize(
-    "release, wanted, expected",
-    [
-        (IK_LLAMA, "on", "--flash-attn on"),
-        (IK_LLAMA, "off", "--flash-attn off"),
-        (AUTUMN, "off", "--no-flash-attn"),
-        (AUTUMN, "on", None),
-        (SUMMER, "on", "--flash-attn --"),
-        (SUMMER, "off", None),
-    ],
-)
-def test_flash_attention_is_spelled_as_the_commit_knows_it(fork, release, wanted, expected):
-    line = line_of(fork, llama_release=release, llama_server_flash_attention=wanted, llama_server_warmup=False)
-    assert (expected in line) if expected else ("flash" not in line)
 
 
 @pytest.mark.parametrize("mode, expected", [("none", "--no-mmap"), ("mmap", None)])
@@ -247,14 +226,6 @@ def test_rocm_is_refused(fork):
     reason = with_device(fork, "hip", "hipconfig", "gfx1151").reason()
     for part in ("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend"):
         assert part in reason
-
-
-def test_a_backend_that_is_not_looked_after_is_told(fork):
-    plan = with_device(fork, "vulkan", "glslc", "").plan()
-    assert not plan["refused"], plan["reasons"]
-    assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution", "backend-unmaintained"]
-    assert "ik_llama.cpp is built for vulkan on here" in plan["advisories"][1]["message"]
-    assert "spirv-headers" not in plan["hosts"]["here"]["tools"]
 
 
 def test_options_of_cmake_are_not_judged_by_the_numbers_of_llama_cpp(fork):

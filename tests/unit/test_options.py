@@ -98,15 +98,8 @@ def test_options_that_the_plan_owns_are_refused(local):
     "arguments, word, instead",
     [
         (["--ctx_size", "99999"], "--ctx_size", "set llama_server_context instead"),
-        (["-lm", "mmap"], "-lm", "set llama_server_load_mode instead"),
-        (["-fit", "on"], "-fit", "remove it: it would place the layers again"),
-        (["--n_gpu_layers", "4"], "--n_gpu_layers", "set llama_server_gpu_layers instead"),
         (["--ctx_size=9"], "--ctx_size", "set llama_server_context instead"),
-        (["-sm", "row"], "-sm", "remove it: the plan places whole layers"),
         (["--split_mode=tensor"], "--split_mode", "remove it: the plan places whole layers"),
-        (["-hf", "some/model"], "-hf", "set llama_model_huggingface instead"),
-        (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_url instead"),
-        (["-lv", "1"], "-lv", "remove it, because verify reads buffer sizes from the log"),
         (["-ncmoe", "9"], "-ncmoe", "set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts"),
         (
             ["-ncffn", "9"],
