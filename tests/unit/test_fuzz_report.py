@@ -58,12 +58,11 @@ def write(tmp_path, monkeypatch):
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda *_arguments, **_named: None)
 
     def run(files):
-        arguments = dict.fromkeys((*action.INPUTS, "path"))
+        arguments = action.Arguments(str(tmp_path / "page.html"))
         for name, value in files.items():
             path = tmp_path / f"{name}.json"
             path.write_text(value if isinstance(value, str) else json.dumps(value))
-            arguments[name] = str(path)
-        arguments["path"] = str(tmp_path / "page.html")
+            arguments = arguments._replace(**{name: str(path)})
         started, refused = time.process_time(), ""
         try:
             action.write(arguments)
