@@ -104,7 +104,6 @@ def _fetched(model: ModelPlan) -> FetchedModelPlan | None:
 
 
 def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
-    """A file that the run writes: from a file of the controller, or as text."""
     return FilePlan(
         path=path,
         bytes=len(content),

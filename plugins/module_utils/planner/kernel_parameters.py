@@ -36,7 +36,6 @@ def after_reboot(host: Host) -> Host:
 
 
 def lending(facts: Facts, size: int) -> Facts:
-    """Facts of a host whose kernel lends ``size`` MiB to the graphics."""
     return facts._replace(accelerators=tuple(_at_least(accelerator, size) for accelerator in facts.accelerators))
 
 

@@ -22,7 +22,6 @@ SCHEMA = 1
 
 
 def ports_of_worker(own: names.Names, worker: Worker) -> list[PortPlan]:
-    """The port that serves, and the one that proves."""
     part = f"worker-{worker.name}"
     return [
         PortPlan(own.service(part), worker.address, worker.port),

@@ -154,7 +154,9 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
     offer = idle.sentence(planned.idle, trial)
     return plan._replace(
         reasons=(*plan.reasons, *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])),
-        advisories=table.with_remedies(planned.context, planned.findings, trial),
+        advisories=tuple(
+            table.as_plan(finding, remedies.chosen(planned.context, finding, trial)) for finding in planned.findings
+        ),
     )
 
 
@@ -350,15 +352,7 @@ def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
     return Laid(placed, entries, holders)
 
 
-def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
-    """What is served after each loss; nothing where the model does not even fit on all devices."""
-    if prepared.placed.reasons:
-        return []
-    return fallbacks.of_plan(prepared.case, prepared.placed)
-
-
 def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> FallbackPlan:
-    """What the plan says of a fallback."""
     works = estimate.works_of(_case(prepared._replace(placed=laid.placed)))
     return FallbackPlan(
         without=loss.name,
@@ -373,7 +367,8 @@ def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: 
 def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
     """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     laid = _lay(prepared, prepared.placed)
-    lost = _after_losses(prepared) if with_fallbacks else []
+    fits = not prepared.placed.reasons
+    lost = fallbacks.of_plan(prepared.case, prepared.placed) if with_fallbacks and fits else []
     plan = _write(prepared, laid, lost, runtime_id, staged)
     judged = _judge_fallbacks(prepared, plan, laid, lost, runtime_id)
     if judged != lost:
@@ -382,7 +377,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     context = _context(prepared, plan, laid)
     findings = table.evaluate(context)
     return Planned(
-        plan._replace(hosts=hosts, advisories=table.untried(findings)),
+        plan._replace(hosts=hosts, advisories=tuple(table.as_plan(finding, ["-"]) for finding in findings)),
         context,
         findings,
         prepared.idle,
@@ -458,7 +453,6 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
 
 
 def _case(prepared: Prepared) -> estimate.Case:
-    """What is estimated."""
     cluster, placed = prepared.cluster, prepared.placed
     known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
     return estimate.Case(
@@ -477,13 +471,7 @@ def _case(prepared: Prepared) -> estimate.Case:
     )
 
 
-def _load_mode(prepared: Prepared, laid: Laid) -> str | None:
-    cluster = prepared.cluster
-    return heads.load_mode_of(cluster.server.load_mode, prepared.release, laid.holders, cluster.head)
-
-
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """Host → the backends that it builds for."""
     sources = releases.sources_of(cluster.releases)
     return {
         name: requirements.backends_of(
@@ -606,7 +594,6 @@ def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
 
 
 def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:
-    """Why the head can use no worker, and what to set."""
     theirs = list(dict.fromkeys(worker.build for worker in running))
     variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (serves, *theirs))
     common = [backend for backend in theirs if backend in built]
@@ -668,8 +655,9 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
 def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool) -> heads.Serving:
     """What llama-server's command line is made of, for one placement."""
     server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
+    load_mode = heads.load_mode_of(server.load_mode, prepared.release, laid.holders, name)
     return heads.Serving(
-        server=server._replace(load_mode=_load_mode(prepared, laid)),
+        server=server._replace(load_mode=load_mode),
         host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,
@@ -716,7 +704,6 @@ def _state_folder(facts: Facts, staged: bool) -> str:
 
 
 def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) -> HostPlan:
-    """The plan's part for a host."""
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
     sources = {prepared.wanted[backend].source for backend in entry.backends}
@@ -786,7 +773,6 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
 
 
 def _external(prepared: Prepared) -> tuple[ExternalWorkerPlan, ...]:
-    """What the plan says of workers that others run."""
     used = {worker.endpoint for worker in prepared.placed.lent()}
     return tuple(
         ExternalWorkerPlan(
@@ -821,7 +807,7 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...
 
 def _door(server: Server) -> tuple[FirewallRule, ...]:
     """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
-    if not server.allowed or server_settings.is_local(server):
+    if not server.allowed or names.is_loopback(server.host):
         return ()
     sources = tuple(network.removesuffix("/32") for network in server.allowed)
     return (FirewallRule(server.port, "tcp", sources, server.host),)

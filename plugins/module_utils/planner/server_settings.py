@@ -45,7 +45,6 @@ LIMITS = {
 
 
 def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINLINE) -> kv_cache.Settings:
-    """The settings of llama-server's cache and compute buffers."""
     given = _memory_arguments(server.extra_args)
     return kv_cache.Settings(
         context=context_of(server, summary),
@@ -156,7 +155,6 @@ def check_auxiliary(server: Server, request: ModelRequest) -> None:
 
 
 def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
-    """Refuses settings of the server that cannot be."""
     for field, (least, most) in LIMITS.items():
         limit = validation.limit(getattr(server, field), least, most)
         if limit:
@@ -288,11 +286,6 @@ def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> s
             f"llama_server_backend is {wanted!r}, which no host of this cluster has: use one of {', '.join(sorted(known))}, or add it to llama_backend"
         )
     return wanted if wanted and wanted in head else head[0]
-
-
-def is_local(server: Server) -> bool:
-    """Whether only the head itself reaches the server."""
-    return ipaddress.IPv4Address(server.host).is_loopback
 
 
 def context_of(server: Server, summary: ModelSummary) -> int:

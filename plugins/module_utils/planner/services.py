@@ -112,7 +112,6 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
 
 
 def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
-    """The services of one host, as its service manager needs them."""
     own = names.of(plan.cluster)
     services = [_of_worker(plan, host, worker, own) for worker in plan.hosts[host].workers]
     if host == plan.head.host:

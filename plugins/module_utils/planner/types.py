@@ -127,7 +127,6 @@ class Facts(NamedTuple):
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
     def architectures(self, backend: str) -> list[str]:
-        """What to compile for."""
         return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
 
 
@@ -238,7 +237,6 @@ class Server(NamedTuple):
 
     @property
     def tls(self) -> bool:
-        """Whether it speaks HTTPS."""
         return bool(self.tls_certificate_file and self.tls_key_file)
 
 
@@ -288,7 +286,6 @@ class ModelRequest(NamedTuple):
     """Plan with the same model in so many bytes."""
 
     def sources(self) -> list[ModelSource]:
-        """All that are set."""
         return [source for source in (self.source, self.mmproj, self.draft) if source]
 
 
@@ -461,7 +458,6 @@ class Release(NamedTuple):
         return self.fork == MAINLINE
 
     def as_plan(self) -> ReleasePlan:
-        """What the plan says of it."""
         return ReleasePlan(
             source=self.source,
             ref=self.ref,

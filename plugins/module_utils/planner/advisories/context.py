@@ -43,7 +43,6 @@ class AdvisoryContext(NamedTuple):
         return self.variables_of(self.release.id)
 
     def variables_of(self, release: str) -> list[str]:
-        """The variables that give a release of the plan."""
         built = [build for host in self.plan.hosts.values() for build in host.builds]
         return list(
             dict.fromkeys(

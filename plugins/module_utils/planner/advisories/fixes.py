@@ -40,7 +40,6 @@ def server_becomes(**fields: Any) -> Callable[[AdvisoryContext, Finding], Change
 
 
 def accept(text: str) -> Remedy:
-    """A remedy that is enough for the operator to accept the advisory."""
     return Remedy(text, lambda _context, _finding: [Fix({}, accepts=True)])
 
 
@@ -148,7 +147,6 @@ def firewalls(context: AdvisoryContext, finding: Finding) -> list[Fix]:
 
 
 def compiled_source(context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    """The same build, compiled on the finding.hosts."""
     if context.release.source in release_request.COMPILED:
         return []
     variables = context.release_variables
@@ -176,27 +174,19 @@ def _without(options_given: Mapping[str, str], option: str) -> dict[str, str]:
     return {name: value for name, value in options_given.items() if name != option}
 
 
-def without_arguments(words: Sequence[str], variables: Sequence[str]) -> Fixes:
-    """llama-server without these options and their values, and without these variables of its environment."""
-
-    def change(cluster: Cluster) -> Cluster:
-        given = cluster.server.environment
-        environment = {name: value for name, value in given.items() if name not in variables}
-        arguments = tuple(_without_options(cluster.server.extra_args, words))
-        return remedies.serving(extra_args=arguments, environment=environment)(cluster)
-
-    return lambda _context, _finding: [Fix({}, (change,))]
-
-
-def without_placing(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+def without_placing(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
     """Without the options that say where a model beside the one that is served is."""
     server = context.server
     placing = [options.of_name(name) for names in auxiliary_models.PLACING.values() for name in names]
     words = [word for word in server.extra_args if options.of_word(word) in placing]
     variables = [name for name in server.environment if options.of_variable(name) in placing]
-    plain = [options.normalize(word) for word in words]
-    fixes = without_arguments(plain, variables)(context, finding)
-    return [fix._replace(values={"word": remedies.listed([*words, *variables])}) for fix in fixes if words or variables]
+    if not words and not variables:
+        return []
+    change = remedies.serving(
+        extra_args=tuple(_without_options(server.extra_args, [options.normalize(word) for word in words])),
+        environment={name: value for name, value in server.environment.items() if name not in variables},
+    )
+    return [Fix({"word": remedies.listed([*words, *variables])}, (change,))]
 
 
 def _without_options(arguments: Sequence[str], words: Sequence[str]) -> list[str]:

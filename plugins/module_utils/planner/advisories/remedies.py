@@ -101,7 +101,6 @@ class Trial(NamedTuple):
         return effect
 
     def fits(self, change: Change) -> bool:
-        """Whether the model fits and nothing new refuses the plan."""
         plan = self.attempt(change(self.cluster))
         return plan is not None and plan.fits and _errors(plan) <= _errors(self.plan)
 
@@ -189,7 +188,6 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
 
 
 def _bytes(plan: Plan) -> int:
-    """Of the model's own files."""
     return sum(file.bytes or 0 for file in plan.model.files if file.role == download_record.MODEL)
 
 
@@ -208,7 +206,6 @@ def _without_bounds(host: Host) -> Host:
 
 
 def serving(**fields: Any) -> Change:
-    """Other variables ``llama_server_…``."""
     return lambda cluster: cluster._replace(server=cluster.server._replace(**fields))
 
 
@@ -218,7 +215,6 @@ def holding(size: int) -> Change:
 
 
 def serving_without(roles: Sequence[str]) -> Change:
-    """Without llama_model_mmproj, llama_model_draft, or both."""
     none: dict[str, Any] = dict.fromkeys(roles)
     return lambda cluster: cluster._replace(model=cluster.model._replace(**none))
 
@@ -238,7 +234,6 @@ def with_facts(hosts: Collection[str], change: Callable[[Facts], Facts]) -> Chan
 
 
 def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
-    """Another ``llama_backend``."""
     return on_hosts(hosts, lambda host: host._replace(backends=tuple(wanted)))
 
 
@@ -260,7 +255,6 @@ def patched(request: ReleaseRequest, path: str) -> ReleaseRequest:
 
 
 def with_environment(host: Host, workers: int, environment: Mapping[str, str]) -> Host:
-    """The host with further variables of the environment of each of its workers."""
     endpoints = host.endpoints or (Endpoint(),) * workers
     return host._replace(
         endpoints=tuple(entry._replace(environment={**entry.environment, **environment}) for entry in endpoints)

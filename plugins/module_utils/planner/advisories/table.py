@@ -596,14 +596,3 @@ def evaluate(context: AdvisoryContext) -> list[Finding]:
             shown = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
             findings.append(Finding(advisory, hosts, {**shown, **cases[0][1], "where": where}))
     return findings
-
-
-def untried(findings: Sequence[Finding]) -> tuple[AdvisoryPlan, ...]:
-    """Advisories without their remedies."""
-    return tuple(as_plan(finding, ["-"]) for finding in findings)
-
-
-def with_remedies(
-    context: AdvisoryContext, findings: Sequence[Finding], trial: remedies.Trial
-) -> tuple[AdvisoryPlan, ...]:
-    return tuple(as_plan(finding, remedies.chosen(context, finding, trial)) for finding in findings)

@@ -122,7 +122,6 @@ Requests = Mapping[str, Optional[ReleaseRequest]]
 
 
 def variable_of(backend: str, requests: Requests) -> str:
-    """The variable that gives the release of a backend."""
     own = f"llama_release_{backend}"
     return own if requests[own] else "llama_release"
 
@@ -197,7 +196,6 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
 
 
 def _package_version(packaged: Mapping[str, str | None]) -> str:
-    """Of the distributions' packages of llama.cpp."""
     without = sorted(name for name, version in packaged.items() if not version)
     if without:
         raise Refusal(

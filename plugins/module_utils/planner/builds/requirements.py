@@ -163,18 +163,14 @@ def tools_of(
     for backend in built:
         beside = [other for other in built if other != backend]
         needs = _needs(host, backend, beside, catalogue, wanted[backend])
-        tools.update(
-            _installable(host, _with_openssl(host, needs) if _needs_openssl(wanted, backend, secured) else needs)
-        )
+        if backend == secured and wanted[backend].source in release_request.COMPILED:
+            needs = _with_openssl(host, needs)
+        tools.update(_installable(host, needs))
     if host.facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
     return tools
-
-
-def _needs_openssl(wanted: Mapping[str, Release], backend: str, secured: str | None) -> bool:
-    return backend == secured and wanted[backend].source in release_request.COMPILED
 
 
 def _with_openssl(host: Host, needs: Needs) -> Needs:

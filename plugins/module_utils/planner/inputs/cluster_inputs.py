@@ -519,7 +519,6 @@ def server_of(variables: Mapping[str, Any]) -> Server:
 
 
 def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
-    """Name of a device → MiB."""
     for name, mib in given.items():
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
             raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")

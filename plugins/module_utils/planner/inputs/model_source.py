@@ -214,7 +214,6 @@ def record(source: ModelSource, said: Mapping[str, Any], files: Sequence[Mapping
 
 
 def shown(source: ModelSource, revision: str | None = None) -> str:
-    """A source for people."""
     if source.huggingface:
         return f"huggingface:{source.huggingface.repo}@{revision or source.huggingface.revision}"
     if source.ollama:
@@ -244,7 +243,6 @@ def scaled(whole: ModelSummary, size: int) -> ModelSummary:
 
 
 def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
-    """What the plan says of the model."""
     return ModelPlan(
         path=model.path,
         name=model.summary.name,

@@ -119,7 +119,6 @@ def name_variable(refusal: Refusal, variable: str) -> Refusal:
 
 
 def tagged(build: int) -> ReleaseRequest:
-    """The build of llama.cpp with this number."""
     return request_of(f"b{build}")
 
 

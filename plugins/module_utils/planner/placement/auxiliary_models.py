@@ -196,12 +196,10 @@ def _type(server: Server, name: str) -> str:
 
 
 def in_memory(held: Sequence[AuxiliaryModel]) -> int:
-    """Bytes in the head's memory."""
     return sum(one.in_memory + (0 if one.device else one.total) for one in held)
 
 
 def on_device(held: Sequence[AuxiliaryModel], device: Device) -> int:
-    """Bytes on a device."""
     return sum(one.total for one in held if one.device and one.device.buffer == device.buffer)
 
 
@@ -229,7 +227,6 @@ def remaining_capacity(
 
 
 def _shares(device: Device, facts: Facts) -> bool:
-    """Whether a device of the head uses the host's memory."""
     accelerator = devices.accelerator_of(facts, device.name)
     return accelerator.unified if accelerator else True
 
@@ -298,7 +295,6 @@ def sentences(held: Sequence[AuxiliaryModel], head: str) -> list[str]:
 
 
 def as_plan(held: Sequence[AuxiliaryModel], model: Model, head: str) -> tuple[AuxiliaryModelPlan, ...]:
-    """What the plan says of them."""
     return tuple(
         AuxiliaryModelPlan(
             role=one.role,

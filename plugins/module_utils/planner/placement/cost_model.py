@@ -92,7 +92,6 @@ def _assumed_processor(facts: Facts) -> device_rates.Known:
 
 
 def is_board(facts: Facts) -> bool:
-    """Whether the host is taken for a small board."""
     return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib)
 
 
@@ -295,7 +294,6 @@ class Work(NamedTuple):
 
 
 def device_ms(work: Work) -> float:
-    """Milliseconds that the device computes for a token."""
     return generation_ms(work.rate, work.read, work.nodes)
 
 

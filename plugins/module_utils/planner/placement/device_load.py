@@ -98,7 +98,6 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
 
 
 def _laid_out(part: Part, record: backends.Backend) -> int:
-    """Bytes that tensors take in a buffer of that backend."""
     return kv_cache.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment)
 
 
@@ -223,7 +222,6 @@ def load_of(
 
 
 def _float32(value: float) -> float:
-    """The nearest number that 32 bits hold."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
@@ -269,11 +267,9 @@ class Placed(NamedTuple):
     """Models beside it, as far as they are counted."""
 
     def lent(self) -> list[Worker]:
-        """The workers whose devices are used."""
         return [device.worker for device in self.devices if device.worker]
 
     def own(self) -> list[Device]:
-        """The head's own devices."""
         return [device for device in self.devices if not device.worker]
 
     def units_of(self, device: int | None) -> list[int]:
@@ -282,14 +278,12 @@ class Placed(NamedTuple):
         return [unit for unit, other in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if other == device]
 
     def shares(self) -> list[Share]:
-        """Of each device what it gets."""
         return [
             self.load.share(self.units_of(index), device.backend, device.buffer)
             for index, device in enumerate(self.devices)
         ]
 
     def on_head(self) -> Share:
-        """What the head's processor keeps."""
         units = self.units_of(None)
         return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units))
 

@@ -269,7 +269,6 @@ class Holder(NamedTuple):
 
 
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
-    """The values of a device with layers that advisories need."""
     accelerator = accelerator_of(facts, device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
     said = device.worker is not None or backends.UNIFIED_HEAP in device.environment

@@ -234,13 +234,11 @@ class Speeds(NamedTuple):
 
 
 def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
-    """What these parts of the model reach together."""
     prompt = cost_model.prompt_ms(case.release, works, case.summary.width)
     return Speeds(1000 / cost_model.token_ms(case.release, works), 1000 * cost_model.PROMPT / prompt if prompt else 0.0)
 
 
 def generation_of(release: Release, works: Sequence[cost_model.Work]) -> float:
-    """Tokens per second."""
     return _rounded(1000 / cost_model.token_ms(release, works))
 
 

@@ -285,7 +285,6 @@ def _fastest(
 
 
 def _why(candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> list[str]:
-    """Why each device gets what it gets, in some words."""
     groups = [candidate.place.group for candidate in candidates]
     used = [group for group, count in zip(groups, units) if count]
     sentences = []

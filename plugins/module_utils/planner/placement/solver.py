@@ -45,7 +45,6 @@ class Sizes(NamedTuple):
     """Bytes of these."""
 
     def of(self, start: int, end: int) -> int:
-        """Of the units from ``start`` to before ``end``."""
         copies = self.copies if self.copied_before[end] > self.copied_before[start] else 0
         return self.before[end] - self.before[start] + copies
 
@@ -258,7 +257,6 @@ class _Group(NamedTuple):
         return [-(-PARTS * size // self.places[index].capacity) for index, size in held.items()]
 
     def limited(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
-        """The limits with those of the members changed."""
         return [
             change(place, limit) if index in self.members else limit
             for index, (place, limit) in enumerate(zip(self.places, limits))

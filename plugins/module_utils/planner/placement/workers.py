@@ -303,7 +303,6 @@ def shares_of_memory(
 
 
 def usable_mib(memory_mib: int) -> int:
-    """Of a host's memory."""
     return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
 
 
@@ -326,7 +325,6 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
 
 
 def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
-    """The declared workers of one host."""
     same = same_device.canonical_device_names(host.facts)
     direct = any(entry.tunnel is None for entry in declared) and not host.is_head
     address = address_of(host, head) if direct else LOOPBACK
@@ -387,7 +385,6 @@ def usable(
 
 
 def on_its_staging_port(worker: Worker) -> Worker:
-    """The worker with its two ports exchanged, and those of its tunnel."""
     tunnel = worker.tunnel and worker.tunnel._replace(port=worker.tunnel.staging_port, staging_port=worker.tunnel.port)
     return worker._replace(port=worker.staging_port, staging_port=worker.port, tunnel=tunnel)
 
