@@ -3,6 +3,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from support.helps import GENERATIONS, help_of
 
 
@@ -74,7 +75,7 @@ def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
 def test_compiled_programs_speak_what_their_build_or_a_commit_that_was_read_says(build, commit, protocol):
     given = {"source": "binary", "path": "/b.tar.gz", "checksum": "sha256:" + "a" * 64, "build": build}
     given.update({"commit": commit} if commit != "unknown" else {})
-    assert releases.release_of(given, {}).protocol == protocol
+    assert releases.release_of(release_request.request_of(given), {}).protocol == protocol
 
 
 @pytest.mark.parametrize(

@@ -676,7 +676,7 @@ def test_sycl_is_planned_from_the_toolkit_to_the_services(version):
 
 
 def test_where_no_device_can_be_named_the_others_are_hidden_by_level_zero():
-    worker = Worker("w", "here", "127.0.0.1", 1, 2, "sycl", "sycl", "SYCL1", False, None, False, 0, "", False, 0, {})
+    worker = Worker("w", "here", "127.0.0.1", 1, 2, "sycl", "sycl", "SYCL1", capacity_mib=0)
     release = SimpleNamespace(capabilities=SimpleNamespace(worker_flags=["H", "p"]))
     alone = workers.with_one_visible_device(worker, release, 2)
     assert alone == worker._replace(hides_other_devices=True, environment={"ONEAPI_DEVICE_SELECTOR": "level_zero:1"})
