@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import gguf_files
@@ -357,47 +355,3 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_file
     assert run(call, given, prefix)[0] == first
     monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: "/closed")
     assert run(call, given, prefix, "llamacpp")[0]["closed"] == "/closed"
-
-
-@pytest.mark.programs
-def test_a_plan_of_a_declared_host_asks_the_hub_and_touches_no_host(server, repo, tmp_path):
-    (tmp_path / "hosts.yml").write_text(
-        json.dumps(
-            {
-                "llama_cluster": {
-                    "children": {"llama_head": {"hosts": {"nowhere.invalid": {}}}, "llama_workers": {"hosts": {}}},
-                    "vars": {
-                        "llama_hardware": {"memory_mib": 65536},
-                        "llama_model_huggingface": {"repo": REPO, "quantisation": "Q8_0"},
-                        "llama_model_mmproj": {"huggingface": {"repo": REPO}},
-                    },
-                }
-            }
-        )
-    )
-    root = Path(__file__).resolve().parents[2]
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [
-            str(program),
-            "playbooks/plan.yml",
-            "-i",
-            str(tmp_path / "hosts.yml"),
-            "-e",
-            f"llama_plan_path={tmp_path}/plan.json",
-        ],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    folder = "/opt/llamacpp/models/unsloth--some-model-GGUF--Q8_0-"
-    assert [file["role"] for file in plan["model"]["files"]] == ["model"] * 2 + ["mmproj"]
-    assert all(file["path"].startswith(folder) for file in plan["model"]["files"][:2])
-    assert plan["model"]["fetched_by"] == "head"
-    assert plan["model"]["revision"] == play.commit_of(REPO)
-    argv = plan["head"]["argv"]
-    assert argv[argv.index("-m" if "-m" in argv else "--model") + 1] == plan["model"]["files"][0]["path"]
-    assert argv[argv.index("--mmproj") + 1] == plan["model"]["files"][2]["path"]

@@ -89,13 +89,6 @@ def test_a_projector_is_looked_for_among_projectors(repo):
     assert found.summary is None
 
 
-def test_only_headers_are_read(server, repo):
-    (repo / "big-IQ4_XS.gguf").write_bytes(gguf_files.model() + bytes(8 << 20))
-    looked_up(on_huggingface(quantisation="IQ4_XS"))
-    ranges = [headers["Range"] for _path, headers, _code in server.asked if "Range" in headers]
-    assert ranges == [f"bytes=0-{gguf.FIRST_CHUNK - 1}"]
-
-
 def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smallest_first(repo):
     """Two files of one quantisation need ``files``, another model is no remedy, and one without all parts cannot be loaded."""
     for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):

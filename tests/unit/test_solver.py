@@ -131,17 +131,6 @@ def test_the_solver_finds_what_trying_everything_finds(drawn):
         assert rank_of(places, counts, first) == best
 
 
-def test_the_fastest_memory_is_filled_first():
-    sizes = [10] * 10 + [5]
-    places = [place(sizes, 200, pace=4, group=1), place(sizes, 64, pace=1)]
-    assert solver.solve(places, 0) == [5, 6]
-
-
-def test_what_is_slow_gets_nothing_where_the_fast_has_room():
-    sizes = [10] * 10 + [5]
-    assert solver.solve([place(sizes, 1000, pace=4, group=1), place(sizes, 105)], 0) == [0, 11]
-
-
 def test_alike_devices_share_by_bytes_and_not_by_layers():
     """DeepSeek R1: three small layers before 58 large ones; by hand ``17,15,15,15``."""
     small, large, output = 2, 65, 8
@@ -149,70 +138,6 @@ def test_alike_devices_share_by_bytes_and_not_by_layers():
     counts = solver.solve([place(sizes, 1120)] * 4, 0)
     assert sorted(counts) == [15, 15, 15, 17]
     assert counts[0] == 17
-
-
-def test_fewer_workers_come_before_more():
-    sizes = [10] * 8 + [5]
-    assert solver.solve([place(sizes, size) for size in (50, 20, 60)], 0) == [4, 0, 5]
-    assert sum(count > 0 for count in solver.solve([place(sizes, 85)] * 3, 0)) == 1
-
-
-@pytest.mark.parametrize("cost, counts", [(30, [5, 0]), (42, [0, 5])])
-def test_a_worker_is_used_where_it_saves_more_than_it_costs(cost, counts):
-    """41 and its cost on the worker, 82 on the head's own device."""
-    sizes = [10] * 4 + [1]
-    worker = place(sizes, 100, base=solver.DEVICE + solver.WORKER + cost * solver.ATTOSECOND)
-    assert solver.solve([worker, place(sizes, 100, pace=2, base=solver.DEVICE, group=1)], 0) == counts
-
-
-def test_a_layer_stays_beside_its_tensors_where_that_costs_no_time():
-    sizes = [1] * 8 + [1]
-    places = [
-        place(sizes, 50, fixed=20, base=0, moved=range(2, 8)),
-        place(sizes, 50, fixed=20, base=0, moved=range(2)),
-    ]
-    assert solver.solve(places, 0) == [2, 7]
-
-
-def test_what_overrides_put_on_a_device_counts_when_devices_are_filled_evenly():
-    sizes = [1] * 20 + [0]
-    counts = solver.solve([place(sizes, 50, fixed=20, base=0), place(sizes, 50, fixed=10, base=0)], 0)
-    assert counts in ([5, 16], [6, 15])
-
-
-def test_room_for_compute_is_left_as_far_as_there_is_any():
-    sizes = [10] * 4 + [10]
-    assert solver.solve([place(sizes, 60, pace=2, group=1, compute=20), place(sizes, 50, compute=20)], 0) == [2, 3]
-    assert solver.solve([place(sizes, 50, compute=1000)], 0) == [5]
-
-
-def must(device):
-    return device._replace(base=device.base - solver.MUST)
-
-
-def test_a_device_that_has_to_be_used_gets_a_layer():
-    sizes = [10] * 6 + [5]
-    fast, slow = must(place(sizes, 1000)), must(place(sizes, 1000, pace=9, group=1))
-    assert solver.solve([fast, slow], 0) == [5, 2]
-    assert solver.solve([slow, fast], 0) == [1, 6]
-    assert solver.solve([slow._replace(capacity=9), fast], 0) == [0, 7]
-
-
-def test_a_device_that_has_to_be_used_is_so_without_room_for_compute():
-    sizes = [10] * 6 + [5]
-    small = must(place(sizes, 15, compute=10, pace=9, group=1))
-    assert solver.solve([small, must(place(sizes, 1000, compute=10))], 0) == [1, 6]
-
-
-def test_the_output_alone_is_on_a_device_only_where_nothing_else_fits():
-    assert solver.solve([place([4, 4, 4], 8), place([4, 4, 4], 4)], 0) == [2, 1]
-    assert solver.solve([place([4, 4, 4], 8), place([4, 4, 4], 8)], 0) == [1, 2]
-    assert solver.solve([place([4, 4, 4], 8)], 2) == [1]
-
-
-def test_units_that_do_not_fit():
-    assert solver.solve([place([4, 4, 4], 3), place([4, 4, 4], 7)], 0) is None
-    assert solver.solve([place([4, 4, 4], 0)], 0) is None
 
 
 @pytest.mark.parametrize(
