@@ -27,7 +27,7 @@ attributes:
 options:
   path:
     description: The model's path on the host.
-    type: path
+    type: str
     required: true
   layers:
     description: Number of layers.

@@ -36,6 +36,7 @@ options:
   model:
     description: What P(llamacpp.cluster.model_info#module) returned. Without it, C(llama_model_gguf_summary) is used.
     type: dict
+    default: {}
   path:
     description: File on the controller for the plan as JSON.
     type: path

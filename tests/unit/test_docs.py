@@ -1,5 +1,6 @@
 """The generated page is what the specifications say, and links lead somewhere."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import jsonschema_rs
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import specification
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,6 +16,29 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_of_variables_is_current(generate):
     assert (ROOT / "docs" / "variables.md").read_text() == generate.page(), "run make docs"
+
+
+def described(options):
+    keys = ("type", "elements", "choices", "default")
+    return {
+        name: {**{key: option.get(key) for key in keys}, "required": bool(option.get("required"))}
+        for name, option in options.items()
+    }
+
+
+def test_modules_that_run_on_the_controller_alone_describe_the_arguments_of_their_action():
+    """ansible-test compares the others with the specification in the module."""
+    unlike, found = {}, 0
+    for path in (ROOT / "plugins" / "modules").glob("*.py"):
+        if "AnsibleModule" not in path.read_text():
+            parent = "ansible_collections.llamacpp.cluster.plugins"
+            action = importlib.import_module(f"{parent}.action.{path.stem}").ActionModule
+            documentation = yaml.safe_load(importlib.import_module(f"{parent}.modules.{path.stem}").DOCUMENTATION)
+            wanted, has = described(specification(action.ARGUMENTS)), described(documentation["options"])
+            unlike.update({path.stem: (wanted, has)} if wanted != has else {})
+            found += 1
+    assert unlike == {}
+    assert found > 5
 
 
 def test_the_schemas_are_current(generate):
