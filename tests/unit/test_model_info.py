@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model
 from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup, resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, SourceFile
@@ -73,7 +74,8 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(
     source = {"huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}, "ollama": name}[kind]
     given = {f"llama_model_{kind}": source}
     first, _action = run(call, given, prefix)
-    plan = model_source.resolve(request_of(**given), model_source.report_of(first), prefix)
+    report = model_source.report_of(first)
+    plan = model_source.with_files(Model("", None, report.summary), request_of(**given), report, prefix)
     arguments = {"files": [file._asdict() for file in plan.files], "records": list(plan.records)}
     with monkeypatch.context() as patched:
         patched.setattr(f"{__name__}.MODULE", model)

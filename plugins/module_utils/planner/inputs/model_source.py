@@ -97,18 +97,6 @@ def _named(source: ModelSource) -> str:
     return name.removesuffix(".gguf")
 
 
-class Resolved(NamedTuple):
-    """What the sources of a model were resolved to."""
-
-    files: tuple[ModelFilePlan, ...]
-    records: tuple[Mapping[str, Any], ...]
-    source: str
-    revision: str | None
-    offered: tuple[Quantisation, ...]
-    fetched_by: str | None
-    """head or controller; None where the head has everything."""
-
-
 class ModelReport(NamedTuple):
     """What the modules model or gguf_info report of a model, read once for all attempts of a plan."""
 
@@ -173,8 +161,8 @@ def check(found: Mapping[str, Any]) -> str | None:
     return next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), None)
 
 
-def resolve(request: ModelRequest, report: ModelReport, prefix: str) -> Resolved:
-    """The files of a request, from what was found, or from the variables alone where nothing was looked for.
+def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix: str) -> Model:
+    """The model with its files, from what was found, or from the variables alone where nothing was looked for.
 
     :raises Refusal: the names of its files are not known.
     """
@@ -192,13 +180,16 @@ def resolve(request: ModelRequest, report: ModelReport, prefix: str) -> Resolved
             entry = said.get(source.role) or {"source": shown(source), "revision": None}
             records.append({"path": f"{where}/{download_record.RECORD}", **record(source, entry, own)})
     first = (request.source and said.get(download_record.MODEL)) or {}
-    return Resolved(
-        tuple(files),
-        tuple(records),
-        first.get("source") or (shown(request.source) if request.source else ""),
-        first.get("revision"),
-        report.offered,
-        (CONTROLLER if all(source.copy for source in fetched) else request.fetched_by) if fetched else None,
+    by = CONTROLLER if all(source.copy for source in fetched) else request.fetched_by
+    return model._replace(
+        source=model.source or first.get("source") or (shown(request.source) if request.source else ""),
+        revision=first.get("revision"),
+        files=tuple(files),
+        records=tuple(records),
+        fetched_by=by if fetched else None,
+        offered=report.offered,
+        draft=report.draft if request.draft else None,
+        projector=report.projector if request.mmproj else None,
     )
 
 
@@ -311,14 +302,14 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
             raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
         path = known_answer.path_of(facts.prefix, *request.known_answer)
         own = Model(path, request.known_answer, _of_known_answer(request.known_answer), "known-answer")
-        return _with_files(own, request, report, facts.prefix)
+        return with_files(own, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
     if report.refused:
         raise Refusal(report.refused)
     found = report.summary or _given_summary(source, request.summary)
     if request.instead_bytes:
         found = scaled(found, request.instead_bytes)
-    model = _with_files(Model("", None, found), request._replace(summary=found), report, facts.prefix)
+    model = with_files(Model("", None, found), request._replace(summary=found), report, facts.prefix)
     path = str(model.path_of(download_record.MODEL))
     if facts.scope == "system" and report.closed:
         raise Refusal(
@@ -332,20 +323,6 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
                 f"{variable} names {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
             )
     return model._replace(path=path)
-
-
-def _with_files(model: Model, request: ModelRequest, report: ModelReport, prefix: str) -> Model:
-    resolved = resolve(request, report, prefix)
-    return model._replace(
-        source=model.source or resolved.source,
-        revision=resolved.revision,
-        files=resolved.files,
-        records=resolved.records,
-        fetched_by=resolved.fetched_by,
-        offered=resolved.offered,
-        draft=report.draft if request.draft else None,
-        projector=report.projector if request.mmproj else None,
-    )
 
 
 def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | None:
