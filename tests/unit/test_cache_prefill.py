@@ -1,9 +1,7 @@
 """Which workers keep tensors, what is put into their caches, and how it gets there."""
 
-import json
 import os
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
@@ -11,7 +9,6 @@ from unittest import mock
 
 import gguf_files
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as launcher
@@ -22,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill a
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill_info, cache_upload
 from cache_worker import CacheWorker
 from conftest import known_answer_of
+from support.hosts import free_port
 from test_rpc import Server
 
 programs = pytest.mark.programs
@@ -175,12 +173,6 @@ def model(folder, seeds, name="model.gguf", side=SIDE):
 def wanted(path, count):
     row = PrefillTensor("blk.*.ffn_up.weight", BYTES, tuple(range(count)))
     return cache_prefill.describe(str(path), cache_prefill.names_of([row]))
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def worker(folder, name="cpu", **environment):
@@ -358,18 +350,6 @@ def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
     assert cache_prefill.cached_tensors(tmp_path) == {}
 
 
-@pytest.fixture
-def call(capsys):
-    """Runs a module."""
-
-    def run(module, check=False, **params):
-        with patch_module_args({**params, "_ansible_check_mode": check}), pytest.raises(SystemExit):
-            module.main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
-
-
 def planned_worker(worker, names, name=None):
     seeded = {"fork": "llama.cpp", "argv": worker.argv, "endpoint": worker.endpoint, "tensors": []}
     return {"name": name or worker.name, "environment": dict(worker.environment), "seed": seeded, "names": names}
@@ -379,19 +359,19 @@ def planned_worker(worker, names, name=None):
 def test_the_modules_read_and_fill(tmp_path, call):
     path, filled = model(tmp_path, [1, 2]), worker(tmp_path)
     names = {f"blk.{layer}.ffn_up.weight": BYTES for layer in range(2)}
-    tensors = call(cache_prefill_info, path=str(path), names=names)["tensors"]
+    tensors = call(module=cache_prefill_info, path=str(path), names=names)["tensors"]
     assert [tensor["name"] for tensor in tensors] == list(names)
     params = {"path": str(path), "tensors": tensors, "seconds": 60}
     params["workers"] = [planned_worker(filled, list(names))]
-    answer = call(prefill, check=True, **params)
+    answer = call(module=prefill, check=True, **params)
     assert (answer["changed"], answer["missing"]) == (False, {"cpu": list(names)})
-    answer = call(prefill, **params)
+    answer = call(module=prefill, **params)
     assert (answer["changed"], answer["missing"], answer["left_mib"], answer["why"]) == (True, {"cpu": []}, 0, [])
     assert answer["copied_mib"] == 2 * BYTES // (1 << 20)
-    assert call(prefill, **params)["changed"] is False
+    assert call(module=prefill, **params)["changed"] is False
     other = worker(tmp_path, "beside")
     params["workers"].append(planned_worker(other, list(names)))
-    answer = call(prefill, **params)
+    answer = call(module=prefill, **params)
     assert (answer["linked_mib"], answer["missing"]["beside"]) == (2 * BYTES // (1 << 20), [])
 
 
@@ -401,9 +381,9 @@ def test_the_launcher_of_another_model_leaves_what_was_filled(tmp_path, call):
     tensors = [tensor._asdict() for tensor in wanted(path, 1)]
     params = {"path": str(path), "tensors": tensors, "seconds": 60}
     params["workers"] = [planned_worker(filled, [tensors[0]["name"]])]
-    call(prefill, check=True, **params)
+    call(module=prefill, check=True, **params)
     assert not filled.folder.parent.exists()
-    assert call(prefill, **params)["missing"] == {"cpu": []}
+    assert call(module=prefill, **params)["missing"] == {"cpu": []}
     assert launcher.remove_cut(filled.folder, [BYTES + 1]) == []
 
 
@@ -415,7 +395,7 @@ def test_the_module_sends_and_names_what_failed(tmp_path, call, monkeypatch):
     server = Server(CacheWorker((7, 0, 0), folder=tmp_path).script)
     ends = [f"127.0.0.1:{port}" for port in (server.port, free_port())]
     targets = [{"endpoint": end, "fork": "llama.cpp", "names": [tensors[0]["name"]]} for end in ends]
-    answer = call(cache_upload, path=str(path), tensors=tensors, targets=targets, seconds=60)
+    answer = call(module=cache_upload, path=str(path), tensors=tensors, targets=targets, seconds=60)
     assert answer["given"] == {ends[0]: [tensors[0]["name"]], ends[1]: []}
     assert answer["why"] == [
         f"The head does not fill a cache: the worker at {ends[1]} did not start: nothing listens there."
@@ -426,15 +406,18 @@ def test_the_module_sends_and_names_what_failed(tmp_path, call, monkeypatch):
 def test_the_modules_report_why_a_cache_is_not_filled(tmp_path, call, monkeypatch):
     path = model(tmp_path, [1])
     missing = str(tmp_path / "missing.gguf")
-    why = call(cache_prefill_info, path=missing, names={"x": BYTES})["why"]
+    why = call(module=cache_prefill_info, path=missing, names={"x": BYTES})["why"]
     assert why == [f"No cache is filled before the head loads: {missing} cannot be read: No such file or directory."]
     tensors = [tensor._asdict() for tensor in wanted(path, 1)]
     params = {"path": str(path), "tensors": tensors}
     failing = planned_worker(worker(tmp_path, FAILS="1"), [tensors[0]["name"]])
-    answer = call(prefill, workers=[failing], **params)
+    answer = call(module=prefill, workers=[failing], **params)
     assert answer["missing"] == {"cpu": [tensors[0]["name"]]}
     assert "The cache of the worker cpu is not filled from this host: " in answer["why"][0]
     monkeypatch.setattr(cache_prefill, "link", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    assert "No space left on device" in call(prefill, workers=[failing], **params)["why"][0]
+    assert "No space left on device" in call(module=prefill, workers=[failing], **params)["why"][0]
     monkeypatch.setattr(commands, "work_as", mock.Mock(side_effect=RuntimeError("KeyError: 'x'")))
-    assert call(prefill, workers=[failing], **params)["msg"] == "the caches of workers are not filled: KeyError: 'x'"
+    assert (
+        call(module=prefill, workers=[failing], **params)["msg"]
+        == "the caches of workers are not filled: KeyError: 'x'"
+    )

@@ -50,39 +50,6 @@ def test_what_is_restarted(local, changed, restarts):
     assert changes.behind == (["here"] if restarts else [])
 
 
-def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
-    plan = pair.plan()
-    found = drifts(plan)
-    found["worker1"]["redefined"] = ["llamacpp-worker-cpu"]
-    changes = decide(plan, found)
-    assert changes.restarts == {
-        "head": ["llamacpp-server"],
-        "worker1": ["llamacpp-worker-cpu"],
-        "worker2": [],
-    }
-    assert changes.behind == ["head", "worker1"]
-
-
-def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
-    plan = pair.plan()
-    found = drifts(plan)
-    found["worker2"]["differences"] = [
-        {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
-    ]
-    changes = decide(plan, found)
-    assert changes.behind == ["worker2"]
-    assert not any(changes.restarts.values())
-
-
-def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
-    for name, size in (("worker1", 60000), ("worker2", 1000)):
-        pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": name, "memory_mib": size}]
-    pair.hosts["head"]["variables"]["llama_placement"] = "fewest"
-    plan = pair.plan()
-    found = decide(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
-    assert found.restarts == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
-
-
 def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
     plan = pair.plan()
     changes = decide(plan, {**drifts(plan), "worker2": None})

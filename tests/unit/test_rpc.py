@@ -141,27 +141,17 @@ def test_refused():
     assert rpc.probe("127.0.0.1", port)["state"] == "refused"
 
 
-def test_unreachable(monkeypatch):
-    def no_way(*_arguments, **_options):
-        raise OSError(113, "No route to host")
-
-    monkeypatch.setattr(rpc.socket, "create_connection", no_way)
+@pytest.mark.parametrize("error", [OSError(113, "No route to host"), socket.timeout("timed out")])
+def test_a_worker_to_which_no_connection_comes_about_is_unreachable(monkeypatch, error):
+    monkeypatch.setattr(rpc.socket, "create_connection", mock.Mock(side_effect=error))
     found = rpc.probe("192.0.2.1", 50052)
-    assert found["state"] == "unreachable"
-    assert "No route to host" in found["detail"]
-
-
-def test_unreachable_when_the_connection_attempt_times_out(monkeypatch):
-    def late(*_arguments, **_options):
-        raise socket.timeout("timed out")
-
-    monkeypatch.setattr(rpc.socket, "create_connection", late)
-    assert rpc.probe("192.0.2.1", 50052)["state"] == "unreachable"
+    assert (found["state"], error.args[-1] in found["detail"]) == ("unreachable", True)
 
 
 @pytest.mark.parametrize(
     "script",
     [
+        pytest.param(worker((7, 0, 0), {24}, devices=((1, 1),) * 65), id="too many devices"),
         pytest.param(lambda client: client.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n"), id="ssh"),
         pytest.param(lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="http"),
         pytest.param(lambda client: client.close(), id="closes"),
@@ -179,10 +169,6 @@ def test_unreachable_when_the_connection_attempt_times_out(monkeypatch):
 )
 def test_not_rpc(script):
     assert probe(script)["state"] == "not_rpc"
-
-
-def test_too_many_devices_are_not_believed():
-    assert probe(worker((7, 0, 0), {24}, devices=((1, 1),) * 65))["state"] == "not_rpc"
 
 
 def test_a_server_that_closes_and_then_refuses_is_no_worker():

@@ -87,15 +87,6 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
     assert parts <= {*names.INSTALLED, "models"}
 
 
-def test_what_tasks_put_below_the_prefix_is_removed():
-    put = set()
-    for path in [*ROOT.glob("roles/llama_*/tasks/*.yml"), *ROOT.glob("roles/llama_*/vars/*.yml")]:
-        if path.name != "remove.yml":
-            put |= {part.split("/")[0].split('"')[0] for part in path.read_text().split(".prefix }}/")[1:]}
-    assert put == {"venv", "supervisor", "lingering", "links"}
-    assert put <= set(names.INSTALLED)
-
-
 PLAYBOOK = """
 - hosts: all
   gather_facts: false
@@ -265,11 +256,6 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         Refusal, match=re.escape(f"This host has {expected}{tmp_path}/b.service, which this collection")
     ):
         ownership.check(planned)
-
-
-def test_what_is_created_carries_the_mark_by_which_it_is_known():
-    created = yaml.safe_load((ROOT / "roles/llama_host/tasks/main.yml").read_text())[0]
-    assert created["ansible.builtin.user"]["comment"] == names.ACCOUNT_MARK
 
 
 @AS_ROOT

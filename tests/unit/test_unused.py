@@ -152,13 +152,6 @@ def test_a_name_that_begins_like_a_used_one_is_not_used(here):
     assert set(here.found()) == {"state/cache/on"}
 
 
-def test_everything_together_leaves_what_the_plan_uses(here):
-    kept = old_things(here)
-    assert len(here.remove(*prune.KINDS)) == 6
-    assert here.left() == kept
-    assert not (here.prefix / "models" / "broken-89abcdef").exists()
-
-
 def by_another_plan(here):
     """A kept plan of this cluster names it."""
     other = record_of(here.plan, "here")
@@ -539,25 +532,3 @@ def test_status_shows_it(pair, tmp_path):
     assert "playbooks/clean.yml removes what llama_clean names" in text
     answers["head"]["condition"]["unused"] = [entry("everything", 1, 1)]
     assert "could not be examined" in written(plan, answers, tmp_path)[1]
-
-
-def test_the_playbook_removes_under_the_lease_and_needs_a_plan():
-    play = yaml.safe_load((ROOT / "playbooks" / "clean.yml").read_text())[1]
-    names = [task["name"] for task in play["tasks"]]
-    order = [
-        "Stop where the inventory has no plan",
-        "Find what nothing uses",
-        "Let one run at a time change the cluster",
-        "Remove what nothing uses",
-    ]
-    assert [name for name in names if name in order] == order
-    assert names[-1] == "Let other runs change the cluster again"
-
-
-def test_no_other_playbook_or_role_removes_it():
-    users = [
-        path.name
-        for path in [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
-        if "llamacpp.cluster.prune:" in path.read_text()
-    ]
-    assert users == ["clean.yml"]

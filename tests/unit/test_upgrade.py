@@ -1,7 +1,5 @@
 """What differs between two runs decides what restarts, and other programs prove themselves before anything stops."""
 
-from pathlib import Path
-
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
 from conftest import definition
@@ -9,7 +7,6 @@ from support.actions import run
 from support.drift import drifts
 from support.lifecycle import decide
 
-ROOT = Path(__file__).resolve().parents[2]
 OLD = {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64}
 
 
@@ -86,14 +83,8 @@ def test_what_differs_decides_what_restarts(three, change, restarted):
     new = three.plan()
     decided = decide(new, drift_between(old, new))
     assert {name: services for name, services in decided.restarts.items() if services} == restarted
+    assert decided.behind == [*restarted]
     assert decided.replaced == []
-
-
-def test_a_key_file_with_another_content_restarts_the_head_alone(three):
-    plan = three.plan()
-    found = drifts(plan)
-    found["head"]["redefined"] = [HEAD]
-    assert decide(plan, found).restarts == {"head": [HEAD], "worker1": [], "worker2": [], "worker3": []}
 
 
 @pytest.mark.parametrize(
