@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -108,9 +108,11 @@ def test_every_backend_can_have_a_release_and_is_offered():
     for record in RECORDS:
         assert f"llama_release_{record.name}" in spec
         assert f"V({record.name})" in " ".join(spec["llama_backend"]["description"])
-    assert releases.sources_of({name: option.get("default") for name, option in spec.items()}).keys() == set(
-        backends.BACKENDS
+    asked = {"llama_release": release_request.tagged(9900)}
+    asked.update(
+        (f"llama_release_{name}", asked["llama_release"]._replace(source="pypi")) for name in backends.BACKENDS
     )
+    assert releases.sources_of(asked) == dict.fromkeys(backends.BACKENDS, "pypi")
 
 
 def test_a_device_of_an_unknown_backend_is_not_declared():
