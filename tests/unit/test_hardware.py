@@ -38,7 +38,6 @@ EXPECTED = {
         device("hip", "AMD gfx1036", "gfx1036", 32000, True),
         device("vulkan", "AMD gfx1100", "", 24560),
     ],
-    "constructed/rdna3_old_rocm": twice("hip", "AMD gfx1100", "gfx1100", 24560),
     "constructed/rdna4": twice("hip", "AMD gfx1201", "gfx1201", 16304),
     "constructed/mi300x": twice("hip", "AMD gfx942", "gfx942", 196592, count=2),
     "constructed/mi300a": twice("hip", "AMD gfx942", "gfx942", 128000, True),

@@ -80,11 +80,6 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
         assert all((matrix != other).any() for other in noise[:index])
 
 
-def test_the_size_of_a_large_model_is_known_at_once():
-    parameters = known_answer.summary(32, 4096, "f16")["parameters"]
-    assert 2 * parameters < known_answer_file.file_bytes(32, 4096, "f16") < 2 * parameters + (1 << 20)
-
-
 def test_a_written_file_is_one_of_this_form(tmp_path):
     """Where this fails and is meant to, FORM counts up: hosts and caches have files of the form before."""
     digests = {}
@@ -112,10 +107,6 @@ def test_a_written_file_is_one_of_this_form(tmp_path):
 )
 def test_sizes_that_cannot_be_made(layers, width, kind, said):
     assert said in known_answer.problem(layers, width, kind)
-
-
-def test_sizes_that_can_be_made():
-    assert known_answer.problem(16, 128, "f32") is None
 
 
 def test_planning_writes_no_model(local, tmp_path, monkeypatch):

@@ -79,12 +79,6 @@ def test_devices_that_share_it_are_named_in_one_message():
     assert len(re.findall(r"of gpu[12] \(≤ \d+ of 23348 MiB\)", advisory["message"])) == 2
 
 
-def test_a_model_that_does_not_fit_is_refused_without_this_advisory():
-    cluster = cards_of(60, llama_server_flash_attention="off", llama_server_context=32768)
-    assert cluster.plan()["refused"]
-    assert not advisories_of(cluster, "compute-over-capacity")
-
-
 def test_the_default_context_is_that_of_the_variable():
     assert inventory.specification()["llama_server_context"]["default"] == memory_predicates.DEFAULT_CONTEXT
     cluster = cards_of(1, summary={"context": 4096})

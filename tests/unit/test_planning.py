@@ -53,13 +53,6 @@ def test_the_plan_is_json_and_the_same_each_time(local):
     assert json.dumps(local.plan(), sort_keys=True) == json.dumps(local.plan(), sort_keys=True)
 
 
-def test_load_and_free_memory_are_no_part_of_the_plan(local):
-    before = local.plan()
-    local.hosts["here"]["facts"]["toolchain"]["ccache"] = "4.8"
-    local.hosts["here"]["facts"]["tools"] = ["ccache"]
-    assert local.plan() == before
-
-
 def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30"}]
     plan = pair.plan()

@@ -156,11 +156,6 @@ def test_an_archive_behind_a_url(server):
     assert fetched.path.read_bytes() == CONTENT
 
 
-def test_a_url_that_is_not_there(server):
-    with pytest.raises(AnsibleError, match=r"llama_release has the url .*404"):
-        sources.fetch(release(url=server + "/other"))
-
-
 @pytest.mark.parametrize("place", ["/slow", "/slow-header"])
 def test_a_server_that_sends_a_byte_now_and_then(server, cache, monkeypatch, place):
     monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.4)

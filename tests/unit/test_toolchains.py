@@ -295,7 +295,12 @@ def only(version):
 @pytest.mark.parametrize(
     "machine, change, variables, said",
     [
-        ("constructed/rdna3_old_rocm", None, {}, ["here has ROCm 5.7", "too old", "install ROCm 6.1 or newer"]),
+        (
+            "constructed/rdna3",
+            lambda facts: facts["toolchains"][0].update(version="5.7.31921"),
+            {"llama_backend": "hip"},
+            ["here has ROCm 5.7", "too old", "install ROCm 6.1 or newer"],
+        ),
         (
             "constructed/rtx_5090",
             only("12.6"),
