@@ -1245,37 +1245,6 @@ def test_a_release_keeps_its_id():
     assert release.id == "pypi-0.3.36-fbd5d3174550"
 
 
-def test_a_build_of_upstream_by_its_tag_alone(local):
-    local.hosts["here"]["variables"]["llama_release"] = "b8600"
-    plan = local.plan()
-    assert not plan["refused"]
-    release = plan["release"]
-    assert {
-        key: release[key] for key in ("source", "repository", "revision", "ref", "build", "commit", "protocol")
-    } == {
-        "source": "git",
-        "repository": "https://github.com/ggml-org/llama.cpp",
-        "revision": "refs/tags/b8600",
-        "ref": "b8600",
-        "build": 8600,
-        "commit": "unknown",
-        "protocol": "3.6.1",
-    }
-    assert plan["hosts"]["here"]["workers"][0]["argv"][0].endswith("/bin/rpc-server")
-    assert plan["hosts"]["here"]["builds"][0]["id"].startswith("b8600-cpu-")
-
-
-def test_patches_are_part_of_the_release_and_need_a_tool(local):
-    before = local.plan()
-    patches = [{"path": "/patches/a.patch", "sha256": "c" * 64, "files": []}]
-    local.hosts["here"]["variables"]["llama_release"] = {**PYPI, "patches": patches}
-    plan = local.plan()
-    assert plan["release"]["patches"] == patches
-    assert plan["hosts"]["here"]["tools"]["patch"] == "patch"
-    assert "patch" not in before["hosts"]["here"]["tools"]
-    assert plan["hosts"]["here"]["builds"][0]["id"] != before["hosts"]["here"]["builds"][0]["id"]
-
-
 def compiled_already(pair, **more):
     for host in pair.hosts.values():
         host["facts"]["toolchain"] = {}

@@ -12,9 +12,7 @@ from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
-from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -314,17 +312,6 @@ def test_strix_halo_quad_with_vulkan():
     assert "--no-mmap" not in line(planned)
 
 
-def test_wide_models_are_served_with_the_patch_or_a_newer_build(monkeypatch):
-    monkeypatch.setattr(
-        action.sources, "_read", lambda patch, _find: patch._replace(sha256="0" * 64, files=(predicates.SENDING,))
-    )
-    wide = of_file("models/qwen3_coder_480b.yml")
-    git = {"source": "git", "ref": "b6110"}
-    assert "wide-model-abort" in reason(plan("strix_halo_quad", **wide, llama_release=git))
-    assert not plan_of("strix_halo_quad", **wide, llama_release={**git, "patches": ["send.patch"]})["refused"]
-    assert not plan("strix_halo_quad", **wide, llama_release="b6141")["refused"]
-
-
 # strix_halo_pair
 
 
@@ -353,32 +340,6 @@ def test_strix_halo_pair_splits_the_model_more_evenly_than_it_was_seen():
     assert shares == {"halo1": pytest.approx(70540, abs=100), "halo2": pytest.approx(69920, abs=100)}
     by_hand = plan("strix_halo_pair", llama_server_tensor_split=[1, 1])["placement"]
     assert [entry["weights_mib"] for entry in by_hand] == [pytest.approx(72000, abs=500), pytest.approx(68000, abs=500)]
-
-
-def test_rocwmma_needs_newer_headers():
-    variant = of_file("variants/strix_halo_rocwmma.yml")
-    hardware = of_file("strix_halo_pair/hosts.yml")["llama_cluster"]["vars"]["llama_hardware"]
-    said = reason(plan("strix_halo_pair", **variant))
-    assert "rocWMMA supports gfx1151 from ROCm 7.2 on, and ROCm 6.4.2 is declared there" in said
-    hardware["toolchain"]["hipconfig"] = "7.2.0"
-    planned = plan("strix_halo_pair", **variant, llama_hardware=hardware)
-    assert not planned["refused"]
-    assert planned["hosts"]["halo1"]["builds"][0]["cmake_options"]["GGML_HIP_ROCWMMA_FATTN"] == "ON"
-
-
-def test_a_generation_without_direct_io():
-    said = reason(plan("strix_halo_pair", llama_release=GENERATIONS["0.3.16"]))
-    assert "llama_server_load_mode is dio, which pypi-0.3.16 does not know" in said
-    assert "b7668" in said
-    said = reason(plan("strix_halo_pair", llama_release=GENERATIONS["0.3.20"], llama_server_load_mode="mlock"))
-    assert "use mmap or none or dio or mmap+mlock or auto, or a build from b10458 on" in said
-    planned = plan(
-        "strix_halo_pair",
-        llama_release=GENERATIONS["0.3.16"],
-        llama_server_load_mode="none",
-        llama_accept_advisories=["unprotected-worker", "rpc-remote-code-execution"],
-    )
-    assert " --flash-attn --no-mmap --no-warmup" in line(planned)
 
 
 # cuda_triple
@@ -729,13 +690,6 @@ def test_a_mac_leads_linux_workers_of_other_backends():
     assert {entry["host"] for entry in planned["placement"]} == {"macbook", "radeon", "geforce"}
 
 
-def test_raspberry_pis_build_for_their_processors_and_share_one_build():
-    planned = plan(CLUSTERS / "pis.yml", **dense(39.59))
-    (build,) = {build["id"] for host in planned["hosts"].values() for build in host["builds"]}
-    assert "-cpu-" in build
-    assert all(words.endswith("-d CPU -t 4") for words in workers_of(planned).values())
-
-
 REMEDIES = (
     (r"set (llama_server_context) to (\d+)", int),
     (r"[Ss]et (llama_server_backend) to (\w+)", str),
@@ -985,43 +939,3 @@ def test_two_bc250_serve_what_they_were_seen_to_serve():
         planned = plan(CLUSTERS / "bc250_pair.yml", **model, **given)
     check_placement(planned)
     assert {entry["host"] for entry in planned["placement"]} == {"bowie", "crockett"}
-
-
-def offering(name, planned):
-    """An inventory with what a refusal says of memory that is not offered, as data."""
-    data = DataLoader().load_from_file(str(CLUSTERS / f"{name}.yml"))["llama_cluster"]
-    groups = data["children"]
-    for found in re.finditer(
-        r"of the processor of (\w+) \((add \w+ to llama_workers)?( and )?(?:set its llama_backend to \[([\w, ]+)\])?",
-        reason(planned),
-    ):
-        host, joins, _and, wanted = found.groups()
-        if joins:
-            groups["llama_workers"]["hosts"][host] = None
-        group = next(group for group in groups.values() if group["hosts"].get(host) or host in group["hosts"])
-        group["hosts"][host] = {
-            **(group["hosts"][host] or {}),
-            **({"llama_backend": wanted.split(", ")} if wanted else {}),
-        }
-    return {"llama_cluster": data}
-
-
-@pytest.mark.parametrize(
-    "name, model",
-    [
-        ("mixed_box", dense(39.59)),
-        ("mixed_box", dense(120)),
-        ("mac_and_linux", dense(100)),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_memory_that_a_refusal_says_is_not_offered_is_there(name, model, tmp_path):
-    refusing = plan(CLUSTERS / f"{name}.yml", **model)
-    assert "is not offered" in reason(refusing)
-    path = tmp_path / "hosts.yml"
-    path.write_text(json.dumps(offering(name, refusing)))
-    planned = plan_of(path, **model, llama_placement="fastest")
-    if "that alone is not enough" in reason(refusing):
-        assert not planned["fits"]
-    else:
-        check_placement(planned)
