@@ -151,13 +151,6 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     )
 
 
-def test_every_variable_is_described_and_typed():
-    for name, option in inventory.specification().items():
-        assert name.startswith("llama_")
-        assert option["description"]
-        assert option["type"]
-
-
 @pytest.mark.parametrize(
     "variable, value, named",
     [
