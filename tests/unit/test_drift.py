@@ -410,6 +410,29 @@ def test_a_service_that_started_by_itself_has_read_what_was_there(tmp_path, monk
     assert state.managers.has_read(str(tmp_path), planned, before)
 
 
+@pytest.mark.parametrize("switch", ["rename", "link"])
+def test_a_folder_that_was_switched_after_a_service_started_by_itself(tmp_path, switch):
+    """The file in its place is older than the process, which read the other one: a revoked key would go on serving."""
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "key").write_text(name)
+    folder = tmp_path / ("v1" if switch == "rename" else "cur")
+    if switch == "link":
+        folder.symlink_to("v1")
+    planned = service("x", 1, name="x", reads=(f"{folder}/key",))
+    started = state.managers.Change("x", "stopped", "running", "", "")
+    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions(planned.reads)}, [started])
+    by_itself = time.time() + 1
+    assert state.managers.has_read(str(tmp_path), planned, by_itself)
+    if switch == "rename":
+        folder.rename(tmp_path / "old")
+        (tmp_path / "v2").rename(folder)
+    else:
+        folder.unlink()
+        folder.symlink_to("v2")
+    assert not state.managers.has_read(str(tmp_path), planned, by_itself)
+
+
 def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(running, monkeypatch):
     os.utime(running.definition(), (time.time() + 86400, time.time() + 86400))
     with monkeypatch.context() as earlier:

@@ -460,7 +460,7 @@ def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
 
 def has_read(prefix: str, service: ServicePlan, started: float | None) -> bool:
     """Whether a running service has read the files that are there now. Of one that a run started this is noted. One that started
-    after that, by itself or by an operator's hand, has read what did not change since.
+    after that, by itself or by an operator's hand, has read what was changed in place before.
 
     :param started: when its process did, in seconds since 1970; None where that is not known.
     """
@@ -472,8 +472,15 @@ def has_read(prefix: str, service: ServicePlan, started: float | None) -> bool:
         return False
     later = started is not None and started > since
     return all(
-        files.get(path) == seen or (later and _is_older(path, cast(float, started))) for path, seen in now.items()
+        files.get(path) == seen
+        or (later and _is_same_inode(files.get(path), seen) and _is_older(path, cast(float, started)))
+        for path, seen in now.items()
     )
+
+
+def _is_same_inode(noted: Any, now: list[int] | None) -> bool:
+    """Another one may have come since with a folder that was renamed, which changes neither the file nor a link to it."""
+    return isinstance(noted, list) and now is not None and noted[:1] == now[:1]
 
 
 def _is_older(path: str, started: float) -> bool:
