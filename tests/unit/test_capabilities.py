@@ -96,14 +96,6 @@ def test_the_build_of_a_day(day, protocol, build):
     assert capabilities.build_of_day(day, protocol) == build
 
 
-@pytest.mark.parametrize("version", ["0.3.16", "0.3.20", "0.3.25", "0.3.35"])
-def test_the_day_of_a_tree_tells_about_its_build(version):
-    days = {"0.3.16": "2025-08-15", "0.3.20": "2026-04-03", "0.3.25": "2026-06-02", "0.3.35": "2026-08-17"}
-    tree = capabilities.PYPI_TREES[version]
-    protocol = capabilities.of_build(tree["generation"]).protocol
-    assert abs(capabilities.build_of_day(days[version], protocol) - tree["generation"]) < 20
-
-
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_what_the_help_lists_is_what_planning_takes_for_granted(generation):
     build, fork = GENERATIONS[generation]

@@ -141,10 +141,6 @@ def test_one_endpoint_twice(mixed):
     assert "has the endpoint 192.0.2.77:50052 a second time" in mixed.reason()
 
 
-def test_a_protocol_that_the_head_accepts(mixed):
-    assert not given(mixed, protocol="7.0").plan()["refused"]
-
-
 def test_the_page_names_them(mixed):
     parts = plan_text.plan_parts(typed(mixed.plan()))
     assert any("gaming-pc" in line and "cuda, run elsewhere" in line for line in parts["Topology"])

@@ -49,10 +49,6 @@ def test_the_local_cluster(local):
     assert plan["advisories"] == []
 
 
-def test_the_plan_is_json_and_the_same_each_time(local):
-    assert json.dumps(local.plan(), sort_keys=True) == json.dumps(local.plan(), sort_keys=True)
-
-
 def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30"}]
     plan = pair.plan()
@@ -123,19 +119,6 @@ def test_a_plan_depends_on_what_programs_cannot_use():
 def test_the_local_inventory_lends_the_gpu_and_then_the_cpu(local):
     local.hosts["here"]["facts"].update({**copy.deepcopy(CUDA), "accelerators": [GPU]})
     assert [worker["device"] for worker in local.plan()["hosts"]["here"]["workers"]] == ["CUDA0", "CPU"]
-
-
-def test_fewest_uses_no_more_workers_than_needed(pair, big_model):
-    for worker in ("worker1", "worker2"):
-        pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 100 * 1024}]
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    pair.model = {"summary": big_model}
-    plan = pair.plan()
-    assert [entry["host"] for entry in plan["placement"]] == ["worker1"]
-    assert [plan["hosts"][name]["workers"][0]["used"] for name in ("worker1", "worker2")] == [True, False]
-    assert "--tensor-split" not in plan["head"]["argv"]
-    pair.hosts["head"]["variables"]["llama_placement"] = "all"
-    assert [entry["host"] for entry in pair.plan()["placement"]] == ["worker1", "worker2"]
 
 
 def test_a_split_of_the_operators_is_placed_as_llama_cpp_does_it(pair):
@@ -259,11 +242,6 @@ def test_what_is_kept_for_the_cache_follows_the_settings(pair):
     assert kv(llama_server_parallel=3) == whole * 2304 / 2048
     assert kv(llama_server_extra_args=["--kv-unified"]) == whole
     assert pair.plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
-
-
-def test_further_arguments_that_change_what_devices_hold_are_not_planned(pair):
-    pair.hosts["head"]["variables"]["llama_server_extra_args"] = ["--lora=x.gguf"]
-    assert [entry["exact"] for entry in pair.plan()["placement"]] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -409,16 +387,6 @@ def test_all_means_the_heads_own_devices_too(own):
     assert plan["head"]["environment"] == {}
 
 
-def test_a_head_that_lends_its_devices_uses_them_through_its_workers(own):
-    own.hosts["head"]["groups"].append("worker")
-    plan = own.plan()
-    devices = [entry["device"] for entry in plan["placement"]]
-    assert {"RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"} < set(devices)
-    assert not any("CUDA" in device for device in devices)
-    assert plan["hosts"]["head"]["services"][-1]["devices"] == []
-    assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
-
-
 @pytest.mark.parametrize(
     "endpoint, own_devices, environment",
     [
@@ -434,26 +402,6 @@ def test_a_head_uses_the_devices_before_those_that_it_lends(own, endpoint, own_d
     placed = [entry["device"] for entry in plan["placement"] if entry["host"] == "head"]
     assert placed == ["RPC0[127.0.0.1:50052]", *own_devices]
     assert (plan["head"]["devices"], plan["head"]["environment"]) == (own_devices, environment)
-
-
-def test_a_head_that_lends_some_by_another_backend_keeps_none_of_its_own(own):
-    head = own.hosts["head"]
-    head["groups"].append("worker")
-    head["facts"]["accelerators"].append({**GPU, "backend": "vulkan", "name": "one of the same GPUs"})
-    head["variables"].update(
-        llama_backend=["cuda", "vulkan"], llama_worker_endpoints=[{"backend": "vulkan"}], llama_server_backend="cuda"
-    )
-    assert own.plan()["head"]["devices"] == []
-
-
-def test_a_head_drives_graphics_that_share_the_memory_of_which_its_worker_has_the_rest(own):
-    head = own.hosts["head"]
-    head["groups"].append("worker")
-    head["facts"]["accelerators"] = [{**GPU, "unified": True}]
-    head["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
-    plan = own.plan()
-    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"] if entry["host"] == "head"}
-    assert capacities == {"RPC0[127.0.0.1:50052]": 65536 - 6553 - (24576 - 2457), "CUDA0": 24576 - 2457}
 
 
 def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
@@ -837,17 +785,6 @@ def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
     for name in ("worker1", "worker2"):
         pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "memory_mib": 900}]
     assert not pair.plan()["refused"]
-
-
-def test_a_declared_mac_of_an_ordinary_user():
-    facts = entry.merge_hardware(
-        "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
-    )
-    assert facts["units"] == "/Users/u/Library/LaunchAgents"
-    assert facts["prefix"] == "/Users/u/.local/share/llamacpp"
-    assert (facts["service_manager"], facts["architecture"], facts["cpu"]["cores"]) == ("launchd", "arm64", 16)
-    assert facts["distribution"]["family"] == "darwin"
-    assert facts["packaged"] is None
 
 
 def test_a_declared_distribution_and_scope():
@@ -1335,16 +1272,6 @@ def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
     assert backends.backend_of("manifest") is None
 
 
-def test_a_worker_of_each_backend_by_default(both):
-    both.hosts["worker1"]["variables"].update(llama_worker_endpoints=None, llama_backend=["cpu", "vulkan"])
-    both.hosts["head"]["variables"].update(llama_release_vulkan=None, llama_backend="cpu")
-    plan = both.plan()
-    assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
-        ("Vulkan0", True),
-        ("CPU", True),
-    ]
-
-
 @pytest.mark.parametrize(
     "value, said",
     [
@@ -1515,13 +1442,6 @@ def test_names_that_no_environment_can_have(local):
 def test_what_is_no_option_of_cmake(local, given):
     local.hosts["here"]["variables"]["llama_build_cmake_options"] = given
     assert "llama_build_cmake_options of here has" in local.reason()
-
-
-def test_facts_of_another_version_of_the_collection(pair):
-    del pair.hosts["worker1"]["facts"]["units"]
-    assert (
-        "the facts of worker1 are not as this version of the collection reads them (units is missing)" in pair.reason()
-    )
 
 
 @pytest.mark.parametrize("size", [{"layers": 1 << 31}, {"width": 1 << 20}])

@@ -164,18 +164,6 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     assert "error, accepted: open-server" in plan_text.plan_page(typed(pair.plan()))
 
 
-@pytest.mark.parametrize(
-    "facts, said",
-    [
-        ({"firewall": "nftables"}, "closed to others by nftables"),
-        ({"service_manager": "supervisor"}, "not closed to others by this collection"),
-    ],
-)
-def test_who_closes_a_port(pair, facts, said):
-    pair.hosts["worker1"]["facts"].update(facts)
-    assert said in " ".join(plan_text.plan_page(typed(pair.plan())).split())
-
-
 def test_advisories_of_several_hosts_are_told_together(pair):
     plan = pair.plan()
     first = {"id": "x", "severity": "error", "accepted": False, "remedy": "Mend it.", "reference": "there"}

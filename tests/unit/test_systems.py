@@ -220,39 +220,6 @@ def test_mac_loopback():
     assert accepted(planned) == ["rpc-remote-code-execution"]
 
 
-def test_mac_loopback_with_five_nodes():
-    planned = plan("mac_loopback", **of_file("variants/mac_five_nodes.yml"))
-    assert not planned["refused"]
-    assert list(workers_of(planned).values()) == [
-        "-H 127.0.0.1 -p 50052 -d MTL0",
-        *[f"-H 127.0.0.1 -p {port} -d CPU -t 4" for port in range(50053, 50057)],
-    ]
-    assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
-    graphics, *processors = workers_of(planned)
-    assert f"--rpc {','.join([*processors, graphics])}" in line(planned)
-    assert "--tensor-split 1,1,1,1,44" in line(planned)
-
-
-def test_a_processor_gets_layers_only_where_graphics_have_no_room():
-    planned = plan("mac_loopback", llama_placement="fewest")
-    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("RPC0[127.0.0.1:50052]", 47)]
-    endpoints = [{"device": "MTL0", "port": 50052, "memory_mib": 12000}, {"device": "CPU", "port": 50053}]
-    planned = plan("mac_loopback", llama_placement="fewest", llama_worker_endpoints=endpoints)
-    processor, graphics = planned["placement"]
-    assert processor["device"] == "RPC0[127.0.0.1:50053]"
-    assert graphics["total_mib"] + graphics["total_mib"] / graphics["layers"] > graphics["capacity_mib"]
-
-
-def test_mac_loopback_with_graphics_that_the_head_drives_itself():
-    planned = plan("mac_loopback", **of_file("variants/mac_local_metal.yml"))
-    assert not planned["refused"]
-    assert workers_of(planned) == {"127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d CPU -t 16"}
-    assert "--rpc 127.0.0.1:50052 --device RPC0,MTL0 " in line(planned)
-    processor, graphics = planned["placement"]
-    assert processor["layers"] < graphics["layers"]
-    assert processor["capacity_mib"] + graphics["capacity_mib"] == 65536 - 6553
-
-
 # strix_halo_quad
 
 
@@ -303,13 +270,6 @@ def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
     assert "--tensor-split 17,15,15,15" in line(planned)
     assert max(entry["weights_mib"] for entry in planned["placement"]) == pytest.approx(97323.9, abs=0.1)
     assert "--no-mmap" in planned["head"]["argv"]
-
-
-def test_strix_halo_quad_with_vulkan():
-    planned = plan("strix_halo_quad", **of_file("models/tulu3_405b.yml"), llama_server_backend="vulkan")
-    assert "b6097-vulkan" in planned["head"]["argv"][0]
-    assert f"--rpc {endpoints(12, 13, port=50053)}" in line(planned)
-    assert "--no-mmap" not in line(planned)
 
 
 # strix_halo_pair
@@ -679,15 +639,6 @@ def test_three_sparks_talk_over_their_cables():
     for name, source in (("spark2", "10.10.12.1"), ("spark3", "10.10.13.1")):
         assert {tuple(rule["sources"]) for rule in planned["hosts"][name]["firewall"]} == {(source,)}
     assert planned["hosts"]["spark1"]["builds"][0]["cmake_options"]["CMAKE_CUDA_ARCHITECTURES"] == "121a-real"
-
-
-def test_a_mac_leads_linux_workers_of_other_backends():
-    planned = plan(CLUSTERS / "mac_and_linux.yml", **dense(56))
-    check_placement(planned)
-    backends = {name: [build["backend"] for build in host["builds"]] for name, host in planned["hosts"].items()}
-    assert backends == {"macbook": ["metal"], "radeon": ["vulkan"], "geforce": ["cuda"]}
-    assert planned["hosts"]["macbook"]["service_manager"] == "launchd"
-    assert {entry["host"] for entry in planned["placement"]} == {"macbook", "radeon", "geforce"}
 
 
 REMEDIES = (

@@ -573,25 +573,6 @@ def test_devices_that_differ_are_counted_as_they_are_listed():
     assert [worker["environment"] for worker in alike] == [{}] * 4
 
 
-LLVMPIPE = {"backend": "vulkan", "name": "llvmpipe", "architecture": "", "memory_mib": 8000, "unified": True}
-
-
-def test_a_software_device_that_is_declared():
-    def declare(facts):
-        facts["toolchain"]["glslc"] = "2025.2"
-        facts.update(entry.merge_hardware("here", facts, {"accelerators": [LLVMPIPE]}))
-
-    plan = planned(
-        "recorded/vm_without_devices",
-        change=declare,
-        llama_backend="vulkan",
-        llama_worker_endpoints=[{"environment": {"GGML_VK_VISIBLE_DEVICES": 0}}],
-    )
-    worker = plan["hosts"]["here"]["workers"][0]
-    assert (worker["device"], worker["environment"]) == ("Vulkan0", {"GGML_VK_VISIBLE_DEVICES": "0"})
-    assert build_of(plan)["cmake_options"]["GGML_VULKAN"] == "ON"
-
-
 STRIX = {"backend": "hip", "name": "declared", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
 
 
@@ -613,16 +594,6 @@ def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
     reason = plan_of(facts, "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})["reasons"][0]
     for part in ("GGML_HIP_ROCWMMA_FATTN", "gfx1151 from ROCm 7.2 on", "6.4.2", "or leave it out"):
         assert part in reason
-
-
-def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
-    cuda = {"backend": "cuda", "name": "declared", "architecture": "8.6", "memory_mib": 24564, "unified": False}
-    facts = entry.merge_hardware("here", None, {"memory_mib": 64000, "accelerators": [cuda]})
-    build = build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))
-    assert build["environment"] == {
-        "CUDACXX": "/usr/local/cuda-12.9/bin/nvcc",
-        "CUDAToolkit_ROOT": "/usr/local/cuda-12.9",
-    }
 
 
 def test_facts_of_an_older_version_are_enough():
