@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers, rules, system
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.firewalld import Firewalld
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.nftables import Nftables
@@ -185,6 +185,7 @@ ACCEPT = (
 )
 DROP = 'rule priority="-20051" family="ipv4" destination address="10.1.0.12" port port="{}" protocol="tcp" drop'
 POLICY = "/etc/firewalld/policies/llamacpp.xml"
+OURS = f"<policy><short>{names.DEFAULT.mark}</short></policy>"
 NO_POLICY = POLICIES.partition("\nllamacpp")[0]
 NO_RULES = "\n".join(line for line in ZONES.splitlines() if "priority=" not in line)
 
@@ -245,7 +246,7 @@ def test_firewalld_a_port_that_moves_in_a_loaded_policy(tmp_path):
 
 
 def test_firewalld_a_loaded_policy_is_emptied(tmp_path):
-    host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES).file(POLICY, "<policy/>")
+    host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES).file(POLICY, OURS)
     host.file(POLICY + ".old", "<policy/>")
     Firewalld(host).change([])
     assert [shlex.split(line)[1:3] for line in host.changes[:2]] == [
@@ -269,10 +270,10 @@ def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
     with pytest.raises(FirewallError, match=r"refuses /etc/.*llamacpp.xml, which is as before: INVALID_ZONE"):
         managers.apply("firewalld", [rule()], check=False, system=host)
     assert not host.path(POLICY).exists()
-    host.file(POLICY, "former")
+    host.file(POLICY, OURS)
     with pytest.raises(FirewallError, match="INVALID_ZONE"):
         managers.apply("firewalld", [rule()], check=False, system=host)
-    assert host.text(POLICY) == "former"
+    assert host.text(POLICY) == OURS
 
 
 def test_firewalld_removes_a_policy_that_a_killed_run_left_and_that_is_not_taken(tmp_path):
@@ -283,6 +284,16 @@ def test_firewalld_removes_a_policy_that_a_killed_run_left_and_that_is_not_taken
     assert not host.path(POLICY).exists()
 
 
+def test_firewalld_a_policy_of_others_is_refused_and_stays(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES).file(POLICY, "<policy/>")
+    for check in (True, False):
+        with pytest.raises(FirewallError, match=r"This host has /etc/.*llamacpp\.xml, which this collection did not"):
+            managers.apply("firewalld", [rule()], check, host)
+    assert managers.apply(None, [], check=False, system=host) == ([], [])
+    assert (host.changes, host.text(POLICY)) == ([], "<policy/>")
+    assert managers.foreign_names(host) == [POLICY]
+
+
 def test_firewalld_without_policies_is_too_old(tmp_path):
     host = firewalld_host(tmp_path)
     host.path("/etc/firewalld/policies").rmdir()
@@ -291,9 +302,7 @@ def test_firewalld_without_policies_is_too_old(tmp_path):
 
 
 def test_firewalld_that_is_off_may_still_hold_our_policy(tmp_path):
-    host = Host(tmp_path, programs=["firewall-cmd"], firewall_cmd=FirewallError("not running")).file(
-        POLICY, "<policy/>"
-    )
+    host = Host(tmp_path, programs=["firewall-cmd"], firewall_cmd=FirewallError("not running")).file(POLICY, OURS)
     assert managers.differs(None, [], host)
     assert managers.apply(None, [], check=False, system=host) == ([f"{POLICY}: holds these rules"], [])
     assert not host.path(POLICY).exists()

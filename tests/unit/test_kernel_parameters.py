@@ -182,6 +182,16 @@ def test_another_value_of_the_operator_is_refused_with_its_file(machine):
     assert machine.put("etc/modprobe.d/gpu.conf", same).apply().after == TEXT
 
 
+def test_a_file_of_others_is_refused_and_stays(machine):
+    machine.put("etc/modprobe.d/llamacpp.conf", "options snd_hda_intel power_save=0\n")
+    before = machine.files()
+    with pytest.raises(KernelParameterError, match=r"This host has /etc/modprobe\.d/llamacpp\.conf, which this"):
+        machine.apply()
+    assert machine.apply({}) == ("", "", (), ())
+    assert (machine.files(), machine.commands) == (before, [])
+    assert kernel_parameters.foreign_files(names.DEFAULT, machine.root) == ["/etc/modprobe.d/llamacpp.conf"]
+
+
 def test_clusters_on_a_host_have_files_of_their_own(machine):
     machine.apply(owner=names.of("night"))
     assert machine.read("etc/modprobe.d/llamacpp-night.conf") == TEXT

@@ -398,6 +398,15 @@ def test_foreign_profiles_of_network_manager(machine, text, refused):
         machine.apply(link())
 
 
+def test_a_file_of_others_under_the_name_of_a_link_is_refused_and_stays(any_manager):
+    machine, file = any_manager, PATHS[any_manager.manager]
+    machine.write(file, "[Match]\nName=eth9\n")
+    assert f"eth1 is already configured by /{file}" in machine.refuse(link())
+    before = machine.files()
+    assert machine.apply() == ("", "")
+    assert machine.files() == before
+
+
 COMMANDS = {
     "networkd": ["networkctl reload", "networkctl reconfigure eth1"],
     "NetworkManager": ["nmcli connection reload", "nmcli --wait 0.1 connection up llamacpp-eth1 ifname eth1"],

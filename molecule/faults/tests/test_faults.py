@@ -224,6 +224,12 @@ def test_what_answers_at_a_worker_s_port_is_checked(reply):
     converges()
 
 
+SETTINGS = (
+    "/etc/modprobe.d/llamacpp.conf",
+    "/etc/systemd/network/70-llamacpp-cable.network",
+    "/etc/NetworkManager/system-connections/llamacpp-cable.nmconnection",
+    "/etc/firewalld/policies/llamacpp.xml",
+)
 FOREIGN = f"""
 mkdir -p {PREFIX}/venv/bin {PREFIX}/models/.hidden {PREFIX}/releases/b1 {PREFIX}/plans
 echo theirs | tee {PREFIX}/venv/bin/python {PREFIX}/models/.hidden/model {PREFIX}/releases/b1/file {PREFIX}/plans/x.json > {PREFIX}/notes
@@ -232,17 +238,19 @@ printf '[Service]\\nExecStart=/bin/sleep infinity\\n' | tee /etc/systemd/system/
 systemctl daemon-reload
 systemctl start {SERVER} {WORKER}
 nft 'add table inet llamacpp; add chain inet llamacpp input; add rule inet llamacpp input tcp dport 4242 accept'
+mkdir -p /etc/modprobe.d /etc/firewalld/policies
+echo '# theirs' | tee {" ".join(SETTINGS)}
 """
 """Somebody else's, under each name that an installation uses."""
 STATE = f"""
-find {PREFIX} /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service -printf '%p %y %u %m %s %T@\\n' | sort
+find {PREFIX} /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service {" ".join(SETTINGS)} -printf '%p %y %u %m %s %T@\\n' | sort
 find {PREFIX} -type f -exec sha256sum {{}} +
 systemctl show --property=MainPID {SERVER} {WORKER}
 nft list table inet llamacpp
 """
 AWAY = f"""
 systemctl stop {SERVER} {WORKER}
-rm -r /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service {PREFIX}/*
+rm -r /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service {" ".join(SETTINGS)} {PREFIX}/*
 systemctl daemon-reload
 nft delete table inet llamacpp
 """
@@ -261,7 +269,7 @@ def test_what_others_have_under_the_names_of_an_installation_stays():
         torn = run(playbook="teardown")
         said = torn.stdout + torn.stderr
         assert torn.returncode == 0, said[-5000:]
-        for left in (PREFIX, f"/etc/systemd/system/{SERVER}.service", f"{WORKER}.service", "inet llamacpp"):
+        for left in (PREFIX, f"/etc/systemd/system/{SERVER}.service", f"{WORKER}.service", "inet llamacpp", *SETTINGS):
             assert left in said, said[-5000:]
         assert [host.check_output(STATE) for host in hosts] == before
     finally:

@@ -9,6 +9,7 @@ interrupted change is repeated.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -86,6 +87,17 @@ def active_profile(runner: Run) -> str | None:
     return match.group(1).strip() if match else None
 
 
+def _file(owner: names.Names, root: Path) -> Path:
+    return root / f"etc/modprobe.d/{owner.root}.conf"
+
+
+def foreign_files(owner: names.Names, root: Path = ROOT) -> list[str]:
+    """The file for modprobe where others have made it."""
+    path = _file(owner, root)
+    is_own = text_of(path).startswith((HEADER, INCOMPLETE))
+    return [f"/{path.relative_to(root)}"] if os.path.lexists(path) and not is_own else []
+
+
 def _apply_parameters(
     parameters: Mapping[str, str], owner: names.Names, check: bool, root: Path, runner: Run
 ) -> Change:
@@ -93,7 +105,11 @@ def _apply_parameters(
     for pair in wanted:
         if not re.fullmatch(r"\w+\.\w+=[\w:,/-]+", pair, re.ASCII):
             raise KernelParameterError(f"«{pair}» is not a parameter of a kernel module: use module.option=value.")
-    path = root / f"etc/modprobe.d/{owner.root}.conf"
+    path, foreign = _file(owner, root), foreign_files(owner, root)
+    if foreign and parameters:
+        raise KernelParameterError(f"This host has {foreign[0]}{names.NOT_OURS}.")
+    if foreign:
+        return Change("", "", (), ())
     record = root / f"run/{owner.root}-kernel-parameters"
     before = text_of(path)
     missing = tuple(pair for pair in wanted if not _is_running(pair, root))

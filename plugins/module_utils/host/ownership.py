@@ -14,10 +14,11 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
@@ -122,12 +123,16 @@ def _left(prefix: Path, entry: str, name: str) -> str:
 
 
 def _foreign(place: host.Place, owner: names.Names) -> list[str]:
-    """Definitions and rules of the firewall that others have under the cluster's names."""
+    """Definitions, rules of the firewall and files of the host's settings that others have under the cluster's names."""
     record = service_managers.MANAGERS[place.service_manager]
     defined = [(path, record.service(path)) for path in sorted(Path(place.units).glob(f"{owner.root}-*"))]
     services_of = [path for path, service in defined if service and owner.owns(service)]
     found = [str(path) for path in services_of if not host.is_own_definition(path)]
-    return found + (firewalls.foreign_names(System(owner=owner)) if record.host_settings else [])
+    if record.host_settings:
+        found += firewalls.foreign_names(System(owner=owner))
+        found += network_files.foreign_files(inspection.System(owner))
+        found += kernel_parameters.foreign_files(owner)
+    return found
 
 
 def give_back(account: str, cache: str, check: bool) -> list[str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -127,7 +128,19 @@ class Firewalld:
         lines = sorted(f"firewall-cmd {' '.join(place)}: {rule}" for place, rules in places.items() for rule in rules)
         return lines + [f"firewall-cmd --policy={self.policy}: from ANY to HOST"] * active
 
+    def foreign_names(self) -> list[str]:
+        """The policy's file where others have made it."""
+        path = self.system.path(self.file)
+        return (
+            [self.file] if os.path.lexists(path) and self.system.owner.mark not in self.system.text(self.file) else []
+        )
+
     def state(self, rules: Sequence[FirewallRule]) -> tuple[list[str], list[str]]:
+        foreign = self.foreign_names()
+        if foreign and rules:
+            raise FirewallError(f"This host has {foreign[0]}{names.NOT_OURS}.")
+        if foreign:
+            return [], []
         present, planned, policy = self._running(rules)
         before, after = holds(self.file, self.system.text(self.file), self._xml(rules))
         former, _none = holds(self.former, self.system.text(self.former), "")

@@ -64,9 +64,9 @@ def _states(
 
 
 def foreign_names(system: System) -> list[str]:
-    """What others have under the cluster's names in nftables."""
-    manager = Nftables(system)
-    return manager.foreign_names() if system.program(manager.program) else []
+    """What others have under the cluster's names."""
+    managers = [kind(system) for kind in (Firewalld, Nftables) if system.program(kind.program)]
+    return [name for manager in managers for name in manager.foreign_names()]
 
 
 def differs(manager: str | None, rules: Sequence[FirewallRule], system: System) -> bool:

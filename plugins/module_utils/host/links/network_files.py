@@ -78,13 +78,19 @@ def mode(path: str) -> int:
 
 def installed(system: System) -> dict[str, str]:
     """Path → text of the cluster's files on this host, whichever manager they are for."""
-    return _matching(system.root, system.owner.files)
+    found = _matching(system.root, system.owner.files)
+    return {path: text for path, text in found.items() if text.startswith(HEADER)}
+
+
+def foreign_files(system: System) -> list[str]:
+    """Files that others have under the cluster's names."""
+    return [path for path in _matching(system.root, system.owner.files) if path not in installed(system)]
 
 
 def _matching(root: Path, names: str) -> dict[str, str]:
     patterns = [pattern.format(names) for pattern in PATTERNS.values()]
     paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
-    return {f"/{path.relative_to(root)}": path.read_text(errors="replace") for path in paths}
+    return {f"/{path.relative_to(root)}": text_of(path) for path in paths}
 
 
 def links_of(files: Mapping[str, str]) -> list[LinkPlan]:
@@ -111,7 +117,8 @@ def replace(present: Iterable[str], wanted: Mapping[str, str], system: System) -
 
 def foreign(link: LinkPlan, inspection: Inspection, system: System) -> str | None:
     """A file of somebody else that configures the interface of a link in another way."""
-    found = _of_other_cluster(link, system) or _of_ifupdown(link, system.root)
+    taken = set(foreign_files(system)).intersection(planned([link], inspection.manager, system.owner))
+    found = next(iter(taken), None) or _of_other_cluster(link, system) or _of_ifupdown(link, system.root)
     if not found and inspection.manager == NETWORKD:
         found = _of_networkd(link, system)
     if not found and inspection.manager == NETWORK_MANAGER:
