@@ -117,6 +117,12 @@ def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_proces
     assert rows(plan)["draft"]["device"] is None
 
 
+def test_where_the_operator_divides_the_model_each_device_is_tried():
+    """Devices of one kind are not alike then: the first one is full."""
+    cluster = with_both(head_with_cards(2, 20, llama_server_tensor_split=[1, 0]), draft=draft(4))
+    assert rows(cluster.plan())["draft"]["device"] == "CUDA1"
+
+
 def test_what_the_processor_holds_is_taken_from_a_worker_that_shares_its_memory():
     """A head of 64 GiB that lends its processor: 57 GiB are for everything."""
 

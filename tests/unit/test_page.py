@@ -126,6 +126,25 @@ def test_another_form_is_named():
 
 
 @pytest.mark.parametrize("name", ["example", "large"])
+def test_every_measurement_that_differs_in_one_dimension_alone_is_a_point(name, request):
+    measured = request.getfixturevalue(name)
+    sizes = [(cell, curves._dimensions(cell)) for cell in measured.cells if cell.measured]
+    for axis in curves.AXES:
+        of_axis = [figure for figure in curves.figures(measured) if figure.axis == axis]
+        points = sorted(
+            (point.x, point.mean) for figure in of_axis for curve in figure.curves for point in curve.points
+        )
+        expected = []
+        for cell, size in sizes:
+            if size[axis] is None or (axis == "tokens" and size["kind"] != "pp"):
+                continue
+            alike = {other[axis] for _cell, other in sizes if {**other, axis: 0} == {**size, axis: 0}} - {None}
+            expected += [(size[axis], cell.measured.mean)] if len(alike) > 1 else []
+        assert points == sorted(expected)
+        assert bool(expected) == (axis != "tokens")
+
+
+@pytest.mark.parametrize("name", ["example", "large"])
 def test_curves_of_a_figure_can_be_told_apart_and_are_in_its_plane(name, request):
     for figure in curves.figures(request.getfixturevalue(name)):
         assert 1 <= len(figure.curves) <= curves.MOST_CURVES

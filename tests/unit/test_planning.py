@@ -638,6 +638,10 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             {"llama_server_load_mode": "dio", "llama_release": {**PYPI, "version": "0.3.16"}},
             ["llama_server_load_mode is dio", "b7668"],
         ),
+        (
+            {"llama_server_load_mode": "mlock", "llama_release": {**PYPI, "version": "0.3.20"}},
+            ["use mmap or none or dio or mmap+mlock or auto, or a build from b10458 on"],
+        ),
         ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
         ({"llama_model_known_answer": known_answer_of(width=100)}, ["llama_model_known_answer", "multiple of 64"]),
