@@ -11,7 +11,7 @@ short_description: Removes models, parts, caches and releases that nothing uses
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Looks into the folders of an installation alone, and follows no symbolic link but that of C(models).
+  - Looks into the folders of an installation alone, and follows no symbolic link but that of C(models). A folder without C(.llamacpp.cluster) is refused.
   - What an operator put there, or has elsewhere, is left alone.
   - Used is what the plan names, a plan that any cluster keeps on the host, the definition of a service or a process, and what a process has open.
   - M(llamacpp.cluster.host_status) lists the same.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
@@ -48,7 +48,8 @@ class Installation:
         self.plan = json.loads(text)
         plan = typed_json.parse(Plan, self.plan)
         self.host, self.model = plan.hosts["here"], plan.model
-        (self.prefix / "plans").mkdir()
+        for name in ("plans", names.FOLDER_MARK):
+            (self.prefix / name).mkdir()
 
     def write(self, path, size=1000, age=2 * DAY):
         """A file below the prefix that was used so long ago."""
@@ -324,6 +325,17 @@ def test_where_a_kept_plan_cannot_be_read_nothing_is_removed(here):
     before = here.left()
     with pytest.raises(Refusal, match=r"it is not known what a kept plan uses: .*Remove that file"):
         here.remove(*prune.KINDS)
+    assert here.left() == before
+
+
+def test_in_a_folder_without_our_mark_nothing_is_found_and_nothing_removed(here, call):
+    old_things(here)
+    (here.prefix / names.FOLDER_MARK).rmdir()
+    before = here.left()
+    assert not here.found()
+    assert here.call(call, kinds=list(prune.KINDS))["msg"] == (
+        f"{here.prefix} has no .llamacpp.cluster, so it is not an installation of this collection and nothing is removed there: run site.yml first"
+    )
     assert here.left() == before
 
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import is_marked, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history, removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
@@ -170,10 +170,12 @@ def _of_processes() -> Iterator[str]:
 
 
 def find(planned: HostPlan, model: ModelPlan, kinds: Collection[str] = KINDS, locked: bool = False) -> list[UnusedFile]:
-    """What nothing uses, the largest first.
+    """What nothing uses, the largest first; nothing in a folder without the collection's mark.
 
     :param locked: whether nobody can download a model now. Else models are left out while somebody does.
     """
+    if not is_marked(Path(planned.prefix)):
+        return []
     used = Used(planned, model)
     finders: dict[str, Callable[[HostPlan, Used], Iterator[UnusedFile]]] = {
         MODELS: _models,
@@ -270,9 +272,13 @@ def remove(planned: HostPlan, model: ModelPlan, kinds: Collection[str], check: b
     """Removes what nothing uses, of these kinds, and returns it.
 
     :param check: only return it.
-    :raises Refusal: it cannot be known, or a model is fetched now. Nothing is removed then.
+    :raises Refusal: it cannot be known, a model is fetched now, or the prefix has no mark. Nothing is removed then.
     :raises OSError: a file cannot be removed.
     """
+    if os.path.lexists(planned.prefix) and not is_marked(Path(planned.prefix)):
+        raise Refusal(
+            f"{planned.prefix} has no {names.FOLDER_MARK}, so it is not an installation of this collection and nothing is removed there: run site.yml first"
+        )
     for prefix in sorted(_installations(planned.prefix)):
         unreadable = plan_history.read_all(prefix).unreadable
         if unreadable:
