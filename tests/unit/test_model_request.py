@@ -232,8 +232,13 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
         assert pair.reason().endswith(remedy)
     own["llama_model_mmproj"] = None
     own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
-    model = pair.plan()["model"]
+    plan = pair.plan()
+    model = plan["model"]
     assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]
+    (head,) = (service for service in plan["hosts"]["head"]["services"] if service["kind"] == "head")
+    assert head["reads"][:2] == [file["path"] for file in model["files"]], (
+        "a part that is replaced has to be read again"
+    )
     assert [(file["url"], file["bytes"]) for file in model["files"]] == [(None, None)] * 2
     assert (model["revision"], model["fetched_by"], model["records"]) == (None, "head", [])
     assert model["source"] == f"huggingface:{REPO}@main"

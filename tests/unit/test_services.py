@@ -414,13 +414,15 @@ def test_what_starts_next_is_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(
         files.os, "posix_fadvise", lambda handle, *_rest: read.append(os.readlink(f"/proc/self/fd/{handle}"))
     )
-    for name in ("bin/llama-server", "bin/libggml.so", "m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "keys"):
+    for name in ("bin/llama-server", "bin/libggml.so", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "keys"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * 10)
     os.mkfifo(tmp_path / "bin/pipe")
-    reads = tuple(f"{tmp_path}/{name}" for name in ("m[1]-00001-of-00002.gguf", "missing", "keys"))
+    reads = tuple(
+        f"{tmp_path}/{name}" for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "missing", "keys")
+    )
     planned = service_plan([f"{tmp_path}/bin/llama-server"], "127.0.0.1:1", reads=reads)
-    whole = ["bin/libggml.so", "bin/llama-server", "m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "keys"]
+    whole = ["bin/libggml.so", "bin/llama-server", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "keys"]
     for room, count in ((1000, 5), (29, 2), (9, 0)):
         monkeypatch.setattr(files, "free_bytes", lambda room=room: room)
         services.read_ahead([planned])

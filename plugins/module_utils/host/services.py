@@ -9,7 +9,6 @@ Whatever is asked for, the head stops before workers, and workers start before t
 from __future__ import annotations
 
 import functools
-import glob
 import json
 import os
 import pwd
@@ -26,7 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import service_manager
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 COMMAND_SECONDS = 120
@@ -437,9 +435,7 @@ def read_ahead(services: Iterable[ServicePlan]) -> None:
     paths: list[Path] = []
     for service in services:
         paths += sorted(Path(service.process[0]).parent.glob("*"))
-        for path in map(Path, service.reads):
-            first = split_files.FIRST.fullmatch(path.name)
-            paths += sorted(path.parent.glob(f"{glob.escape(first[1])}-*-of-{first[2]}.gguf")) if first else [path]
+        paths += map(Path, service.reads)
     files.read_ahead(paths, files.free_bytes())
 
 

@@ -61,9 +61,9 @@ def _sizes_of_files(plan: Plan) -> list[int]:
 
 
 def _models(model: ModelPlan) -> list[str]:
-    """Paths of the model that is served and of those beside it, of each the first part."""
-    first = {file.role: file.path for file in reversed(model.files)}
-    return [model.path, *(path for role, path in sorted(first.items()) if role != download_record.MODEL)]
+    """Paths of the model that is served and of those beside it, all parts of each; the known-answer model has its path alone."""
+    files = sorted(model.files, key=lambda file: (file.role != download_record.MODEL, file.role))
+    return list(dict.fromkeys([model.path, *(file.path for file in files)]))
 
 
 BETWEEN = re.compile("[=,:;]")
@@ -84,7 +84,7 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
     each is named, and its folder where that is in a home.
     """
     head, own = plan.head, plan.hosts[plan.head.host]
-    files = {*_models(plan.model), *(file.path for file in plan.model.files)}
+    files = set(_models(plan.model))
     starts = [head.argv, *(fallback.head.argv for fallback in plan.fallbacks)]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
     parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
