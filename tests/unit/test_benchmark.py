@@ -2,11 +2,8 @@
 
 import copy
 import json
-import os
 import re
-import sys
 from pathlib import Path
-from unittest import mock
 
 import benchmarks
 import jsonschema_rs
@@ -32,10 +29,10 @@ from ansible_collections.llamacpp.cluster.plugins.modules import benchmark_info,
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from conftest import CATALOGUE, Cluster, known_answer_of
+from support import actions
 from support.clusters import IK_LLAMA as FORK
 from test_services import defined, machine_with
 
-MODULE = benchmark_job
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).with_name("data")
 LOG = (DATA / "benchmark" / "llama-bench-0.3.36.log").read_text()
@@ -84,10 +81,7 @@ def loads_of(found):
 
 WRONG = [
     ("prompts", [0], "llama_benchmark_prompts has 0: use 1 to 1048576"),
-    ("depths", [-1], "llama_benchmark_depths has -1"),
-    ("hosts", [0], "llama_benchmark_hosts has 0: use 1 to 64"),
     ("latency_ms", [1.0, 1.0000001], "llama_benchmark_latency_ms has a value twice"),
-    ("latency_ms", [10001.0], "llama_benchmark_latency_ms has 10001.0: use 0 to 10000"),
     ("latency_ms", [*map(float, range(11))], "llama_benchmark_latency_ms has 11 values: give 10 or fewer"),
     ("repetitions", 101, "llama_benchmark_repetitions has 101: use 1 to 100"),
     ("timeout", 5, "llama_benchmark_timeout has 5: use 60 to 604800"),
@@ -98,7 +92,6 @@ WRONG = [
     ("vary", {"llama_server_threads": [4, 4]}, "llama_benchmark_vary.llama_server_threads has a value twice"),
     ("models", [{"path": "/m.gguf", "known_answer": known_answer_of()}], "models[0]: llama_model_path and"),
     ("models", [{"path": None}], "llama_benchmark_models[0]: no model is given"),
-    ("models", [{"path": "m.gguf"}], "llama_benchmark_models[0]: llama_model_path is 'm.gguf'"),
     ("models", [{"path": "/a/m.gguf"}, {"path": "/b/m.gguf"}], "llama_benchmark_models has m twice"),
 ]
 
@@ -484,25 +477,13 @@ def test_of_a_log_comes_what_matters_in_bounded_size(tmp_path, monkeypatch):
     assert 900 < len(text) < 1200
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
-def test_a_log_that_is_no_file_is_not_read(tmp_path, make):
-    make(tmp_path / "x.log")
-    with pytest.raises(OSError, match=r"not a regular file|Too many levels|Is a directory"):
+def test_a_log_that_is_a_link_is_not_read(tmp_path):
+    (tmp_path / "x.log").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="Too many levels"):
         history.lines_of(str(tmp_path / "x.log"))
 
 
 PROGRAM, SERVER = "llamacpp-benchmark", "llamacpp-server"
-
-
-@pytest.fixture
-def run_module(call, monkeypatch):
-    """Runs one of several modules."""
-
-    def run(module, **arguments):
-        monkeypatch.setattr(sys.modules[__name__], "MODULE", module)
-        return call(**arguments)
-
-    return run
 
 
 @pytest.fixture(params=["systemd", "supervisor"])
@@ -523,15 +504,15 @@ def started(machine, **other):
     return {"host": machine.host, "state": "started", **given, **other}
 
 
-def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, run_module):
+def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
     info = {"host": head.host, "same": "1a2b3c4d"}
     absent = {"host": head.host, "state": "absent"}
-    assert not run_module(benchmark_job, **absent)["changed"]
-    assert run_module(benchmark_info, **info)["record"] is None
-    assert run_module(benchmark_job, check=True, **started(head))["changed"]
+    assert not call(module=benchmark_job, **absent)["changed"]
+    assert call(module=benchmark_info, **info)["record"] is None
+    assert call(module=benchmark_job, check=True, **started(head))["changed"]
     assert head.state(PROGRAM) == [services.STOPPED], "check mode starts nothing"
-    assert run_module(benchmark_job, **started(head))["changed"]
-    found = run_module(benchmark_info, **info)
+    assert call(module=benchmark_job, **started(head))["changed"]
+    found = call(module=benchmark_info, **info)
     assert (found["running"], found["record"], found["lines"]) == (True, benchmarks.example(), "")
     folder = head.prefix / "benchmarks"
     assert ((folder / "runner.py").read_text(), json.loads((folder / "job.json").read_text())) == (
@@ -545,49 +526,49 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, run_module)
         assert own == f"ExecStopPost=+/usr/bin/env systemctl --no-block start {SERVER}.service\n"
     else:
         assert head.state(SERVER) == [services.STOPPED]
-    assert "is there already" in run_module(benchmark_job, **started(head))["msg"]
-    assert run_module(benchmark_job, **absent, record={**benchmarks.example(), "ended": None})["changed"]
+    assert "is there already" in call(module=benchmark_job, **started(head))["msg"]
+    assert call(module=benchmark_job, **absent, record={**benchmarks.example(), "ended": None})["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
-    assert run_module(benchmark_info, **info)["record"]["ended"] is None
+    assert call(module=benchmark_info, **info)["record"]["ended"] is None
     assert not job.Job(head.host).exists()
 
 
 @pytest.mark.parametrize("wanted", ["stopped", "absent", "started"])
-def test_who_touches_the_server_ends_a_benchmark_first(head, run_module, wanted):
-    run_module(benchmark_job, **started(head))
+def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
+    call(module=benchmark_job, **started(head))
     change = {"service": PROGRAM, "before": services.RUNNING, "after": services.STOPPED}
-    assert change in run_module(service, check=True, host=head.host, state=wanted, names=[SERVER])["changes"]
-    assert run_module(service, host=head.host, state="stopped", names=["llamacpp-worker-cpu"])["changes"] == []
+    assert change in call(module=service, check=True, host=head.host, state=wanted, names=[SERVER])["changes"]
+    assert call(module=service, host=head.host, state="stopped", names=["llamacpp-worker-cpu"])["changes"] == []
     assert head.state(PROGRAM) == [services.RUNNING]
-    assert change in run_module(service, host=head.host, state=wanted, names=[SERVER])["changes"]
+    assert change in call(module=service, host=head.host, state=wanted, names=[SERVER])["changes"]
     assert head.state(PROGRAM) == [services.STOPPED]
     assert head.state(SERVER) == [services.RUNNING if wanted == "started" else services.STOPPED]
-    assert run_module(service, host=head.host, state=wanted, names=[SERVER])["changes"] == []
+    assert call(module=service, host=head.host, state=wanted, names=[SERVER])["changes"] == []
 
 
-def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, run_module):
-    run_module(benchmark_job, **started(head))
+def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
+    call(module=benchmark_job, **started(head))
     job.Job(head.host).measuring.stop([PROGRAM])
     head.apply(start=[SERVER])
     head.lines("events")
-    run_module(service, host=head.host, names=[SERVER])
+    call(module=service, host=head.host, names=[SERVER])
     assert not [line for line in head.lines("events") if SERVER in line]
     assert not job.Job(head.host).exists()
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_no_program_runs_that_other_accounts_may_write(head, run_module, tmp_path, mode):
+def test_no_program_runs_that_other_accounts_may_write(head, call, tmp_path, mode):
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk").chmod(mode)
     (head.prefix / "benchmarks").symlink_to(tmp_path / "disk")
-    answer = run_module(benchmark_job, **started(head))
+    answer = call(module=benchmark_job, **started(head))
     assert f"other accounts can write into {head.prefix}/benchmarks" in answer["msg"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
 
 
-def test_a_head_whose_manager_starts_what_it_finds_at_boot_is_refused(head, run_module):
+def test_a_head_whose_manager_starts_what_it_finds_at_boot_is_refused(head, call):
     head.host["service_manager"] = "launchd"
-    answer = run_module(benchmark_job, **started(head))
+    answer = call(module=benchmark_job, **started(head))
     assert "by launchd, and a benchmark needs systemd or supervisor" in answer["msg"]
 
 
@@ -663,10 +644,8 @@ class Measuring:
 
     def run(self, path=None, check=False):
         arguments = {"plan": self.plan, "facts": {}, "model": self.model, **({"path": str(path)} if path else {})}
-        task = mock.Mock(args=arguments, check_mode=check, async_val=0)
-        plugin = action.ActionModule(task, *[mock.Mock()] * 5)
         self.host.calls = []
-        result = plugin.run(task_vars={})
+        result = actions.run(action, check_mode=check, **arguments)
         SCHEMA.validate(result["record"])
         return result
 
@@ -734,9 +713,8 @@ def test_what_a_run_that_was_killed_left_is_taken_from_its_logs(measuring):
     assert len(measuring.host.loads) == 3, "a benchmark that is complete is followed by a new one"
 
 
-@pytest.mark.parametrize("spoiled", [{"key": 7}, {"measured": {"mean": 1, "deviation": 0, "samples": []}}, {"log": []}])
-def test_of_a_record_that_lies_nothing_is_taken_over(measuring, spoiled):
-    first = measuring.run()["record"]
+def test_of_a_record_that_lies_nothing_is_taken_over(measuring):
+    first, spoiled = measuring.run()["record"], {"measured": {"mean": 1, "deviation": 0, "samples": []}}
     lie = {**first, "ended": None, "cells": [{**cell, **spoiled} for cell in first["cells"]]}
     measuring.host.records, measuring.host.loads = {first["id"][-8:]: lie}, []
     assert all(cell["measured"] for cell in measuring.run()["record"]["cells"])

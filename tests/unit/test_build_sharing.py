@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from unittest import mock
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleError
@@ -14,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, cache
-from support import builds
+from support import actions, builds
 from test_cache import at_once
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -44,16 +43,9 @@ def install(tmp_path, capsys, monkeypatch):
 
     def run(name, cluster="one", build=BUILD, check=False, **more):
         host = tmp_path / name
-        task = mock.Mock(check_mode=check, async_val=0)
-        task.args = {
-            "release": typed_json.dump(builds.RELEASE),
-            "build": typed_json.dump(build),
-            "prefix": str(host / "prefix"),
-            "cache": str(host / "cache"),
-            "cluster": cluster,
-            **more,
-        }
-        plugin = action.ActionModule(task, *(mock.Mock() for _index in range(5)))
+        given = {"release": typed_json.dump(builds.RELEASE), "build": typed_json.dump(build)}
+        given.update(prefix=str(host / "prefix"), cache=str(host / "cache"), cluster=cluster)
+        plugin = actions.made(action, check_mode=check, **given, **more)
 
         def on_the_host(module_args, task_vars):
             with patch_module_args({**module_args, "_ansible_check_mode": check}), pytest.raises(SystemExit):
@@ -175,16 +167,6 @@ def test_names_stay_below_the_cache(controller):
         folder = build_cache.CachedBuild(name, name, "x").folders[-1]
         assert folder.parent.parent == controller / "releases"
         assert folder.resolve() == folder
-
-
-def test_a_cache_that_cannot_be_written(small_disk, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk))
-    with (
-        pytest.raises(AnsibleError, match=r"llama_build_share does not fit on the controller: the disk of .* is full"),
-        cached().receive() as target,
-    ):
-        target.write_bytes(bytes(4 << 20))
-    assert cached().archive() is None
 
 
 def test_controllers_that_get_a_build_at_once(tmp_path):

@@ -88,12 +88,6 @@ def test_a_model_that_is_not_as_recorded_is_written_again():
     assert model() == (SHA, SHA + "\n"), "the record of a torn file is right, and its size is not"
 
 
-def test_a_model_that_is_whole_is_not_written_again(monkeypatch):
-    sources.known_answer_model(*SIZE)
-    monkeypatch.setattr(known_answer_file, "write", None)
-    assert model() == (SHA, SHA + "\n")
-
-
 def test_controllers_that_write_the_same_model_at_once():
     size = (4, 512, "f16")
     code = (

@@ -290,12 +290,6 @@ def test_a_program_that_ends_or_is_missing(tmp_path):
         cache_prefill.give_here(worker(tmp_path)._replace(argv=["/nowhere"]), str(path), wanted(path, 1), until())
 
 
-def test_a_worker_that_does_not_start(monkeypatch):
-    monkeypatch.setattr(cache_prefill, "SECONDS_TO_START", 0)
-    with pytest.raises(cache_prefill.PrefillError, match="did not start: nothing listens there"):
-        cache_prefill.wait(f"127.0.0.1:{free_port()}", "llama.cpp")
-
-
 def test_a_disk_without_room(tmp_path, monkeypatch):
     tensors = wanted(model(tmp_path, [1]), 1)
     cache_prefill.check_room(tmp_path / "a" / "b", tensors) if shutil.disk_usage(tmp_path).free > 2 << 30 else None

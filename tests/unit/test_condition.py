@@ -1,10 +1,8 @@
 """What host_status reads on a host: files of others, and what llama-server says."""
 
-import http.server
 import json
 import os
 import socket
-import threading
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, typed_json
@@ -15,8 +13,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from conftest import typed
-from test_status import NOW, TOLD, VERIFIED
+from support import llama_server
+from test_status import TOLD, VERIFIED
 
+server = llama_server.server
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
 # TYPE llamacpp:prompt_tokens_total counter
 llamacpp:prompt_tokens_total 6886
@@ -63,11 +63,6 @@ def read(place, head=None):
     return found
 
 
-def test_a_host_where_nothing_is_installed(place):
-    found = read(place)
-    assert (found["head"], found["service_states"], found["uptimes_s"]) == (None, {}, {})
-
-
 def test_defined_services_without_a_plan(place):
     path = f"{place.units}/llamacpp-worker-cpu.conf"
     with open(path, "w") as file:
@@ -94,16 +89,10 @@ def test_what_the_launcher_and_verify_left(place):
 @pytest.mark.parametrize(
     "odd",
     [
-        "",
-        "[]",
         "{",
         "x" * 2_000_000,
-        {},
         {**TOLD, "state": "dancing"},
         {**TOLD, "without": ["\x1b[2J"]},
-        {**TOLD, "last": [{"time": NOW}]},
-        {**TOLD, "restarts": 1 << 60},
-        {**TOLD, "process": "1"},
     ],
 )
 def test_a_file_of_the_launcher_may_hold_anything(place, odd):
@@ -118,58 +107,34 @@ def test_no_link_is_followed(place, tmp_path):
     assert read(place)["head"] is None
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    health, metrics = 200, METRICS
-    asked: list
-
-    def do_GET(self):
-        self.asked.append((self.path, self.headers.get("Authorization")))
-        text = self.metrics if self.path == "/metrics" else "{}"
-        self.send_response(self.health if self.path == "/health" else 200 if text else 501)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_arguments):
-        pass
-
-
-@pytest.fixture
-def server():
-    handler = type("Own", (Server,), {"asked": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
-        yield running
-        running.shutdown()
-
-
 def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them(place, server):
-    port, handler = server.server_address[1], server.RequestHandlerClass
+    port, server.metrics = server.server_port, METRICS
     found = read(place, head_of(port))["head"]
     assert (found["health"], found["metrics"]) == ({"healthy": True, "said": "ok"}, None)
-    assert [path for path, _key in handler.asked] == ["/health"]
+    assert server.looked == ["/health"]
     assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"]["generated_tokens"] == 3469
-    handler.metrics = ""
+    server.metrics = ""
     assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"] is None
-    handler.health = 503
+    server.health = 503
     assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == server_client.LOADING
 
 
 def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):
     monkeypatch.setattr(host_status.processes, "of_account", lambda *_place: {os.getpid(): ["x"]})
     leave(place, serving={**TOLD, "process": os.getpid(), "state": "asleep"})
-    assert read(place, head_of(server.server_address[1], argv=["--metrics"]))["head"]["health"]["healthy"]
-    assert [path for path, _key in server.RequestHandlerClass.asked] == ["/health"]
+    assert read(place, head_of(server.server_port, argv=["--metrics"]))["head"]["health"]["healthy"]
+    assert server.looked == ["/health"]
 
 
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):
     (tmp_path / "keys").write_text("secret\n")
-    keyed = head_of(server.server_address[1], argv=["--metrics"], api_key_file=str(tmp_path / "keys"))
+    keyed = head_of(server.server_port, argv=["--metrics"], api_key_file=str(tmp_path / "keys"))
     assert read(place, keyed)["head"]["metrics"] is None
-    assert all(path != "/metrics" for path, _key in server.RequestHandlerClass.asked)
+    assert "/metrics" not in server.looked
 
 
 def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, server, tmp_path):
-    port = server.server_address[1]
+    port = server.server_port
     leave(place, verified=VERIFIED)
     found = read(place, head_of(port, argv=["--metrics"], api_key_file=str(tmp_path / "none")))["head"]
     assert (found["health"]["healthy"], found["metrics"], found["verified"]) == (True, None, VERIFIED)

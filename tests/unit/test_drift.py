@@ -488,6 +488,8 @@ def test_the_last_releases_are_kept(planned, releases):
     assert unneeded() == ["fourth", "third", "second"]
     planned.change(keep_releases=4)
     assert unneeded() == []
+    planned.change(prefix=f"{planned.prefix}/none")
+    assert unneeded() == []
 
 
 def test_a_planned_release_counts_before_it_is_installed(planned, releases):
@@ -534,12 +536,6 @@ def test_what_is_held_counts_for_its_own_backend(planned, releases, tmp_path):
     assert unneeded() == [identity("b3", "hip")]
 
 
-def test_a_release_that_a_service_names_is_kept(planned, releases, tmp_path):
-    unneeded = releases("second", "third", "fourth")
-    (tmp_path / "services" / "mine.conf").write_text(f"command={planned.prefix}/releases/fourth/bin/llama-bench")
-    assert unneeded() == ["third", "second"]
-
-
 def test_a_release_that_runs_is_kept(planned, releases, tmp_path):
     unneeded = releases("second", "third", "fourth")
     inside = planned.prefix / "releases" / "third" / "bin" / "listener"
@@ -560,13 +556,8 @@ def test_a_release_that_runs_is_kept(planned, releases, tmp_path):
     assert unneeded() == ["fourth", "third"]
 
 
-def test_what_an_interrupted_installation_left_goes(planned, releases):
-    unneeded = releases(".left", ".here")
-    assert unneeded() == [".left"]
-
-
 def test_what_a_build_works_on_now_stays(planned, releases, tmp_path):
-    unneeded = releases(".left", "damaged")
+    unneeded = releases(".left", ".here", "damaged")
     planned.change(keep_releases=1)
     builds = tmp_path / "cache" / "builds"
     builds.mkdir(parents=True)
@@ -575,11 +566,6 @@ def test_what_a_build_works_on_now_stays(planned, releases, tmp_path):
             fcntl.flock(lock, fcntl.LOCK_EX)
         assert unneeded() == []
     assert unneeded() == [".left", "damaged"]
-
-
-def test_a_host_without_releases(planned):
-    planned.change(prefix=f"{planned.prefix}/none")
-    assert planned.unneeded() == []
 
 
 def test_the_releases_whose_programs_run():

@@ -68,16 +68,19 @@ SOME_KINDS = pytest.mark.parametrize("kind", ["full disk", "read-only", "killed"
 """For what takes long: with another number, the same changes fail as on a disk that is read-only."""
 
 
-def failed_runs(broken, make, run, state, expected, *place):
+def failed_runs(broken, make, run, state, *place):
     """Repeats a run in which one change more succeeds each time, until all do. Each time, the run after it, with the fault gone, has to
     bring the state that an undisturbed run brings, and the one after that must change nothing.
 
-    :param make: a new host, from the number of the try.
+    :param make: a new host, from the number of the try, or «whole».
     :param run: does the work on it; returns whether it changed something.
-    :param state: of the host, to be compared with ``expected``.
+    :param state: of the host.
     :param place: where it works, for errors that name no path.
     :returns: how many runs failed.
     """
+    whole = make("whole")
+    run(whole)
+    expected = state(whole)
     for number in itertools.count(1):
         host = make(number)
         broken.at, broken.count, said = number, 0, []
@@ -129,17 +132,13 @@ def renew(machine):
     ],
 )
 def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
-    whole = with_old_services(tmp_path / "whole", name, monkeypatch)
-    renew(whole)
-    expected = of_services(whole)
-    monkeypatch.setattr(commands, "SEARCH", commands.SEARCH.split(":", 1)[1])
     broken = faults.Faults(monkeypatch, kind, tmp_path)
     monkeypatch.setattr(commands, "run", broken.command(commands.run, changes))
 
     def make(number):
         return with_old_services(tmp_path / str(number), name, monkeypatch)
 
-    assert failed_runs(broken, make, renew, of_services, expected) > 1
+    assert failed_runs(broken, make, renew, of_services) > 1
 
 
 PLANNED = [test_links.link(), test_links.link(interface="eth2", address="10.98.0.12/24", mtu=None)]
@@ -164,14 +163,12 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
     def state(host):
         return faults.tree(host.root / "etc"), {name: sorted(held) for name, held in host.addresses.items()}
 
-    whole = make("whole")
-    run(whole)
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
     asked = test_links.Machine.run
     monkeypatch.setattr(
         test_links.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
     )
-    assert failed_runs(broken, make, run, state, state(whole)) > 1
+    assert failed_runs(broken, make, run, state) > 1
 
 
 @pytest.mark.faults
@@ -190,8 +187,6 @@ def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
         change = host.apply()
         return change.before != change.after
 
-    whole = make("whole")
-    run(whole)
     kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "run")]
     broken = faults.Faults(monkeypatch, kind, *kept)
     asked = test_kernel_parameters.Machine.run
@@ -202,7 +197,7 @@ def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
     def state(host):
         return faults.tree(host.root), host.initramfs
 
-    assert failed_runs(broken, make, run, state, state(whole)) > 1
+    assert failed_runs(broken, make, run, state) > 1
 
 
 def nftables(root):
@@ -229,37 +224,22 @@ def nftables(root):
             link.symlink_to("../" + "firewall-llamacpp.service")
         return test_firewall.Host.run(host, argv, text, may_fail)
 
-    host.run, host.held = run, held
-    return host
-
-
-def firewalld(root):
-    """firewalld with one zone."""
-    held = {"rules": []}
-
-    def answer(line):
-        for verb, rule in re.findall(r"--(add|remove)-rich-rule=(.*)\'$", line):
-            held["rules"] = [known for known in held["rules"] if known != rule] + [rule] * (verb == "add")
-        if "all-zones" in line:
-            return "public (default, active)\n" + "".join(f"\t{rule}\n" for rule in held["rules"])
-        return ""
-
-    host = test_firewall.Host(root, "firewalld", programs=["firewall-cmd"], firewall_cmd=answer)
-    host.path("/etc/firewalld/policies").mkdir(parents=True)
-    host.held = held
-    return host
+    host.run = run
+    return host, lambda: held["rules"]
 
 
 @pytest.mark.faults
 @KINDS
-@pytest.mark.parametrize("kept", [nftables, firewalld])
-def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
+@pytest.mark.parametrize(
+    "manager, kept", [("nftables", nftables), ("firewalld", test_firewall.firewalld_that_remembers)]
+)
+def test_the_firewall_after_a_fault(tmp_path, monkeypatch, manager, kept, kind):
     def apply(host, rules):
-        before, after = managers.apply(kept.__name__, rules, check=False, system=host)
+        before, after = managers.apply(manager, rules, check=False, system=host)
         return before != after
 
     def make(number):
-        host = kept(tmp_path / str(number))
+        host, host.kept = kept(tmp_path / str(number))
         apply(host, [test_firewall.rule(50061)])
         host.run = broken.command(host.run)
         return host
@@ -268,13 +248,10 @@ def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
         return apply(host, test_firewall.BOTH)
 
     def state(host):
-        return faults.tree(host.root), host.held
+        return faults.tree(host.root), host.kept()
 
-    kept_folders = [tmp_path / str(number) for number in range(1, 99)]
-    broken = faults.Faults(monkeypatch, kind, *kept_folders)
-    whole = make("whole")
-    run(whole)
-    assert failed_runs(broken, make, run, state, state(whole)) > 0
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    assert failed_runs(broken, make, run, state) > 0
 
 
 def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
@@ -379,16 +356,14 @@ MODULES = {
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_a_module_ends_with_a_sentence(capsys, monkeypatch, module):
+def test_a_module_ends_with_a_sentence(call, monkeypatch, module):
     (place, name), arguments = MODULES[module]
 
     def fail(*_arguments, **_named):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/proc/1/fd")
 
     monkeypatch.setattr(place, name, fail)
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        module.main()
-    said = json.loads(capsys.readouterr().out)
+    said = call(module=module, **arguments)
     assert said["failed"]
     assert re.search(r"/proc/1/fd.*Input/output error|Input/output error.*/proc/1/fd", said["msg"])
     assert said["msg"].endswith(".")
@@ -414,9 +389,7 @@ def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
         return before != after
 
     broken = faults.Faults(monkeypatch, "killed")
-    whole = make("whole")
-    run(whole)
-    assert failed_runs(broken, make, run, lambda host: host.added, whole.added) > 5
+    assert failed_runs(broken, make, run, lambda host: host.added) > 5
 
 
 @pytest.mark.faults
@@ -448,12 +421,9 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
             entry.pop("modified")
         return {**found, f"source/{record}": (mode, said)}
 
-    whole = make("whole")
-    run(whole)
-    expected = state(whole)
-    assert sorted(expected) == ["source/.source.json", "source/m.gguf", "source/n.gguf"]
-    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
-    assert failed_runs(broken, make, run, state, expected, str(tmp_path)) > 5
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    assert failed_runs(broken, make, run, state, str(tmp_path)) > 5
+    assert sorted(state(tmp_path / "whole")) == ["source/.source.json", "source/m.gguf", "source/n.gguf"]
 
 
 @pytest.mark.faults
@@ -477,12 +447,9 @@ def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
         ]
         return bool(cache_prefill.link(worker, cache_prefill.missing(worker, wanted), [host / "one"]))
 
-    whole = make("whole")
-    assert run(whole)
-    expected = faults.tree(whole)
-    assert len(expected) == 6
-    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
-    assert failed_runs(broken, make, run, faults.tree, expected, str(tmp_path)) > 3
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    assert failed_runs(broken, make, run, faults.tree, str(tmp_path)) > 3
+    assert len(faults.tree(tmp_path / "whole")) == 6
 
 
 @pytest.mark.faults
@@ -503,10 +470,8 @@ def test_a_record_of_a_benchmark_after_a_fault(tmp_path, monkeypatch, kind):
         history.write(str(host), after)
         return found != after
 
-    whole = make("whole")
-    assert run(whole)
-    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
-    assert failed_runs(broken, make, run, faults.tree, faults.tree(whole), str(tmp_path)) >= 3
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    assert failed_runs(broken, make, run, faults.tree, str(tmp_path)) >= 3
 
 
 PROGRAM = "#!/bin/sh\necho usage: --rpc\n"
@@ -572,13 +537,10 @@ def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
         release = root / "prefix/releases/new"
         return found, release.stat().st_mtime if release.exists() else None, sorted(release.parent.glob(".*"))
 
-    whole = make("whole")
     monkeypatch.setattr(builder.time, "monotonic", lambda: 1.0)
     compiled(tmp_path / "builder", archive)
-    run(whole)
-    kept = [tmp_path / str(number) for number in range(1, 99)]
-    broken = faults.Faults(monkeypatch, kind, *kept)
-    assert failed_runs(broken, make, run, state, state(whole), str(tmp_path)) > 5
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    assert failed_runs(broken, make, run, state, str(tmp_path)) > 5
 
 
 def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_path, monkeypatch, untried):
@@ -625,11 +587,10 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
     def state(root):
         return faults.tree(root), sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
-    whole = make("whole")
-    run(whole)
-    assert sorted(faults.tree(whole)) == ["cache/builds/new.log", "prefix/releases/new/bin/llama-server"]
-    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
-    failed_runs(broken, make, run, state, state(whole))
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    failed_runs(broken, make, run, state)
+    left = ["cache/builds/new.log", "prefix/releases/new/bin/llama-server"]
+    assert sorted(faults.tree(tmp_path / "whole")) == left
     assert all(re.search(r"\. [A-Z].*(run the playbook again|\(become\))", sentence) for sentence in said)
 
 
@@ -645,8 +606,9 @@ def test_a_teardown_after_a_fault(tmp_path, monkeypatch, kind):
         place = place_in(host_plan(prefix=str(prefix), units="/no"))
         return bool(ownership.remove(place, ownership.names.of("test"), "head", False)[0])
 
-    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
-    assert failed_runs(broken, make, run, lambda prefix: list(prefix.rglob("*")), []) > 6
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    assert failed_runs(broken, make, run, lambda prefix: list(prefix.rglob("*"))) > 6
+    assert not [*(tmp_path / "whole").rglob("*")]
 
 
 OLD = "b8600-cpu-0123abcd"

@@ -173,10 +173,6 @@ def test_facts_that_the_last_run_left(tmp_path):
         assert host.kept_facts(str(tmp_path)) == kept
 
 
-def test_supervisor_that_is_not_there(tmp_path):
-    assert host.supervisor(str(tmp_path)) == {"version": None, "running": False}
-
-
 def test_supervisor_that_stands_still(tmp_path):
     """It runs, and takes no connection. Who connects to it waits."""
     for name in ("supervisor", names.FOLDER_MARK):

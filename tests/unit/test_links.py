@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import (
     configuration,
@@ -679,12 +678,10 @@ def test_root_runs_a_command_as_another_account():
         inspection.run(["id"], account="llamacpp-none")
 
 
-def test_the_module_takes_the_links_of_a_plan(monkeypatch, capsys):
+def test_the_module_takes_the_links_of_a_plan(monkeypatch, call):
     """With nothing where the operator says nothing."""
     given = {"interface": "eth1", "address": "198.51.100.2/30", "manage": True}
     cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of())
     links = cluster.add("worker", "worker", llama_links=[given]).plan()["hosts"]["worker"]["links"]
     monkeypatch.setattr(configuration, "apply", lambda wanted, _check, _system: ("", repr(wanted)))
-    with patch_module_args({"links": links}), pytest.raises(SystemExit):
-        link_module.main()
-    assert json.loads(capsys.readouterr().out)["changed"]
+    assert call(module=link_module, links=links)["changed"]

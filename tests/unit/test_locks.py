@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
@@ -80,12 +79,11 @@ CHANGES = {firewall: {"rules": []}, link: {"links": []}, kernel_parameters: {"pa
 
 
 @pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, capsys, module):
+def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, call, module):
     monkeypatch.setattr(host_lock, "WAIT_SECONDS", 0.2)
     process = other(True, 60)
-    with patch_module_args({**CHANGES[module], "prefix": str(tmp_path)}), pytest.raises(SystemExit):
-        module.main()
-    assert re.search(f"process {process.pid} on this host.* end it", capsys.readouterr().out)
+    failed = call(module=module, prefix=str(tmp_path), **CHANGES[module])
+    assert re.search(f"process {process.pid} on this host.* end it", failed["msg"])
 
 
 LOCKS = {

@@ -1,11 +1,8 @@
 """The page of a plan with what was verified and measured of it."""
 
 import json
-import os
 import re
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import benchmarks
@@ -22,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
     html_page,
 )
 from conftest import typed
+from support import playbook_runs
 from support.clusters import strix_halos
 from support.verification import unhealthy, verify
 from test_report import EVIL, Tags, spoiled
@@ -296,14 +294,7 @@ def test_a_page_is_printed_whole(browser, pages, name):
 def run_action(tmp_path, **variables):
     """playbooks/report.yml, as an operator runs it."""
     options = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
-    return subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "playbooks/report.yml", *options],
-        cwd=ROOT,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return playbook_runs.run(tmp_path, ROOT / "playbooks/report.yml", "localhost,", *options)
 
 
 @pytest.fixture
@@ -320,15 +311,15 @@ def files(tmp_path, plan):
 @pytest.mark.timeout(180)
 def test_report_yml_writes_a_page_of_files(files, plan, example):
     page = files / "report.html"
-    result = run_action(
+    status, printed = run_action(
         files,
         llama_report_path=page,
         llama_plan_path=files / "plan.json",
         llama_verify_path=files / "verified.json",
         llama_benchmark_path=files / "before",
     )
-    assert result.returncode == 0, result.stdout
-    assert "changed=0" in result.stdout
+    assert status == 0, printed
+    assert "changed=0" in printed
     assert page.read_text() == html_page.page(typed(plan), (), VERIFIED, example)
 
 

@@ -1,9 +1,6 @@
 """What playbooks/reboot.yml says and does, on hosts that are this machine, with a stand-in for the reboot."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +8,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from support import playbook_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"one": ["cpu"], "two": ["cpu", "hip"], "spare": []}
@@ -45,26 +43,12 @@ def changed(planned):
     return {"while_away": {name: while_away(planned, name) for name in planned["hosts"]}}
 
 
-def run(path, inventory, playbook, variables, *arguments, **environment):
-    """Runs ansible-playbook in a folder, with the project's configuration."""
-    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", **environment}
-    program = Path(sys.executable).with_name("ansible-playbook")
-    return subprocess.run(
-        [program, "-i", inventory, playbook, "-e", json.dumps(variables), *arguments],
-        cwd=path,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def play(path, tasks, variables, *arguments):
     """What a play of all four hosts prints."""
     (path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     names = dict.fromkeys([*WORKERS, "top"])
-    (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": names, "vars": {"ansible_connection": "local"}}}))
-    return run(path, "hosts.yml", "run.yml", variables, *arguments).stdout
+    inventory = {"all": {"hosts": names, "vars": playbook_runs.LOCAL}}
+    return playbook_runs.run(path, "run.yml", inventory, "-e", json.dumps(variables), *arguments)[1]
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -108,14 +92,13 @@ def hosts_of(path, named, *arguments):
     }
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
-    (path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups}}))
     given = {
         "__llama_reboot_marks": {"results": []},
         "__llama_reboot_tuned": {},
         **({} if named is ALL else {"llama_reboot_hosts": named}),
     }
-    done = run(path, "hosts.yml", "run.yml", given, *arguments)
-    return " ".join(done.stdout.split())
+    inventory = {"llama_cluster": {"children": groups}}
+    return " ".join(playbook_runs.run(path, "run.yml", inventory, "-e", json.dumps(given), *arguments)[1].split())
 
 
 @pytest.mark.programs
@@ -205,32 +188,24 @@ def reboots(path, answers):
         "tasks/reboot_host.yml": yaml.safe_dump(steps),
         "told.json": json.dumps({"answers": answers, "done": []}),
         "plays.yml": yaml.safe_dump(plays),
-        "inventory.yml": yaml.safe_dump(
-            {
-                "llama_cluster": {
-                    "children": {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": WORKERS_ALONE}}
-                },
-                "all": {"vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}},
-            }
-        ),
     }.items():
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(content)
     planned = plan(["one:cpu", "two"], 60)
     given = {"__llama_changes": changed(planned), "__llama_reboot_causes": ["it was asked for"]}
-    done = run(path, "inventory.yml", "plays.yml", given, ANSIBLE_LIBRARY=str(path / "library"))
-    return json.loads((path / "told.json").read_text())["done"], done
-
-
-WORKERS_ALONE = {"one": {}, "two": {}}
+    groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": {"one": {}, "two": {}}}}
+    inventory = {"llama_cluster": {"children": groups, "vars": playbook_runs.LOCAL}}
+    library = str(path / "library")
+    status, printed = playbook_runs.run(path, "plays.yml", inventory, "-e", json.dumps(given), ANSIBLE_LIBRARY=library)
+    return json.loads((path / "told.json").read_text())["done"], status, printed
 
 
 @pytest.mark.programs
 def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
     """As verify says it with a fallback: first the fallback itself, later a load that began when the worker was back."""
     served = [["fallback"], ["fallback"], [], ["fallback", "handshake"]]
-    done, run = reboots(tmp_path, served)
-    assert run.returncode == 0, run.stdout
+    done, status, printed = reboots(tmp_path, served)
+    assert status == 0, printed
     assert done == [
         *(["one", does] for does in ("reboots", "starts")),
         *(["one", "verifies", "fallback"] for _time in range(2)),
@@ -240,15 +215,15 @@ def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
         ["two", "verifies"],
         *(["top", does] for does in ("reboots", "starts", "verifies")),
     ]
-    assert "one reboots. The head goes on without one:cpu after a while" in run.stdout
+    assert "one reboots. The head goes on without one:cpu after a while" in printed
 
 
 @pytest.mark.programs
 def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
-    done, run = reboots(tmp_path, [["fallback"], ["known answer"]])
-    assert run.returncode
+    done, status, printed = reboots(tmp_path, [["fallback"], ["known answer"]])
+    assert status
     assert done[-1] == ["one", "verifies", "known answer"]
-    assert "one did not come back as planned: Verification failed: x. No further host" in " ".join(run.stdout.split())
+    assert "one did not come back as planned: Verification failed: x. No further host" in " ".join(printed.split())
 
 
 def test_there_is_time_until_the_head_serves_the_whole_plan_again():

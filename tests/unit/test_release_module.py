@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, smoke_test
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
-from support import builds
+from support import actions, builds
 from support.hosts import build_plan, host_plan
 
 MODULE = release
@@ -220,10 +220,15 @@ def test_a_process_that_does_not_end_is_named(call, programs, left_running, monk
     assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
 
 
-def test_a_host_that_names_no_job_of_its_build(monkeypatch):
+@pytest.fixture
+def plugin():
+    made = actions.made(action)
+    made.variables = {"inventory_hostname": "strix1"}
+    return made
+
+
+def test_a_host_that_names_no_job_of_its_build(monkeypatch, plugin):
     """async_status gets that name as a path below a folder."""
-    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
-    plugin.variables = {"inventory_hostname": "strix1"}
     for job in (None, "../x", {"a": 1}):
         answer = {"ansible_job_id": job, "msg": "\x1b[2Jno room"}
         monkeypatch.setattr(plugin, "_execute_module", lambda answer=answer, **_arguments: answer)
@@ -232,9 +237,7 @@ def test_a_host_that_names_no_job_of_its_build(monkeypatch):
         assert str(raised.value).isprintable()
 
 
-def test_a_build_whose_connection_is_lost(monkeypatch):
-    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
-    plugin.variables = {"inventory_hostname": "strix1"}
+def test_a_build_whose_connection_is_lost(monkeypatch, plugin):
     answers = iter([{"ansible_job_id": "j123456.42"}, {"failed": True, "msg": "\x1b[2Jgone"}])
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
     monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
@@ -245,10 +248,8 @@ def test_a_build_whose_connection_is_lost(monkeypatch):
 
 
 @pytest.mark.parametrize("said, limit", [(lambda looks: "7\n[1/9]", 99999), (lambda looks: f"{looks}\n[1/9]", 600)])
-def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit):
+def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, plugin, said, limit):
     looks = []  # each a minute after the one before
-    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
-    plugin.variables = {"inventory_hostname": "strix1"}
     monkeypatch.setattr(plugin, "_execute_module", lambda **_more: looks.append(1) or {"ansible_job_id": "j1.2"})
     monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda *_arguments, **_more: {"stdout": said(len(looks))})

@@ -101,20 +101,10 @@ def launch(tmp_path, launcher, service):
     program.write_text(SERVER)
 
     def start(port, endpoints, *extra):
-        argv = [
-            sys.executable,
-            str(launcher / "quick.py"),
-            "head",
-            "--url",
-            f"http://127.0.0.1:{port}",
-            "--state",
-            str(tmp_path),
-            "--timeout",
-            "0.5",
-        ]
-        for endpoint in endpoints:
-            argv += ["--worker", endpoint]
-        return service([*argv, *extra, "--", sys.executable, str(program), str(port), *endpoints])
+        own = ["--url", f"http://127.0.0.1:{port}", "--state", str(tmp_path), "--timeout", "0.5"]
+        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
+        argv = [sys.executable, str(launcher / "quick.py"), "head", *own, *waited, *extra]
+        return service([*argv, "--", sys.executable, str(program), str(port), *endpoints])
 
     return start
 
@@ -213,15 +203,11 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     program = "import sys; print('x' * 9000); print('error: invalid argument: --colour'); sys.exit(3)"
+    missing = "before it began, [Errno 2] No such file or directory: '/no/such/llama-server'"
     for number, argv, how, last in (
         (1, [sys.executable, "-c", program], "with status 3", ["error: invalid argument: --colour"]),
         (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),
-        (
-            3,
-            ["/no/such/llama-server"],
-            "before it began, [Errno 2] No such file or directory: '/no/such/llama-server'",
-            [],
-        ),
+        (3, ["/no/such/llama-server"], missing, []),
     ):
         assert runtime.run(argv, [], "http://127.0.0.1:1", tmp_path, None, 1, pause=0.01) == 1
         told = json.loads((tmp_path / runtime.ENDS).read_text())
@@ -279,15 +265,8 @@ def talks(tmp_path, launcher):
     started = []
 
     def start(state, output):
-        argv = [
-            sys.executable,
-            str(launcher / "quick.py"),
-            "head",
-            "--url",
-            "http://127.0.0.1:1",
-            "--state",
-            str(state),
-        ]
+        own = ["--url", "http://127.0.0.1:1", "--state", str(state)]
+        argv = [sys.executable, str(launcher / "quick.py"), "head", *own]
         process = subprocess.Popen([*argv, "--", sys.executable, str(program), str(tmp_path)], stdout=output)
         started.append(process)
         return process

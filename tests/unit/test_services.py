@@ -11,7 +11,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
     files,
-    names,
     service_managers,
     typed_json,
 )
@@ -120,14 +119,6 @@ def test_what_a_new_service_manager_needs():
     assert list(services.CLASSES) == known, "host/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
-
-
-@pytest.mark.parametrize("staging", [False, True])
-def test_the_head_is_known_by_its_name(pair, staging):
-    hosts = pair.plan(staging=staging)["hosts"].values()
-    services_of_plan = [service for host in hosts for service in host["services"]]
-    assert len(services_of_plan) == 3
-    assert all(names.is_head(service["name"]) == (service["kind"] == "head") for service in services_of_plan)
 
 
 # --------------------------------------------------------------------------------------------------------- all managers

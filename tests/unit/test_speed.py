@@ -30,17 +30,11 @@ def rate(pair, device, accelerators=(), model="test"):
     return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
 
 
-def test_a_rate_comes_from_the_table_by_architecture(pair):
+def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
     given = rate(pair, "Vulkan0", [STRIX])
-    assert (given.source, given.gb_per_s) == (
-        cost_model.TABLE,
-        pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1),
-    )
-
-
-def test_a_processor_has_a_rate_of_its_own(pair):
+    assert given.source == cost_model.TABLE
+    assert given.gb_per_s == pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1)
     assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == cost_model.TABLE
-    assert rate(pair, "CPU", [STRIX]).source == cost_model.ASSUMED
 
 
 @pytest.mark.parametrize("unified, kind", [(True, "unified"), (False, "discrete")])
@@ -53,63 +47,51 @@ def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     )
 
 
-@pytest.mark.parametrize(
-    "figure", predicted_speed.figures(), ids=lambda row: f"{row.model} {row.devices} {row.measured}"
-)
-def test_each_measured_figure_is_predicted_within_its_bound(figure):
-    assert abs(figure.error) <= figure.within
-    assert figure.within == predicted_speed.WITHIN or figure.why
+def test_measured_figures_are_predicted_within_their_bounds_and_half_of_them_closely():
+    figures = predicted_speed.figures()
+    assert [figure for figure in figures if abs(figure.error) > figure.within] == []
+    assert all(figure.within == predicted_speed.WITHIN or figure.why for figure in figures)
+    assert statistics.median(abs(figure.error) for figure in figures) <= predicted_speed.MEDIAN_WITHIN
 
 
-def test_the_median_deviation_is_small():
-    errors = [abs(figure.error) for figure in predicted_speed.figures()]
-    assert statistics.median(errors) <= predicted_speed.MEDIAN_WITHIN
+RATES = {
+    ("gfx1100", "Radeon RX 7900 XT"): 800,
+    ("gfx1100", "AMD gfx1100"): 864,
+    ("gfx1100", "AMD Radeon PRO W7800 48GB"): 864,
+    ("", "AMD gfx1151"): 256,
+    ("8.6", "NVIDIA RTX A5000"): 768,
+    ("8.6", "NVIDIA GeForce RTX 3060"): 360,
+    ("8.9", "NVIDIA GeForce RTX 4070 Ti SUPER"): 672,
+    ("8.9", "NVIDIA L4"): 300,
+    ("apple", "Apple M4"): 120,
+    ("apple", "Apple M3 Ultra"): 819,
+    ("", "Intel graphics 8086:e20b"): 456,
+    ("", "NVIDIA A100-SXM4-80GB"): 2039,
+    ("", "NVIDIA A100-SXM4-40GB"): 1555,
+    ("", "NVIDIA A100 80GB PCIe"): 1935,
+    ("", "NVIDIA H20"): 4000,
+    ("", "NVIDIA A10G"): 600,
+    ("", "NVIDIA TITAN V"): 653,
+    ("", "NVIDIA TITAN RTX"): 672,
+    ("", "NVIDIA TITAN Xp"): 547,
+    ("", "NVIDIA GeForce GTX 1660 SUPER"): 336,
+    ("", "NVIDIA GeForce GTX 1660 Ti"): 288,
+    ("", "NVIDIA GeForce GTX 1660"): 192,
+    ("", "AMD Radeon PRO W7800"): 576,
+    ("", "AMD Custom GPU 0405 (RADV VANGOGH)"): 88,
+    ("", "AMD Radeon Graphics (RADV RENOIR)"): 51,
+    ("", "Intel(R) Arc(TM) Pro B50 Graphics"): 224,
+    ("", "Apple M5"): 153,
+    ("", "Apple M5 Pro"): 307,
+    ("", "Apple M5 Max"): 614,
+}
+"""Architecture and name, as drivers report them → GB/s; where names begin alike, the longer one counts."""
 
 
-def test_a_name_tells_more_than_an_architecture():
-    assert rates.of_accelerator("gfx1100", "Radeon RX 7900 XT").gb_per_s == 800
-    assert rates.of_accelerator("gfx1100", "AMD gfx1100").gb_per_s == 864
-    assert rates.of_accelerator("gfx1100", "AMD Radeon PRO W7800 48GB").gb_per_s == 864
-    assert rates.of_accelerator("", "AMD gfx1151").gb_per_s == 256
-    assert rates.of_accelerator("8.6", "NVIDIA RTX A5000").gb_per_s == 768
-    assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3060").gb_per_s == 360
-    assert rates.of_accelerator("8.9", "NVIDIA GeForce RTX 4070 Ti SUPER").gb_per_s == 672
-    assert rates.of_accelerator("8.9", "NVIDIA L4").gb_per_s == 300
-    assert rates.of_accelerator("apple", "Apple M4").gb_per_s == 120
-    assert rates.of_accelerator("apple", "Apple M3 Ultra").gb_per_s == 819
-    assert rates.of_accelerator("", "Intel graphics 8086:e20b").gb_per_s == 456
+def test_names_as_drivers_report_them():
+    assert {names: rates.of_accelerator(*names).gb_per_s for names in RATES} == RATES
     assert rates.of_accelerator("", "AMD graphics 1002:67df") is None
-
-
-@pytest.mark.parametrize(
-    "name, gb_per_s",
-    [
-        ("NVIDIA A100-SXM4-80GB", 2039),
-        ("NVIDIA A100-SXM4-40GB", 1555),
-        ("NVIDIA A100 80GB PCIe", 1935),
-        ("NVIDIA H800", 3350),
-        ("NVIDIA H20", 4000),
-        ("NVIDIA GB200", 8000),
-        ("NVIDIA A10G", 600),
-        ("NVIDIA TITAN V", 653),
-        ("NVIDIA TITAN RTX", 672),
-        ("NVIDIA TITAN Xp", 547),
-        ("NVIDIA GeForce RTX 5050", 320),
-        ("NVIDIA GeForce GTX 1660 SUPER", 336),
-        ("NVIDIA GeForce GTX 1660 Ti", 288),
-        ("NVIDIA GeForce GTX 1660", 192),
-        ("AMD Radeon PRO W7800", 576),
-        ("AMD Custom GPU 0405 (RADV VANGOGH)", 88),
-        ("AMD Radeon Graphics (RADV RENOIR)", 51),
-        ("Intel(R) Arc(TM) Pro B50 Graphics", 224),
-        ("Intel(R) Arc(TM) Pro B60 Graphics", 456),
-        ("Apple M5", 153),
-        ("Apple M5 Pro", 307),
-        ("Apple M5 Max", 614),
-    ],
-)
-def test_names_as_drivers_report_them(name, gb_per_s):
-    assert rates.of_accelerator("", name).gb_per_s == gb_per_s
+    assert rates.of_processor("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz").gb_per_s == 68
 
 
 @pytest.mark.parametrize(
@@ -121,33 +103,26 @@ def test_memory_tells_jetsons_of_one_name_apart(pair, name, memory_mib, gb_per_s
     assert given.gb_per_s == pytest.approx(gb_per_s * rates.FAMILIES["jetson"].share, abs=0.1)
 
 
-def test_processors_of_older_servers():
-    assert rates.of_processor("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz").gb_per_s == 68
-
-
-@pytest.mark.parametrize("row", [*rates.ACCELERATORS, *rates.PROCESSORS], ids=lambda row: row.pattern)
-def test_every_row_has_a_family_and_figures(row):
-    assert row.family in rates.FAMILIES
-    assert row.gb_per_s > 0
-    assert row.tflops > 0
+def test_every_row_has_a_family_and_figures():
+    for row in (*rates.ACCELERATORS, *rates.PROCESSORS):
+        assert row.family in rates.FAMILIES, row
+        assert min(row.gb_per_s, row.tflops) > 0, row
 
 
 EXPERTS = (("expert_count", 8), ("expert_used_count", 2))
 
 
+def load_of(summary):
+    return device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+
+
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     named = TensorGroup("blk.*.ffn_up_exps.weight", "F16", (64, 32, 8), 8000, (0, 1))
     summary = models.known_answer_model(2, 64, "f16")._replace(keys=EXPERTS)
-    dense = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW))
-    summary = summary._replace(tensors=(*summary.tensors, named))
-    mixed = cost_model.units_read(device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW))
+    dense = cost_model.units_read(load_of(summary))
+    mixed = cost_model.units_read(load_of(summary._replace(tensors=(*summary.tensors, named))))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
-
-
-def test_without_names_the_summary_tells_what_experts_take():
-    summary = models.nameless(models.known_answer_model(2, 64, "f16"))
-    summary = summary._replace(keys=EXPERTS, expert_bytes=(0, 20000))
-    load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+    load = load_of(models.nameless(summary)._replace(expert_bytes=(0, 20000)))
     assert cost_model.units_read(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
@@ -224,9 +199,6 @@ def test_the_page_has_what_is_assumed_of_links():
     assert cost_model.LINKS["tunnel"][1:] == cost_model.LINKS["ethernet"][1:]
 
 
-CACHE = kv_cache.Settings(256), kv_cache.NEW
-
-
 def bits_of(load):
     """Of a weight of each part."""
     return [8 * cost.read / cost.multiplied for cost in cost_model.part_costs(load)]
@@ -234,14 +206,14 @@ def bits_of(load):
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     summary = models.known_answer_model(2, 64, "f16")
-    load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+    load = load_of(summary)
     named = {part.name: bits for part, bits in zip(load.parts, bits_of(load))}
     assert named["blk.1.ffn_up.weight"] == 16
     assert named["blk.1.attn_norm.weight"] == 32
     nameless = models.nameless(summary)
-    assert bits_of(device_load.Load(nameless, *CACHE))[1] == pytest.approx(16, rel=0.01)
+    assert bits_of(load_of(nameless))[1] == pytest.approx(16, rel=0.01)
     unknown = nameless._replace(parameters=None)
-    assert bits_of(device_load.Load(unknown, *CACHE))[1] == pytest.approx(cost_model.ASSUMED_BITS)
+    assert bits_of(load_of(unknown))[1] == pytest.approx(cost_model.ASSUMED_BITS)
 
 
 @pytest.mark.parametrize(
@@ -287,17 +259,12 @@ def test_a_measured_rate_comes_first_while_the_device_is_the_same(pair):
     assert rate(pair, "CPU", model="another").source == cost_model.ASSUMED
 
 
-def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same(pair):
+def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same_but_not_to_nothing(pair):
     first = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.2345})
     second = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.4999})
     assert first.facts == second.facts
     assert first.kept_facts["rates"]["CPU"]["gb_per_s"] == 41.2345
-
-
-def test_memory_of_a_slow_host_is_planned_with(pair):
-    slow = rates_of(pair, CPU={"name": "test", "gb_per_s": 0.85})
-    assert slow.facts.rates["CPU"].gb_per_s == 0.85
-    assert not pair.plan()["refused"]
+    assert rates_of(pair, CPU={"name": "test", "gb_per_s": 0.85}).facts.rates["CPU"].gb_per_s == 0.85
 
 
 def test_what_was_measured_before_is_kept_until_it_is_measured_again():
@@ -321,7 +288,7 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
 def test_prompts_depend_on_the_vectors_of_few_cores(pair):
     """2 cores of EPYCs with and without AVX-512, known answer 16 x 2048: figures of docs/performance.md that the constants follow from."""
     summary = models.known_answer_model(16, 2048, "f16")
-    load = device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+    load = load_of(summary)
     weights = sum(part.bytes for part in load.parts) / 2
     for avx512, measured in ((True, 350), (False, 136.6)):
         cpu = {"model": "AMD EPYC", "cores": 2, "features_id": "f", "avx512": avx512}

@@ -2,19 +2,16 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
 import jsonschema_rs
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
+from support import actions, playbook_runs
 from support.drift import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,11 +93,9 @@ def answers(plan):
 
 def run(plan, answers, heads=("head",), **others):
     """Result of the action, and what it shows; it is given no variables, so it cannot read any."""
-    arguments = {"plan": plan, "heads": list(heads), "answers": answers, **others}
-    task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.status")
     shown = []
     with mock.patch.object(action.Display, "display", lambda _self, text: shown.append(text)):
-        result = action.ActionModule(task, *(mock.Mock() for _number in range(5))).run(task_vars={})
+        result = actions.run(action, plan=plan, heads=list(heads), answers=answers, **others)
     return result, "\n".join(shown)
 
 
@@ -422,40 +417,20 @@ def test_durations():
     assert [*map(units.duration, seconds)] == ["", "0 s", "59 s", "1 min", "59 min", "1 h", "1 d 1 h", "1 d"]
 
 
-def playbook(tmp_path, *options):
-    """A run on a head that is this machine, where nothing is installed, and a worker that cannot be reached."""
-    worker = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
-    groups = {"llama_head": {"hosts": {"head": {"ansible_connection": "local", "ansible_host": "192.0.2.10"}}}}
-    groups["llama_workers"] = {"hosts": {"worker": worker}}
-    known = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 16}}
-    known.update(ansible_python_interpreter=sys.executable, ansible_remote_tmp=str(tmp_path / "remote"))
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(yaml.safe_dump({"llama_cluster": {"children": groups, "vars": known}}))
-    command = [Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, "playbooks/status.yml", *options]
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_HOME": str(tmp_path / "ansible"),
-    }
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.programs
 @pytest.mark.timeout(300)
 def test_a_run(tmp_path):
+    """On a head that is this machine, where nothing is installed, and a worker that cannot be reached."""
     path = tmp_path / "status.json"
-    process = playbook(tmp_path, "-e", f"llama_status_path={path}")
-    shown = process.communicate()[0]
-    assert process.returncode == 2
+    groups = {"llama_head": {"hosts": {"head": {**playbook_runs.LOCAL, "ansible_host": "192.0.2.10"}}}}
+    groups["llama_workers"] = {"hosts": {"worker": playbook_runs.LOST}}
+    known = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 16}}
+    known["ansible_remote_tmp"] = str(tmp_path / "remote")
+    inventory = {"llama_cluster": {"children": groups, "vars": known}}
+    status, shown = playbook_runs.run(
+        tmp_path, ROOT / "playbooks/status.yml", inventory, "-e", f"llama_status_path={path}", HOME=str(tmp_path)
+    )
+    assert status == 2
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
     assert [(host["name"], host["reachable"]) for host in told["hosts"]] == [("head", True), ("worker", False)]

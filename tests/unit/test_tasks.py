@@ -1,15 +1,12 @@
 """What tasks of roles and playbooks do that no run on hosts tells apart: order, hostile texts, refused runs."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from support import playbook_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
@@ -104,25 +101,7 @@ def test_all_is_ready_before_the_head_stops_and_a_port_is_open_only_while_somebo
     assert places == sorted(places)
 
 
-def run(folder, playbook, groups, *arguments):
-    (folder / "hosts.yml").write_text(json.dumps(groups))
-    done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", ROOT / "playbooks" / playbook, "-i", "hosts.yml", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(folder),
-            "ANSIBLE_NOCOLOR": "1",
-        },
-        check=False,
-    )
-    return done.returncode, " ".join((done.stdout + done.stderr).split())
-
-
-USED = {"hosts": {"box": {"ansible_connection": "local"}}}
+USED = {"hosts": {"box": playbook_runs.LOCAL}}
 
 
 @pytest.mark.programs
@@ -147,8 +126,9 @@ USED = {"hosts": {"box": {"ansible_connection": "local"}}}
     ids=["no host", "retired and used", "no tags", "unknown tag"],
 )
 def test_a_run_that_cannot_be_meant_ends_before_any_host_is_asked(tmp_path, playbook, groups, arguments, said):
-    code, shown = run(tmp_path, playbook, groups, *arguments)
-    assert code == 2
+    status, printed = playbook_runs.run(tmp_path, ROOT / "playbooks" / playbook, groups, *arguments)
+    shown = " ".join(printed.split())
+    assert status == 2
     assert said in shown
     assert "PLAY [Stop]" not in shown
     assert "PLAY [Plan]" not in shown

@@ -67,20 +67,6 @@ def test_toolkits_side_by_side(tmp_path, monkeypatch):
     assert "gfx1151" in new["rocwmma"]["architectures"]
 
 
-def test_the_distributions_toolkit(tmp_path, monkeypatch):
-    assert found("constructed/rdna3", tmp_path, monkeypatch) == [
-        {
-            "backend": "hip",
-            "prefix": "/usr",
-            "links": [],
-            "version": "7.0.51831",
-            "compiler": "/usr/lib/llvm-21/bin/clang",
-            "libraries": ["hip-headers", "hipblas", "rocblas"],
-            "rocwmma": None,
-        }
-    ]
-
-
 def test_a_link_from_the_system_to_a_toolkit_is_none_of_its_own(tmp_path, monkeypatch):
     assert [entry["prefix"] for entry in found("constructed/rdna4", tmp_path, monkeypatch)] == ["/opt/rocm-6.4.2"]
 
@@ -205,9 +191,7 @@ def test_options_for_each_generation(machine, backend, targets, environment):
     "generation, off, others",
     [
         (5200, {"LLAMA_CURL"}, {"LLAMA_BUILD_EXAMPLES": "ON"}),
-        (8643, {"LLAMA_OPENSSL", "LLAMA_BUILD_EXAMPLES"}, {}),
         (9900, {"LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_UI", "LLAMA_BUILD_WEBUI", "GGML_CUDA_NCCL"}, {}),
-        (11063, {"LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_UI", "LLAMA_BUILD_APP", "GGML_CUDA_NCCL"}, {}),
     ],
 )
 def test_what_trees_would_fetch_or_find_beside_them_is_off(generation, off, others):

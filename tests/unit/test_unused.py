@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
@@ -24,8 +23,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 from ansible_collections.llamacpp.cluster.plugins.modules import prune as prune_module
 from model_server import SHA, SIZE, download_record_of, parsed
+from support import playbook_runs
 from support.rollbacks import completed, record_of, serve
-from test_status import ROOT, answers_of, written
+from test_status import answers_of, written
 
 MODULE = prune_module
 DAY = 86400
@@ -439,18 +439,15 @@ def test_a_release_that_is_built_now_stays(here, monkeypatch):
 def test_the_playbook_says_what_is_wrong_with_the_names_before_it_takes_the_lease(tmp_path):
     (tmp_path / "llamacpp").mkdir()
     variables = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 2, "width": 256, "type": "f32"}}
-    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    groups = {"llama_head": {"hosts": {"localhost": host}}, "llama_workers": {"hosts": {}}}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups, "vars": variables}}))
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "playbooks/clean.yml", "-i", tmp_path / "hosts.yml"],
-        cwd=ROOT,
-        env={**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
+    groups = {"llama_head": {"hosts": {"localhost": playbook_runs.LOCAL}}, "llama_workers": {"hosts": {}}}
+    _status, printed = playbook_runs.run(
+        tmp_path,
+        playbook_runs.ROOT / "playbooks/clean.yml",
+        {"llama_cluster": {"children": groups, "vars": variables}},
+        XDG_DATA_HOME=str(tmp_path),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
-    assert "llama_clean names nothing: use models, parts" in done.stdout + done.stderr
+    assert "llama_clean names nothing: use models, parts" in printed
     assert not (tmp_path / "llamacpp" / "lease.lock").exists()
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+from functools import partial
 
 import pytest
 from ansible.errors import AnsibleActionFail
@@ -29,7 +30,7 @@ from conftest import typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drift import drifts
-from support.verification import RIGHT, checks, healthy, judged, reports, unhealthy, verify
+from support.verification import ANSWER, RIGHT, checks, healthy, judged, reports, unhealthy, verify
 
 MODULE = verify_module
 ONE, TWO = "127.0.0.1:50052", "127.0.0.1:50053"
@@ -87,103 +88,55 @@ def words(change):
     return lambda evidence: with_server(evidence, completion=RIGHT._replace(text=" ".join(answer)))
 
 
-WRONG_EVIDENCE = {
-    "no handshake": (
-        "handshake",
-        "recorded no handshake",
-        lambda evidence: evidence._replace(handshakes=Handshakes({ONE: evidence.handshakes.workers[ONE]})),
-    ),
-    "a record of handshakes that cannot be used": (
-        "handshake",
-        "handshakes.json cannot be used",
-        lambda evidence: evidence._replace(handshakes=Handshakes({}, "handshakes.json cannot be used")),
-    ),
-    "a silent worker": (
-        "handshake",
-        "silent: held",
-        lambda evidence: with_answer(evidence, ONE, state="silent", detail="held"),
-    ),
-    "too little memory": (
-        "handshake",
-        "planned: 1 device",
-        lambda evidence: with_answer(evidence, ONE, devices=(WorkerDevice(9),)),
-    ),
-    "one device too many": (
-        "handshake",
-        "2 device",
-        lambda evidence: with_answer(evidence, ONE, devices=(WorkerDevice(65536), WorkerDevice(1))),
-    ),
-    "layers are elsewhere": (
-        "buffers",
-        "model 3.0 MiB, planned",
-        lambda evidence: with_buffers(evidence, WORKER, model=(3.0, 1)),
-    ),
-    "a worker was left out": ("buffers", "model 0.0 MiB", lambda evidence: without_device(evidence, WORKER)),
-    "cache of another size": ("buffers", "KV 99 MiB", lambda evidence: with_buffers(evidence, WORKER, KV=(99, 1))),
-    "a wrong word": ("known answer", "word 3 is 'off', expected 'of'", words(lambda w: w.__setitem__(2, "off"))),
-    "a missing end": ("known answer", "expected 'right'", words(lambda w: w.pop())),
-    "one word more": ("known answer", "'the end'", words(lambda w: w.append("every"))),
-    "no words": ("known answer", "word 1 is 'missing'", words(lambda w: w.clear())),
-    "no answer": (
-        "completion",
-        "status 500",
-        lambda evidence: with_server(evidence, completion=RIGHT._replace(error="status 500: no")),
-    ),
-    "no tokens": (
-        "completion",
-        "0 tokens",
-        lambda evidence: with_server(evidence, completion=RIGHT._replace(tokens=0)),
-    ),
-    "the head waits for a worker": (
-        "health",
-        "it waits for worker x: refused",
-        lambda evidence: unhealthy(waits_for=("it waits for worker x: refused",)),
-    ),
-    "not healthy": ("health", "the model is loading", lambda evidence: unhealthy("the model is loading")),
-    "a link without an answer": (
-        "link",
-        "worker1 does not answer",
-        lambda evidence: evidence._replace(links={"worker1": LinkMeasurement(None, None, "worker1 does not answer")}),
-    ),
-    "a certificate that clients refuse": (
-        "certificate",
-        "certificate has expired: clients refuse it",
-        lambda evidence: with_server(evidence, certificate=Certificate(error="certificate has expired")),
-    ),
-}
+def changed(evidence, **values):
+    return evidence._replace(**values)
 
 
-@pytest.mark.parametrize("case", WRONG_EVIDENCE)
-def test_wrong_evidence_of_the_head(plan, case):
-    name, text, change = WRONG_EVIDENCE[case]
+BROKEN_RECORD = Handshakes({}, "handshakes.json cannot be used")
+NO_ANSWER = LinkMeasurement(None, None, "worker1 does not answer")
+WAITS = "it waits for worker x: refused"
+WRONG_EVIDENCE = [
+    ("handshake", "recorded no handshake", partial(changed, handshakes=Handshakes({ONE: ANSWER}))),
+    ("handshake", "handshakes.json cannot be used", partial(changed, handshakes=BROKEN_RECORD)),
+    ("handshake", "silent: held", partial(with_answer, endpoint=ONE, state="silent", detail="held")),
+    ("handshake", "planned: 1 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(9),))),
+    ("handshake", "2 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(65536), WorkerDevice(1)))),
+    ("buffers", "model 3.0 MiB, planned", partial(with_buffers, device=WORKER, model=(3.0, 1))),
+    ("buffers", "model 0.0 MiB", partial(without_device, device=WORKER)),
+    ("buffers", "KV 99 MiB", partial(with_buffers, device=WORKER, KV=(99, 1))),
+    ("known answer", "word 3 is 'off', expected 'of'", words(lambda w: w.__setitem__(2, "off"))),
+    ("known answer", "expected 'right'", words(lambda w: w.pop())),
+    ("known answer", "'the end'", words(lambda w: w.append("every"))),
+    ("known answer", "word 1 is 'missing'", words(lambda w: w.clear())),
+    ("completion", "status 500", partial(with_server, completion=RIGHT._replace(error="status 500: no"))),
+    ("completion", "0 tokens", partial(with_server, completion=RIGHT._replace(tokens=0))),
+    ("health", WAITS, lambda _evidence: unhealthy(waits_for=(WAITS,))),
+    ("health", "the model is loading", lambda _evidence: unhealthy("the model is loading")),
+    ("link", "worker1 does not answer", partial(changed, links={"worker1": NO_ANSWER})),
+    ("certificate", "it is old: clients refuse it", partial(with_server, certificate=Certificate(error="it is old"))),
+]
+
+
+@pytest.mark.parametrize("name, text, change", WRONG_EVIDENCE)
+def test_wrong_evidence_of_the_head(plan, name, text, change):
     report = judged(plan, change(healthy(plan)))
     assert not report.passed
     assert any(check.status == "failed" and text in check.evidence for check in checks(report, name))
 
 
-WRONG_REPORTS = {
-    "a service is stopped": ("release", "llamacpp-server is stopped", "llamacpp-server", {"state": "stopped"}, {}),
-    "a service of an older plan runs": (
-        "release",
-        "llamacpp-worker-old runs, but is not planned",
-        "llamacpp-server",
-        {},
-        {"stale": ("llamacpp-worker-old",)},
-    ),
-    "another head holds a worker": (
-        "release",
-        "llamacpp-worker-one has a connection from 192.0.2.99, which is not the head",
-        "llamacpp-worker-one",
-        {"clients": ("127.0.0.1", "192.0.2.99")},
-        {},
-    ),
-    "a worker listens everywhere": ("closed", "0.0.0.0", "llamacpp-worker-one", {"addresses": ("0.0.0.0",)}, {}),
-}
+SERVER, FIRST = "llamacpp-server", "llamacpp-worker-one"
+STRANGER = f"{FIRST} has a connection from 192.0.2.99, which is not the head"
+OLD = "llamacpp-worker-old runs, but is not planned"
+WRONG_REPORTS = [
+    ("release", "llamacpp-server is stopped", SERVER, {"state": "stopped"}, {}),
+    ("release", OLD, SERVER, {}, {"stale": ("llamacpp-worker-old",)}),
+    ("release", STRANGER, FIRST, {"clients": ("127.0.0.1", "192.0.2.99")}, {}),
+    ("closed", "0.0.0.0", FIRST, {"addresses": ("0.0.0.0",)}, {}),
+]
 
 
-@pytest.mark.parametrize("case", WRONG_REPORTS)
-def test_wrong_reports_of_hosts(plan, case):
-    name, text, service, of_service, of_host = WRONG_REPORTS[case]
+@pytest.mark.parametrize("name, text, service, of_service, of_host", WRONG_REPORTS)
+def test_wrong_reports_of_hosts(plan, name, text, service, of_service, of_host):
     right = reports(plan)["here"]
     services = {**right.services, service: right.services[service]._replace(**of_service)}
     report = judged(plan, hosts={"here": right._replace(services=services, **of_host)})

@@ -3,7 +3,12 @@
 from unittest import mock
 
 
-def run(plugin, *, check_mode=False, **arguments):
-    """What the action returns."""
+def made(plugin, *, check_mode=False, **arguments):
+    """The action of a task with these arguments."""
     task = mock.Mock(args=arguments, async_val=0, check_mode=check_mode, action=plugin.__name__.rpartition(".")[2])
-    return plugin.ActionModule(task, *(mock.Mock() for _argument in range(5))).run(task_vars={})
+    return plugin.ActionModule(task, *(mock.Mock() for _argument in range(5)))
+
+
+def run(plugin, **arguments):
+    """What the action returns."""
+    return made(plugin, **arguments).run(task_vars={})

@@ -1,4 +1,4 @@
-"""Runs of playbooks on two hosts, a head and a worker, which are this machine."""
+"""Runs of playbooks on hosts that are this machine."""
 
 import json
 import os
@@ -10,10 +10,47 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+"""Variables of a host that is this machine."""
+LOST = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+"""Variables of a host where nobody answers."""
+
+
+def start(folder, playbook, inventory, *arguments, **environment):
+    """Starts ansible-playbook in a folder, which gets all that it writes.
+
+    :param inventory: by group, or text for ``-i``.
+    """
+    if not isinstance(inventory, str):
+        (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        inventory = "hosts.yml"
+    settings = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(folder / "ansible"),
+        "ANSIBLE_NOCOLOR": "1",
+        "XDG_DATA_HOME": str(folder / "data"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+    }
+    return subprocess.Popen(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, playbook, *arguments],
+        cwd=folder,
+        env={**os.environ, **settings, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(folder, playbook, inventory, *arguments, **environment):
+    """The status of such a run, and what it printed."""
+    started = start(folder, playbook, inventory, *arguments, **environment)
+    printed = started.communicate()[0]
+    return started.returncode, printed
 
 
 class Operator:
-    """Starts runs in a folder; ``prefix`` is the installation of the head.
+    """Starts runs on a head and a worker in a folder; ``prefix`` is the installation of the head.
 
     :param playbook: text of ``run.yml``, which runs by default.
     """
@@ -22,39 +59,19 @@ class Operator:
         self.path = path
         self.prefix = path / "data" / "llamacpp"
         (path / "run.yml").write_text(playbook)
-        hosts = {name: {"ansible_connection": "local", "llama_host_scope": "user"} for name in ("head", "worker")}
+        self.hosts = {name: {**LOCAL, "llama_host_scope": "user"} for name in ("head", "worker")}
+
+    def lose(self, host):
+        self.hosts[host].update(LOST)
+
+    def start(self, who, work, *arguments, playbook="run.yml"):
         groups = {
-            "llama_cluster": {"hosts": hosts},
+            "llama_cluster": {"hosts": self.hosts},
             "llama_head": {"hosts": {"head": {}}},
             "llama_workers": {"hosts": {"worker": {}}},
         }
-        (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
-
-    def lose(self, host):
-        """Nobody answers at the host's address."""
-        inventory = yaml.safe_load((self.path / "hosts.yml").read_text())
-        hosts = inventory["all"]["children"]["llama_cluster"]["hosts"]
-        hosts[host].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
-        (self.path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-
-    def start(self, who, work, *arguments, playbook="run.yml"):
-        program = Path(sys.executable).with_name("ansible-playbook")
-        variables = json.dumps({"who": who, "work": work, "ansible_python_interpreter": sys.executable})
-        return subprocess.Popen(
-            [program, "-i", "hosts.yml", playbook, "-e", variables, *arguments],
-            cwd=self.path,
-            env={
-                **os.environ,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_NOCOLOR": "1",
-                "XDG_DATA_HOME": str(self.path / "data"),
-                "XDG_CONFIG_HOME": str(self.path / "config"),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        variables = json.dumps({"who": who, "work": work})
+        return start(self.path, playbook, {"all": {"children": groups}}, "-e", variables, *arguments)
 
     def touched(self, who):
         return sorted(path.name for path in self.path.glob(f"*-{who}*"))

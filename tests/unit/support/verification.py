@@ -23,6 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     WorkerDevice,
 )
 
+from support import actions
+
 ANSWER = Handshake("ok", "", "7.0.0", (WorkerDevice(65536),))
 RIGHT = Completion(known_answer.SENTENCE, 33, 700.0)
 
@@ -80,8 +82,7 @@ def verify(plan, *evidence, recorded=None, check_mode=False, **arguments):
     :param evidence: values, or what a head reports that may be of any form.
     :param recorded: takes the arguments of the module that records the result.
     """
-    task = mock.Mock(args={"plan": plan, **arguments}, async_val=0, check_mode=check_mode)
-    action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    action = actions.made(verify_action, check_mode=check_mode, plan=plan, **arguments)
     answers, clock = iter(evidence), SimpleNamespace(now=0.0)
 
     def execute(module_args, task_vars):
