@@ -6,32 +6,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from support.helps import GENERATIONS, help_of
 
+MMAP = {"no-mmap", "mmap", "mlock", "direct-io", "no-direct-io"}
+NUMBERED = "RPC0[{endpoint}]", "RPC{index}"
+"""Names of a buffer and of a device."""
+
 
 @pytest.mark.parametrize(
-    "version, binary, worker_flags, load_modes, protocol, buffer_name, device_name",
+    "version, binary, worker_flags, load_modes, protocol, names_of_devices",
     [
-        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap", "mlock"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
-        (
-            "0.3.20",
-            "rpc-server",
-            set("Hpctd"),
-            {"no-mmap", "mmap", "mlock", "direct-io", "no-direct-io", "fit", "flash-attn"},
-            "3.6.1",
-            "RPC0[{endpoint}]",
-            "RPC{index}",
-        ),
-        (
-            "0.3.36",
-            "ggml-rpc-server",
-            set("Hpctd"),
-            {"load-mode", "fit", "flash-attn"},
-            "7.0.0",
-            "RPC0[{endpoint}]",
-            "RPC{index}",
-        ),
+        ("0.3.16", "rpc-server", "Hpmctd", {"no-mmap", "mlock"}, "2.0.0", ("RPC[{endpoint}]", "RPC[{endpoint}]")),
+        ("0.3.20", "rpc-server", "Hpctd", {*MMAP, "fit", "flash-attn"}, "3.6.1", NUMBERED),
+        ("0.3.36", "ggml-rpc-server", "Hpctd", {"load-mode", "fit", "flash-attn"}, "7.0.0", NUMBERED),
     ],
 )
-def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, protocol, buffer_name, device_name):
+def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, protocol, names_of_devices):
     tree = capabilities.PYPI_TREES[version]
     able = capabilities.of_build(tree["generation"], tree.get("protocol"))
     names = ("flash-attention", "load-mode", "fit")
@@ -39,7 +27,7 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
     server_flags = set(able.server_flags)
     assert server_flags & changing == load_modes
     assert server_flags >= {"rpc", "ctx-size", "n-gpu-layers", "tensor-split"}
-    own = binary, tuple(sorted(worker_flags)), able.server_flags, protocol, buffer_name, device_name
+    own = binary, tuple(sorted(worker_flags)), able.server_flags, protocol, *names_of_devices
     assert able == capabilities.Capabilities(*own)
 
 
