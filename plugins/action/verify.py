@@ -118,7 +118,7 @@ class ActionModule(Action):
         while True:
             answer = self.module({"plan": plan, "wait": wait})
             if answer.get("failed"):
-                raise AnsibleActionFail(str(answer.get("msg")), result=answer)
+                raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
             elapsed = time.monotonic() - started
             final = waiting.end(evidence, elapsed)

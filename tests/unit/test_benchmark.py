@@ -430,6 +430,31 @@ def test_what_a_log_says_is_no_markup_in_a_table():
     assert "&lt;img src=//a.example/x>" in text
 
 
+def test_a_record_that_would_control_a_terminal_is_refused():
+    whole = benchmarks.example()
+    host = next(iter(whole["hosts"]))
+    spoiled = [
+        {**whole, "cluster": "x\x1b[2J"},
+        {**whole, "hosts": {"x\x1b[2J": whole["hosts"][host]}},
+        {**whole, "hosts": {"x\x1b[2J": 1}},
+        *({**whole, "cells": [{**whole["cells"][0], name: "x\x1b[2J"}]} for name in ("key", "model", "backend")),
+        {**whole, "cells": [{**whole["cells"][0], "settings": {"x\x1b[2J": "1"}}]},
+        {**whole, "cells": [{**whole["cells"][0], "settings": {"x\x1b[2J": 1}}]},
+    ]
+    for record in spoiled:
+        with pytest.raises(Refusal) as refused:
+            benchmarks.read(record)
+        assert str(refused.value).isprintable()
+        assert r"x\x1b[2J" in str(refused.value)
+
+
+def test_a_record_of_the_most_cells_and_devices_is_read():
+    whole = benchmarks.example()
+    cell = next(cell for cell in whole["cells"] if cell["memory_mib"])
+    cells = [{**cell, "memory_mib": cell["memory_mib"][:1] * 64}] * types.MOST_CELLS
+    assert len(benchmarks.read({**whole, "cells": cells}).cells) == types.MOST_CELLS
+
+
 def test_records_are_kept_and_found(tmp_path):
     prefix, example = str(tmp_path), benchmarks.example()
     assert (history.ids(prefix), history.find(prefix, "1a2b3c4d")) == ([], None)

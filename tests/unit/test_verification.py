@@ -468,8 +468,9 @@ def test_a_head_that_answers_in_another_form_is_named(local, plan):
 
 
 def test_a_module_that_fails_ends_the_task_with_its_message(local):
-    with pytest.raises(AnsibleActionFail, match="no ss there"):
-        verify(local.plan(), {"failed": True, "msg": "no ss there"}, gate=True)
+    with pytest.raises(AnsibleActionFail, match="no ss there") as raised:
+        verify(local.plan(), {"failed": True, "msg": "no ss there\x1b[2J"}, gate=True)
+    assert str(raised.value).isprintable()
 
 
 def test_a_head_that_cannot_be_read_is_named_by_the_module(local, monkeypatch, call):
