@@ -539,6 +539,12 @@ def test_ufw_writes_the_rules_of_a_server_as_it_lists_them(tmp_path):
     assert added[2].startswith("ufw deny 8080/tcp")
 
 
+def test_networks_are_shown_as_they_are_written(tmp_path):
+    host = nft_host(tmp_path, OTHERS)
+    _before, after = managers.apply("nftables", DOORS[0], check=True, system=host)
+    assert "nft list chain inet llamacpp input: accept from 10.2.0.0/16 to 0.0.0.0 tcp 8080" in after
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("door", DOORS, ids=["networks", "one address", "everybody", "everybody, one address"])
 def test_what_may_still_listen_keeps_its_rules_until_it_has_stopped(remembering, door):
