@@ -79,16 +79,28 @@ def test_redirects_are_followed_and_what_permits_stays_with_its_server(server, t
 
 
 @pytest.mark.parametrize(
-    "content, mode", [(b"machine", 0o600), (b"nonsense \xff", 0o600), (b"machine x login y password z", 0o644)]
+    "content, mode, place",
+    [
+        (b"machine", 0o600, "near line 1"),
+        (b"nonsense \xff", 0o600, "not text"),
+        (b"machine x login y password z", 0o644, "own or can read it"),
+        (b"machine x login y\npassword my s3cret phrase", 0o600, "near line 2"),
+        (b"s3cret", 0o600, "near line 1"),
+    ],
 )
-def test_a_netrc_that_cannot_be_read_is_a_sentence(server, tmp_path, monkeypatch, content, mode):
+def test_a_netrc_that_cannot_be_read_is_a_sentence_without_a_word_of_it(
+    server, tmp_path, monkeypatch, content, mode, place
+):
     (tmp_path / ".netrc").write_bytes(content)
     (tmp_path / ".netrc").chmod(mode)
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(web.RemoteError, match=r"\.netrc, which cannot be read \(.*\): correct or remove it") as refused:
+    with pytest.raises(
+        web.RemoteError, match=rf"/\.netrc, which cannot be read \(.*{place}\b.*\): correct it"
+    ) as refused:
         web.read_model(server.url + "/m.gguf")
     assert "\n" not in str(refused.value)
+    assert "s3cret" not in str(refused.value)
     assert not server.asked
 
 

@@ -185,9 +185,13 @@ def _permission(url: str, token: str | None) -> dict[str, str]:
     except OSError:
         return {}
     except (netrc.NetrcParseError, ValueError) as error:
-        why = error.msg if isinstance(error, netrc.NetrcParseError) else "it is not text"
+        # Not in its own words: they repeat a word of the file, which may be of a password.
+        line = error.lineno if isinstance(error, netrc.NetrcParseError) else None
+        place = f"near line {line}" if line else "it is not text, or other accounts own or can read it"
         file = path or os.path.expanduser("~/.netrc")
-        raise RemoteError(f"is asked for with {file}, which cannot be read ({why}): correct or remove it") from None
+        raise RemoteError(
+            f"is asked for with {file}, which cannot be read ({place}): correct it, close it to others (chmod 600), or remove it"
+        ) from None
     user, _account, password = login or ("", "", "")
     return {"Authorization": basic_auth_header(user, password)} if user and password else {}
 
