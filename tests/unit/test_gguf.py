@@ -625,7 +625,7 @@ def summary_or_error(data):
         summary = header_summary.summarize(read(data))
         assert summary["layers"] == len(summary["layer_bytes"]) > 0
         assert min(summary["layer_bytes"]) >= 0
-        json.dumps(summary)
+        assert header_summary.problem(json.loads(json.dumps(summary))) is None
     except gguf.GGUFError as error:
         said = str(error)
     assert said.isprintable()
