@@ -71,7 +71,9 @@ def pack(tree, tmp_path):
 
 
 def builder_of(tmp_path, archive, patches=(), account=None, **build):
-    planned = builds.BUILD._replace(id="tiny", cmake_options={"CMAKE_BUILD_TYPE": "Release"})._replace(**build)
+    planned = builds.BUILD._replace(id="tiny-cpu-0123abcd", cmake_options={"CMAKE_BUILD_TYPE": "Release"})._replace(
+        **build
+    )
     release = builds.RELEASE._replace(member=MEMBER)
     source = builds.source_of(archive, patches)
     return builder.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, release, source, account)
@@ -100,7 +102,7 @@ def printed_by(release):
 
 def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     made = builder_of(tmp_path, pack(tree, tmp_path), cmake_options={"GGML_NO_SUCH_THING": "ON"}).install()
-    release = tmp_path / "prefix" / "releases" / "tiny"
+    release = tmp_path / "prefix" / "releases" / "tiny-cpu-0123abcd"
     assert manifest.read(release) == made == manifest.installed(release)
     assert set(made.files) == {"bin/ggml-rpc-server", "bin/llama-server"}
     assert made.options == {
@@ -110,8 +112,8 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     assert made.options_ignored == ("GGML_NO_SUCH_THING",)
     assert printed_by(release).endswith("abc1234d\n")
     assert release.stat().st_mtime == 0, "it counts as used only when it is put to use"
-    assert not (tmp_path / "cache" / "builds" / "tiny").exists()
-    assert [path.name for path in release.parent.iterdir()] == ["tiny"]
+    assert not (tmp_path / "cache" / "builds" / "tiny-cpu-0123abcd").exists()
+    assert [path.name for path in release.parent.iterdir()] == ["tiny-cpu-0123abcd"]
 
 
 def test_a_tree_that_asks_git_gets_its_number_and_commit(tmp_path, tree):
@@ -125,7 +127,7 @@ def test_a_tree_that_asks_git_gets_its_number_and_commit(tmp_path, tree):
         )
     )
     builder_of(tmp_path, pack(tree, tmp_path)).install()
-    printed = printed_by(tmp_path / "prefix" / "releases" / "tiny")
+    printed = printed_by(tmp_path / "prefix" / "releases" / "tiny-cpu-0123abcd")
     assert printed.endswith("7 abc1234d @LLAMA_BUILD_NUMBER@ @BUILD_TARGET@\n")
 
 
@@ -139,7 +141,7 @@ def test_only_the_targets_are_built_also_from_sources_newer_than_the_clock(tmp_p
 
 
 def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, installed):
-    program = tmp_path / "prefix/releases/tiny/bin/llama-server"
+    program = tmp_path / "prefix/releases/tiny-cpu-0123abcd/bin/llama-server"
     before = program.stat().st_mtime_ns
     installed.install()
     assert program.stat().st_mtime_ns == before
@@ -162,7 +164,7 @@ def test_another_archive_than_planned(tmp_path, tree):
 CONFIGURED_WRONG = 'cmake_minimum_required(VERSION 3.14)\nproject(x C)\nmessage(FATAL_ERROR "no such toolkit")\n'
 FAILURES = {
     "no tree": ({"CMakeLists.txt": None}, r"CMakeLists\.txt is missing"),
-    "cmake": ({"CMakeLists.txt": CONFIGURED_WRONG}, r"(?s)configure failed.*tiny\.log.*no such toolkit"),
+    "cmake": ({"CMakeLists.txt": CONFIGURED_WRONG}, r"(?s)configure failed.*tiny-cpu-0123abcd\.log.*no such toolkit"),
     "compiler": ({"server.c": "this is no C"}, "compile failed"),
     "program": ({"server.c": "int main(void) { return 3; }\n"}, "llama-server does not run on this host"),
 }
@@ -175,7 +177,7 @@ def test_a_build_that_fails_names_the_step_and_installs_nothing(tmp_path, tree, 
         (tree / name).write_text(text) if text else (tree / name).unlink()
     with pytest.raises(installer.BuildError, match=expected):
         builder_of(tmp_path, pack(tree, tmp_path)).install()
-    assert not (tmp_path / "prefix/releases/tiny").exists()
+    assert not (tmp_path / "prefix/releases/tiny-cpu-0123abcd").exists()
 
 
 def test_a_file_that_is_no_archive(tmp_path):
@@ -193,7 +195,7 @@ def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
     archive = pack(tree, tmp_path)
     with pytest.raises(installer.BuildError, match="configure failed"):
         builder_of(tmp_path, archive, environment={"WHERE": "wrong"}).install()
-    assert builder_of(tmp_path, archive, environment={"WHERE": "right"}).install().id == "tiny"
+    assert builder_of(tmp_path, archive, environment={"WHERE": "right"}).install().id == "tiny-cpu-0123abcd"
 
 
 def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
@@ -202,7 +204,7 @@ def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
     with pytest.raises(installer.BuildError, match="compile failed"):
         one.install()
     (one.work / "source" / "server.c").write_text(SERVER)
-    assert one.install().id == "tiny"
+    assert one.install().id == "tiny-cpu-0123abcd"
 
 
 def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
@@ -246,14 +248,14 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(tmp_path, tree, 
     def remove_first(lock, *arguments):
         taken.append(lock)
         if len(taken) == 1:
-            assert store.clear_build(str(one.cache), "tiny")
+            assert store.clear_build(str(one.cache), "tiny-cpu-0123abcd")
         return take(lock, *arguments)
 
     monkeypatch.setattr(builder.locks, "take", remove_first)
     (tmp_path / "cache" / "builds").mkdir(parents=True)
     with one._locked():
-        assert os.path.samestat(os.fstat(one._lock), store.lock_path(tmp_path / "cache", "tiny").stat())
-        assert not store.clear_build(str(one.cache), "tiny")
+        assert os.path.samestat(os.fstat(one._lock), store.lock_path(tmp_path / "cache", "tiny-cpu-0123abcd").stat())
+        assert not store.clear_build(str(one.cache), "tiny-cpu-0123abcd")
 
 
 SLOW_CMAKE = (
@@ -265,7 +267,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     """The module is killed, and ninja goes on. The next run names what it waits for, and goes on when that has ended."""
     (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
     one = builder_of(tmp_path, pack(tree, tmp_path))
-    lock = tmp_path / "cache" / "builds" / "tiny.lock"
+    lock = tmp_path / "cache" / "builds" / "tiny-cpu-0123abcd.lock"
     module = os.fork()
     if not module:
         try:
@@ -277,8 +279,8 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     os.waitpid(module, 0)
     holders = locks.holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
-    assert store.builds_under_way(str(tmp_path / "cache")) == ["tiny"]
-    assert not store.clear_build(str(tmp_path / "cache"), "tiny")
+    assert store.builds_under_way(str(tmp_path / "cache")) == ["tiny-cpu-0123abcd"]
+    assert not store.clear_build(str(tmp_path / "cache"), "tiny-cpu-0123abcd")
     (tree / "CMakeLists.txt").write_text(CMAKE)
     made = []
     waiting = threading.Thread(target=lambda: made.append(builder_of(tmp_path, pack(tree, tmp_path)).install()))
@@ -291,7 +293,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     waiting.join()
-    assert made[0].id == "tiny"
+    assert made[0].id == "tiny-cpu-0123abcd"
     assert locks.holders(lock) == []
 
 
@@ -312,11 +314,13 @@ def test_a_lock_that_another_process_keeps_names_it(tmp_path, tree, monkeypatch)
     one.log.parent.mkdir(parents=True)
     monkeypatch.setattr(builder, "LOCK_SECONDS", 0.2)
     with (
-        locks.hold(store.lock_path(tmp_path / "cache", "tiny")),
-        pytest.raises(installer.BuildError, match=rf"^process {os.getpid()} on this host builds tiny for more than"),
+        locks.hold(store.lock_path(tmp_path / "cache", "tiny-cpu-0123abcd")),
+        pytest.raises(
+            installer.BuildError, match=rf"^process {os.getpid()} on this host builds tiny-cpu-0123abcd for more than"
+        ),
     ):
         one.install()
-    assert one.install().id == "tiny"
+    assert one.install().id == "tiny-cpu-0123abcd"
 
 
 @pytest.mark.parametrize("torn", ["source/server.c", "build/bin/llama-server"])
@@ -335,7 +339,7 @@ def test_what_a_power_cut_has_torn_is_not_used(tmp_path, tree, monkeypatch, torn
     os.truncate(one.work / torn, 0)
     os.utime(one.work / torn, ns=(written.st_atime_ns, written.st_mtime_ns))
     monkeypatch.setattr(builder, "_boot", lambda: "second")
-    assert one.install().id == "tiny"
+    assert one.install().id == "tiny-cpu-0123abcd"
     assert printed_by(one.release).endswith("abc1234d\n")
 
 
@@ -429,7 +433,7 @@ def test_a_text_that_is_no_patch_and_one_that_was_changed_meanwhile(tmp_path, gr
 
 
 def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
-    outside = tmp_path / "cache" / "builds" / "tiny" / "outside"
+    outside = tmp_path / "cache" / "builds" / "tiny-cpu-0123abcd" / "outside"
     outside.parent.mkdir(parents=True)
     outside.write_text("old\n")
     with pytest.raises(installer.BuildError, match="does not apply"):
@@ -442,7 +446,7 @@ def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
 def test_hard_links_inside_a_tree_are_files_and_one_that_leads_out_is_named(tmp_path, tree):
     (tree / "again").mkdir()
     (tree / "again" / "server.c").hardlink_to(tree / "server.c")
-    assert builder_of(tmp_path, pack(tree, tmp_path)).install().id == "tiny"
+    assert builder_of(tmp_path, pack(tree, tmp_path)).install().id == "tiny-cpu-0123abcd"
     (tree.parents[1] / "a.c").hardlink_to(tree / "server.c")
     archive = tmp_path / "source.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
@@ -458,7 +462,7 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
     installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), installed.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
     for _time in range(2):
-        store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+        store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny-cpu-0123abcd")
         assert list(installed.release.parent.iterdir()) == []
         assert [path.name for path in installed.log.parent.iterdir()] == ["other.log"]
 

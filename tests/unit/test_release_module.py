@@ -28,6 +28,7 @@ from support.hosts import build_plan, host_plan
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 ROOT = Path(__file__).resolve().parents[2]
+LEFT, RUNS, PLANNED, BROUGHT, INSTALLED = (f"b860{number}-cpu-0123abcd" for number in range(5))
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 
 
@@ -96,17 +97,20 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     call(**programs)
     folder = tmp_path / "prefix" / "releases"
     os.utime(folder / "new", (1, 1))
-    (folder / "old" / "bin").mkdir(parents=True)
+    (folder / LEFT / "bin").mkdir(parents=True)
     (tmp_path / "cache" / "builds").mkdir(parents=True)
-    (tmp_path / "cache" / "builds" / "old.log").write_text("")
+    for name in (f"{LEFT}.log", "mine.log"):
+        (tmp_path / "cache" / "builds" / name).write_text("")
     told = call(check=True, module=release_prune, host=host(programs))
-    assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
-    assert (folder / "old").exists()
+    assert (told["changed"], told["removed"], told["diff"]) == (True, [LEFT], {"before": f"{LEFT}\n", "after": ""})
+    assert (folder / LEFT).exists()
     assert call(module=release_prune, host=host(programs, keep=2))["changed"] is False
     assert (folder / "new").stat().st_mtime > 1
-    assert call(module=release_prune, host=host(programs))["removed"] == ["old"]
+    assert call(module=release_prune, host=host(programs))["removed"] == [LEFT]
     assert [path.name for path in folder.iterdir()] == ["new"]
-    assert list((tmp_path / "cache" / "builds").iterdir()) == []
+    (folder / "mine").mkdir()
+    assert call(module=release_prune, host=host(programs))["removed"] == ["mine"]
+    assert [path.name for path in (tmp_path / "cache" / "builds").iterdir()] == ["mine.log"]
     assert call(module=release_prune, host=host(programs))["changed"] is False
 
 
@@ -140,9 +144,6 @@ def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, p
     assert call(check=True, module=release_prune, host=host(programs))["removed"] == ["other"]
 
 
-LEFT, RUNS, PLANNED, BROUGHT, INSTALLED = (f"b860{number}-cpu-0123abcd" for number in range(5))
-
-
 def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     call(**programs)
     builds, sources = tmp_path / "cache" / "builds", tmp_path / "cache" / "sources"
@@ -158,6 +159,9 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
         "git-832db0699007f1be.tar.gz",
     ):
         (sources / name).write_text("")
+    for name in ("mine/file", "mine.log", "mine.lock", "notes.unpacked"):  # an operator's
+        (builds / name).parent.mkdir(exist_ok=True)
+        (builds / name).write_text("")
     planned = host(programs, PLANNED, keep=2)
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
     with (builds / f"{RUNS}.lock").open("w") as lock:
@@ -168,10 +172,10 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
         assert (builds / LEFT).exists()
         assert call(module=release_prune, host=planned)["abandoned"] == [LEFT, BROUGHT]
         assert call(module=release_prune, host=planned)["changed"] is False
-        assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED}
+        assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED, "mine"}
     assert call(module=release_prune, host=planned)["abandoned"] == [RUNS]
     assert {path.name for path in builds.iterdir()} == {
-        PLANNED,
+        *("mine", "mine.log", "mine.lock", "notes.unpacked", PLANNED),
         *(PLANNED + end for end in (".log", ".lock", ".unpacked")),
     }
     assert {path.name for path in sources.iterdir()} == {

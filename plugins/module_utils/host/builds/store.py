@@ -58,13 +58,16 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
     identities = {path.name for path in builds.glob("*") if path.is_dir()}
     for ending in UNFINISHED:
         identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
-    copied = {path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED)}
-    identities |= {identity for identity in copied if backends.backend_of(identity)}
-    return sorted(identity for identity in identities - set(exceptions) if not under_way(cache, identity))
+    identities.update(path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED))
+    identities = {identity for identity in identities - set(exceptions) if backends.backend_of(identity)}
+    return sorted(identity for identity in identities if not under_way(cache, identity))
 
 
 def clear_build(cache: str, identity: str) -> bool:
-    """Removes what a build left, apart from sources and ccache; returns False where it runs."""
+    """Removes what a build left, apart from sources and ccache; returns False where it runs, or where no build has such an id: the cache has no mark,
+    and an operator may have put that there."""
+    if not backends.backend_of(identity):
+        return False
     builds = Path(cache) / "builds"
     if builds.is_dir():
         try:
