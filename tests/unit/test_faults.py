@@ -598,8 +598,10 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
 @pytest.mark.parametrize("kind", ["read-only", "killed"])
 def test_a_teardown_after_a_fault(tmp_path, monkeypatch, kind):
     def make(number):
-        for name in (ownership.names.FOLDER_MARK, "releases/new", "models/known-answer-1.gguf", "models/.fetching"):
+        for name in (ownership.names.FOLDER_MARK, "releases/new", "models"):
             (tmp_path / str(number) / name).mkdir(parents=True)
+        for name in ("known-answer-1.gguf", ".fetching"):
+            (tmp_path / str(number) / "models" / name).touch()
         return tmp_path / str(number)
 
     def run(prefix):

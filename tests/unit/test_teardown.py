@@ -165,7 +165,10 @@ def test_what_lies_behind_a_link_stays_and_is_named(tmp_path, files, remove):
 
 
 def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, remove):
-    prefix, theirs = tmp_path / "llamacpp", ["models/.hidden", "checkout/.git/config", ".bashrc"]
+    prefix, theirs = (
+        tmp_path / "llamacpp",
+        [".bashrc", ".llamacpp-notes/x", "checkout/.git/config", "models/known-answer-tests/x"],
+    )
     installed(prefix, prefix / "models")
     for path in ("venv/bin/python", *theirs):
         (prefix / path).parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +176,9 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said[0] == f"{prefix}/.bashrc on here stays, since this collection did not make it."
-    assert [line.split()[0] for line in said] == [f"{prefix}/{name}" for name in (".bashrc", "checkout", "models")]
+    assert [line.split()[0] for line in said] == [
+        f"{prefix}/{name}" for name in (".bashrc", ".llamacpp-notes", "checkout", "models")
+    ]
     assert remove(prefix)["left"] == [
         f"{prefix} on here stays: it has no .llamacpp.cluster, so it is not an installation of this collection."
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, removal, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, prune, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
-GENERATED = "known-answer-"
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
 """How names of files begin that a killed run leaves in a folder."""
 
@@ -105,13 +104,18 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
 def _installed(prefix: Path) -> list[tuple[str, ...]]:
     """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
-    found: list[tuple[str, ...]] = [(entry,) for entry in entries if entry.startswith(TEMPORARY)]
+    found: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
     if models.is_dir() and not models.is_symlink():  # another cluster may use what lies behind a link
-        inside = os.listdir(models)
-        found += [(names.MODELS, entry) for entry in inside if entry.startswith(GENERATED)]
-        if all(entry == model_files.LOCK or entry.startswith((GENERATED, *TEMPORARY)) for entry in inside):
+        generated = {path for path in models.iterdir() if prune.is_generated(path)}
+        found += [(names.MODELS, path.name) for path in generated]
+        rest = (path for path in models.iterdir() if path not in generated)
+        if all(path.name == model_files.LOCK or _is_temporary(path) for path in rest):
             found.append((names.MODELS,))
     return [*found, *((entry,) for entry in names.INSTALLED if entry in entries)]
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(TEMPORARY) and path.is_file() and not path.is_symlink()
 
 
 def _left(prefix: Path, entry: str, name: str) -> str:

@@ -92,6 +92,11 @@ def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
+def is_generated(path: Path) -> bool:
+    """Whether a file of the folder of models is a known-answer model, or the record of one."""
+    return bool(GENERATED.fullmatch(path.name)) and _is_file(path)
+
+
 class Used:
     """What this host uses, as texts that name paths, and as paths that processes have open."""
 
@@ -224,7 +229,7 @@ def _models(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
             yield _unused(MODELS, path, "no plan and no service names it")
     for path in _entries(planned.prefix, names.MODELS):
         model = path.with_name(path.name.split(".gguf")[0] + ".gguf")
-        if GENERATED.fullmatch(path.name) and _is_file(path) and not used.names(model):
+        if is_generated(path) and not used.names(model):
             yield _unused(MODELS, path, "a known-answer model, which is generated again when it is needed")
 
 
