@@ -222,6 +222,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
         ("prefix/models", "{}/prefix/models (of nobody, not of root), "),
         ("prefix/venv/bin", "{}/prefix/venv (of root), "),
         ("cache", "{}/cache (of nobody, not of root), "),
+        ("prefix/else", ""),
     ],
 )
 def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, mine):
@@ -231,6 +232,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
     for service, text in {"a": names.DEFINITION_MARK, "b": "[Service]"}.items():
         (tmp_path / f"{service}.service").write_text(text)
+    (tmp_path / "c.service").mkdir()
     folders = (f"{tmp_path}/{name}" for name in ("prefix", "prefix/models", "cache", "none"))
     planned = host_plan(
         prefix=f"{tmp_path}/prefix",
@@ -238,12 +240,13 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         service_manager="systemd",
         scope="system",
         units=str(tmp_path),
-        services=tuple(service_plan(["x"], "127.0.0.1:1", name=name) for name in "abc"),
+        services=tuple(service_plan(["x"], "127.0.0.1:1", name=name) for name in "abcd"),
     )
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
-    with pytest.raises(
-        Refusal, match=re.escape(f"This host has {expected}{tmp_path}/b.service, which this collection")
-    ):
+    mark = f". Where an earlier revision of it did, run there: mkdir {tmp_path}/prefix/{names.FOLDER_MARK}"
+    advice = mark if path in ("prefix/models", "prefix/venv/bin") and not mine else ""
+    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}{advice}"
+    with pytest.raises(Refusal, match=f"^{re.escape(said)}$"):
         ownership.check(planned)
 
 

@@ -244,7 +244,7 @@ def _neighbour(cluster: str, folder: Path) -> dict:
 
 def is_own_definition(definition: Path) -> bool:
     """Whether this collection has written the definition of a service, and not somebody else under the same name."""
-    if definition.is_symlink():
+    if definition.is_symlink() or not definition.is_file():
         return False
     with definition.open(errors="replace") as stream:
         return names.DEFINITION_MARK in stream.read(1000)

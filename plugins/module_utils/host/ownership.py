@@ -30,18 +30,14 @@ def check(planned: HostPlan) -> None:
     """
     :raises Refusal: an apply would overwrite, or run, what somebody else has made.
     """
-    manager = services.manager_of(host.place_in(planned))
+    manager, prefix = services.manager_of(host.place_in(planned)), Path(planned.prefix)
+    folders = list(_folders(planned))
     defined = (manager.path(service.name) for service in planned.services)
-    found = [
-        *_folders(planned),
-        *(str(path) for path in defined if os.path.lexists(path) and not host.is_own_definition(path)),
-    ]
+    found = [*folders, *(str(path) for path in defined if os.path.lexists(path) and not host.is_own_definition(path))]
     if found:
-        mark = Path(planned.prefix, names.FOLDER_MARK)
-        adopted = (
-            "" if files.is_marked(mark.parent) else f". Where an earlier revision of it did, run there: mkdir {mark}"
-        )
-        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}{adopted}")
+        adoptable = folders and prefix.is_dir() and prefix.stat().st_uid in (0, os.geteuid())
+        mark = f". Where an earlier revision of it did, run there: mkdir {prefix / names.FOLDER_MARK}"
+        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}{mark if adoptable else ''}")
 
 
 def _folders(planned: HostPlan) -> Iterator[str]:
