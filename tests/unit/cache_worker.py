@@ -1,4 +1,4 @@
-"""A worker that keeps a cache, as the generations of ggml-rpc.cpp write their messages. It names files by another hash, which nobody may rely on."""
+"""A worker, as the generations of ggml-rpc.cpp write their messages. It names files by another hash, which nobody may rely on."""
 
 import contextlib
 import hashlib
@@ -31,10 +31,11 @@ class CacheWorker:
     """:param version: of its protocol.
     :param sources: GGML_MAX_SRC of its tree.
     :param folder: LLAMA_CACHE; None where it keeps nothing.
+    :param devices: free and all bytes of each.
     """
 
-    def __init__(self, version, sources=10, folder=None, memory=1 << 40):
-        self.version, self.sources, self.memory = version, sources, memory
+    def __init__(self, version, sources=10, folder=None, memory=1 << 40, devices=((1 << 30, 1 << 30),)):
+        self.version, self.sources, self.memory, self.devices = version, sources, memory, devices
         self.folder = folder and Path(folder) / "rpc"
         self.flag = version[0] >= 7
         self.device = 4 if version[0] >= 3 else 0
@@ -64,9 +65,9 @@ class CacheWorker:
         if command == ALIGNMENT and size == self.device:
             return reply(client, struct.pack("<Q", 32))
         if command == DEVICES and self.device:
-            return reply(client, struct.pack("<I", 1))
+            return reply(client, struct.pack("<I", len(self.devices)))
         if command == MEMORY and size == self.device:
-            return reply(client, struct.pack("<QQ", 1 << 30, 1 << 30))
+            return reply(client, struct.pack("<QQ", *self.devices[int.from_bytes(payload, "little")]))
         raise EOFError
 
     def keep(self, client, size):

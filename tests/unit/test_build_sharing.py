@@ -1,12 +1,10 @@
 """Builds that go from host to host by the controller's cache: who builds, and what others get."""
 
-import json
 import os
 import shutil
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer
@@ -37,7 +35,7 @@ def controller(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def install(tmp_path, capsys, monkeypatch):
+def install(tmp_path, call, monkeypatch):
     """Runs the action for a host, with the module itself on that host; ``compiled`` are the hosts that compiled."""
     compiled = []
 
@@ -48,9 +46,7 @@ def install(tmp_path, capsys, monkeypatch):
         plugin = actions.made(action, check_mode=check, **given, **more)
 
         def on_the_host(module_args, task_vars):
-            with patch_module_args({**module_args, "_ansible_check_mode": check}), pytest.raises(SystemExit):
-                module.main()
-            return json.loads(capsys.readouterr().out)
+            return call(check, module, **module_args)
 
         def compile_there(arguments):
             compiled.append(name)

@@ -207,14 +207,6 @@ def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
     assert one.install().id == "tiny-cpu-0123abcd"
 
 
-def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
-    one = builder_of(tmp_path, pack(tree, tmp_path))
-    full = ["sh", "-c", "echo tar: No space left on device; exit 2"]
-    monkeypatch.setattr(one, "_unpack", lambda: one._run("unpack", full))
-    with pytest.raises(installer.BuildError, match=r"disk of .* is full"):
-        one.install()
-
-
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
     one = builder_of(tmp_path, pack(tree, tmp_path))
 

@@ -101,7 +101,8 @@ def test_a_link_s_address_counts_as_one_of_the_head_s(pair):
     assert opened(pair, "198.51.100.0/24", host="0.0.0.0").plan()["head"]["url"] == "http://198.51.100.1:8080"
 
 
-FILES = {"llama_server_tls_certificate_file": "/etc/tls/50 %.pem", "llama_server_tls_key_file": "/etc/tls/key.pem"}
+CERTIFICATE, KEY = "llama_server_tls_certificate_file", "llama_server_tls_key_file"
+FILES = {CERTIFICATE: "/etc/tls/50 %.pem", KEY: "/etc/tls/key.pem"}
 
 
 def secured(cluster, **more):
@@ -223,28 +224,13 @@ def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):
 @pytest.mark.parametrize(
     "variables, said",
     [
-        (
-            {"llama_server_tls_key_file": None},
-            "llama_server_tls_certificate_file is set and llama_server_tls_key_file is not",
-        ),
-        (
-            {"llama_server_tls_certificate_file": None},
-            "llama_server_tls_key_file is set and llama_server_tls_certificate_file",
-        ),
-        (
-            {"llama_server_tls_key_file": "key.pem"},
-            "llama_server_tls_key_file is 'key.pem': use the absolute path on the head",
-        ),
-        (
-            {"llama_build_cmake_options": {"LLAMA_OPENSSL": "OFF"}},
-            "has LLAMA_OPENSSL: 'OFF', so llama-server would be built without",
-        ),
-        (
-            {"llama_server_extra_args": ["--ssl-key-file", "/k"]},
-            "has --ssl-key-file, which the plan decides: set llama_server_tls_key_file",
-        ),
-        ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, "set llama_server_tls_certificate_file instead"),
-        ({"llama_server_environment": {"LLAMA_ARG_SSL_KEY_FILE": "/k"}}, "set llama_server_tls_key_file instead"),
+        ({KEY: None}, f"{CERTIFICATE} is set and {KEY} is not"),
+        ({CERTIFICATE: None}, f"{KEY} is set and {CERTIFICATE}"),
+        ({KEY: "key.pem"}, f"{KEY} is 'key.pem': use the absolute path on the head"),
+        ({"llama_build_cmake_options": {"LLAMA_OPENSSL": "OFF"}}, "has LLAMA_OPENSSL: 'OFF', so llama-server would be"),
+        ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"--ssl-key-file, which the plan decides: set {KEY}"),
+        ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, f"set {CERTIFICATE} instead"),
+        ({"llama_server_environment": {"LLAMA_ARG_SSL_KEY_FILE": "/k"}}, f"set {KEY} instead"),
     ],
 )
 def test_tls_that_cannot_be(local, variables, said):

@@ -3,6 +3,7 @@ The next run brings what an undisturbed one brings, and the one after it changes
 
 import contextlib
 import errno
+import importlib
 import itertools
 import json
 import os
@@ -17,7 +18,6 @@ import test_firewall
 import test_kernel_parameters
 import test_links
 import test_services
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place, place_in
@@ -31,33 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
-from ansible_collections.llamacpp.cluster.plugins.modules import (
-    benchmark_info,
-    benchmark_job,
-    cache_prefill_info,
-    cache_upload,
-    gguf_info,
-    host_info,
-    host_status,
-    lease,
-    link,
-    link_throughput,
-    model,
-    model_info,
-    plan_history_info,
-    prune,
-    read_ahead,
-    release,
-    release_prune,
-    rpc_info,
-    service,
-    uninstall,
-    verify,
-)
-from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill as cache_prefill_module
-from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
-from ansible_collections.llamacpp.cluster.plugins.modules import kernel_parameters as kernel_parameters_module
-from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as plan_history_module
+from ansible_collections.llamacpp.cluster.plugins.modules import release_prune
 from model_server import DATA, download_record_of, parsed, planned
 from support import builds, rollbacks
 from support.hosts import build_plan, host_plan
@@ -325,44 +299,46 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 EMPTY = typed_json.dump(host_plan(service_manager="launchd", scope="system"))
 MODEL = typed_json.dump(ModelPlan("/m", "m", "llama", 0, (), None, "path:/m", None, (), (), None))
 BUILD, RELEASE = typed_json.dump(builds.BUILD), typed_json.dump(builds.RELEASE)
+PLUGINS = "ansible_collections.llamacpp.cluster.plugins.modules"
 MODULES = {
-    benchmark_info: ((benchmark_info.job, "Job"), {"host": {"prefix": "/p"}}),
-    benchmark_job: ((benchmark_job.job, "Job"), {"host": {"prefix": "/p"}, "state": "absent"}),
-    prune: ((prune.host, "place_of"), {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
-    firewall_module: ((managers, "apply"), {"rules": []}),
-    gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
-    host_info: ((host_info.host, "facts"), {}),
-    host_status: ((host_status.host_status, "read"), {}),
-    plan_history_module: ((plan_history, "mark_served"), {"state": "served", "prefix": "/p", "id": "x"}),
-    plan_history_info: ((plan_history_info.plan_history, "read_all"), {"prefix": "/p"}),
-    lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
-    link: ((link.configuration, "apply"), {"links": []}),
-    link_throughput: ((link_throughput.throughput, "measure"), {"address": "192.0.2.1"}),
-    model_info: ((model_info.local_models, "report"), {}),
-    model: ((model.model_files, "pending"), {"files": [], "folder": "/p"}),
-    read_ahead: ((services, "read_ahead"), {"services": []}),
-    release: ((manifest, "installed"), {"release": RELEASE, "build": BUILD, "prefix": "/p", "cache": "/c"}),
-    release_prune: ((release_prune.state, "unneeded_releases"), {"host": EMPTY}),
-    rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
-    cache_prefill_module: ((cache_prefill, "worker_of"), {"path": "/m.gguf", "workers": [{}]}),
-    cache_prefill_info: ((cache_prefill_info.cache_prefill, "describe"), {"path": "/m.gguf"}),
-    cache_upload: ((cache_upload.cache_prefill, "send"), {"path": "/m.gguf"}),
-    service: ((services, "apply"), {"host": EMPTY}),
-    kernel_parameters_module: ((kernel_parameters_module.kernel_parameters, "apply"), {"parameters": {}}),
-    uninstall: ((ownership, "remove"), {"host": EMPTY}),
-    verify: ((verify.evidence, "record"), {"prefix": "/p", "record": {"passed": True, "failed": [], "release": "x"}}),
+    "benchmark_info": ("job.Job", {"host": {"prefix": "/p"}}),
+    "benchmark_job": ("job.Job", {"host": {"prefix": "/p"}, "state": "absent"}),
+    "prune": ("host.place_of", {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
+    "firewall": ("managers.apply", {"rules": []}),
+    "gguf_info": ("gguf.read_path", {"path": "/m.gguf"}),
+    "host_info": ("host.facts", {}),
+    "host_status": ("host_status.read", {}),
+    "plan_history": ("plan_history.mark_served", {"state": "served", "prefix": "/p", "id": "x"}),
+    "plan_history_info": ("plan_history.read_all", {"prefix": "/p"}),
+    "lease": ("files.is_marked", {"prefix": "/", "state": "released", "run": {"run": "x"}}),
+    "link": ("configuration.apply", {"links": []}),
+    "link_throughput": ("throughput.measure", {"address": "192.0.2.1"}),
+    "model_info": ("local_models.report", {}),
+    "model": ("model_files.pending", {"files": [], "folder": "/p"}),
+    "read_ahead": ("services.read_ahead", {"services": []}),
+    "release": ("manifest.installed", {"release": RELEASE, "build": BUILD, "prefix": "/p", "cache": "/c"}),
+    "release_prune": ("state.unneeded_releases", {"host": EMPTY}),
+    "rpc_info": ("rpc.probe", {"address": "192.0.2.1", "port": 50052}),
+    "cache_prefill": ("cache_prefill.worker_of", {"path": "/m.gguf", "workers": [{}]}),
+    "cache_prefill_info": ("cache_prefill.describe", {"path": "/m.gguf"}),
+    "cache_upload": ("cache_prefill.send", {"path": "/m.gguf"}),
+    "service": ("services.apply", {"host": EMPTY}),
+    "kernel_parameters": ("kernel_parameters.apply", {"parameters": {}}),
+    "uninstall": ("ownership.remove", {"host": EMPTY}),
+    "verify": ("evidence.record", {"prefix": "/p", "record": {"passed": True, "failed": [], "release": "x"}}),
 }
 """Module → what does its work, and arguments."""
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_a_module_ends_with_a_sentence(call, monkeypatch, module):
-    (place, name), arguments = MODULES[module]
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_ends_with_a_sentence(call, monkeypatch, name):
+    worker, arguments = MODULES[name]
+    module = importlib.import_module(f"{PLUGINS}.{name}")
 
     def fail(*_arguments, **_named):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/proc/1/fd")
 
-    monkeypatch.setattr(place, name, fail)
+    monkeypatch.setattr(f"{PLUGINS}.{name}.{worker}", fail)
     said = call(module=module, **arguments)
     assert said["failed"]
     assert re.search(r"/proc/1/fd.*Input/output error|Input/output error.*/proc/1/fd", said["msg"])
@@ -370,10 +346,8 @@ def test_a_module_ends_with_a_sentence(call, monkeypatch, module):
 
 
 def test_every_module_that_runs_on_hosts_is_tried():
-    folder = Path(service.__file__).parent
-    assert {path.stem for path in folder.glob("*.py") if "def main()" in path.read_text()} == {
-        module.__name__.rpartition(".")[2] for module in MODULES
-    }
+    folder = Path(release_prune.__file__).parent
+    assert {path.stem for path in folder.glob("*.py") if "def main()" in path.read_text()} == set(MODULES)
 
 
 def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
@@ -557,7 +531,7 @@ def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_p
 
 @pytest.mark.faults
 @SOME_KINDS
-def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind):
+def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, call, kind):
     """What is planned stays; a release, a build that never ended, and what they left beside them, go."""
     gone, left = ("b8600-cpu-0123abcd", "b8601-cpu-0123abcd")
     said = []
@@ -577,9 +551,7 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
     def run(root):
         places = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root)}
         planned = host_plan(builds=(build_plan("new"),), **places)
-        with patch_module_args({"host": typed_json.dump(planned)}), pytest.raises(SystemExit):
-            release_prune.main()
-        result = json.loads(capsys.readouterr().out)
+        result = call(module=release_prune, host=typed_json.dump(planned))
         if result.get("failed"):
             said.append(result["msg"])
         return result.get("changed")
@@ -618,7 +590,7 @@ OLD = "b8600-cpu-0123abcd"
 
 @pytest.mark.faults
 @pytest.mark.parametrize("new", ["b8601-cpu-0123abcd", OLD], ids=["upgrade", "repair"])
-def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, pair, new):
+def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, call, untried, pair, new):
     """At each change of an upgrade, and where a release is installed once more, the definition names programs and a launcher that are whole."""
     archive, root = tmp_path / "programs.tar", tmp_path / "host"
     with tarfile.open(archive, "w") as opened:
@@ -643,9 +615,7 @@ def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, 
         plan_history.mark_served(str(prefix), kept["id"])
         places = {name: machine.host[name] for name in Place._fields}
         planned = host_plan(**{**places, "cache": str(root / "cache"), "builds": (build_plan(identity),)})
-        with patch_module_args({"host": typed_json.dump(planned)}), pytest.raises(SystemExit):
-            release_prune.main()
-        return json.loads(capsys.readouterr().out).get("removed")
+        return call(module=release_prune, host=typed_json.dump(planned)).get("removed")
 
     def serves(left):
         launcher, programs = left[unit].decode().split()[:2]

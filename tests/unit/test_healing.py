@@ -205,7 +205,7 @@ def healed(process, text):
 
 def a_worker(pause=0.0):
     """A worker of protocol 7 that answers everything else after a pause."""
-    shake = worker((7, 0, 0), {24})
+    shake = worker((7, 0, 0))
 
     def script(client):
         first = client.recv(1, socket.MSG_PEEK)
@@ -517,7 +517,7 @@ class Pair:
         return self.cluster.head("answers", [self.first, self.second], extra)
 
     def come_back(self):
-        return Server(worker((7, 0, 0), {24}), self.port)
+        return Server(worker((7, 0, 0)), self.port)
 
 
 def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):

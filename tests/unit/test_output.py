@@ -1,6 +1,5 @@
 """What a run writes on the controller at paths of the operator."""
 
-import errno
 import os
 import stat
 import subprocess
@@ -60,26 +59,6 @@ def test_a_disk_that_is_full_leaves_what_was_there(small_disk, before):
     (small_disk / "other").unlink()
     write(path, "x" * (100 << 10))
     assert path.stat().st_size == 100 << 10
-
-
-def test_each_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
-    """Opened, written, given its mode, put in place: until all of it succeeds."""
-    steps = [(output.files.tempfile, "mkstemp"), (os, "fdopen"), (os, "fchmod"), (os, "replace")]
-    path = tmp_path / "plan.json"
-    path.write_text("old\n")
-
-    def full(*_arguments, **_options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    for place, name in steps:
-        with monkeypatch.context() as patched:
-            patched.setattr(place, name, full)
-            with pytest.raises(AnsibleActionFail, match="No space left"):
-                write(path)
-        assert path.read_text() == "old\n"
-        assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
-    write(path)
-    assert path.read_text() == "new\n"
 
 
 def test_a_file_keeps_its_mode_and_a_link_leads_where_it_did(tmp_path):

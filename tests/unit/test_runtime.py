@@ -110,7 +110,7 @@ def launch(tmp_path, launcher, service):
 
 
 def a_worker(port=0):
-    server = Server(worker((7, 0, 0), {24}))
+    server = Server(worker((7, 0, 0)))
     return server, f"127.0.0.1:{server.port}"
 
 
@@ -137,7 +137,7 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(launch
     process = launch(free_port(), [first_endpoint, f"127.0.0.1:{second_port}"], "--protocol", "7.0.0")
     lines_until(process, f"waiting for worker 127.0.0.1:{second_port}: refused")
     assert children(process) == []
-    second = Server(worker((7, 0, 0), {24}), second_port)
+    second = Server(worker((7, 0, 0)), second_port)
     lines_until(process, "model buffer size")
     record = json.loads((tmp_path / runtime.HANDSHAKES).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
@@ -180,8 +180,7 @@ def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     time.sleep(0.5)
     assert process.poll() is None
     server.listener.close()
-    for connection in server.connections:
-        connection.shutdown(socket.SHUT_RDWR)
+    server.connections[-1].shutdown(socket.SHUT_RDWR)
     lines_until(process, f"lost worker {endpoint}")
     assert process.wait() == 1
     told = json.loads((tmp_path / runtime.ENDS).read_text())
@@ -363,7 +362,7 @@ def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(laun
     process = launch(free_port(), [f"127.0.0.1:{port}"], "--state", str(small_disk))
     said = lines_until(process, "waiting for worker")
     assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
-    server = Server(worker((7, 0, 0), {24}), port)
+    server = Server(worker((7, 0, 0)), port)
     said = lines_until(process, "model buffer size")
     assert any(f"{runtime.START_LOG} could not be written: Read-only file system" in line for line in said)
     os.kill(children(process)[0], signal.SIGKILL)
