@@ -368,6 +368,21 @@ def test_nftables_as_planned(tmp_path):
     assert managers.differs("nftables", BOTH, host), "a unit that is off does not follow a reload"
 
 
+def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
+    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
+    Nftables(host).change([rule(50061)])
+    ours = [item["rule"] for item in ITEMS if item.get("rule", {}).get("comment", "").startswith("llamacpp.cluster/")]
+    foreign = [entry for entry in ours if entry["table"] != "llamacpp"]
+    assert len(foreign) == 2 * len(FOREIGN)
+    for entry in foreign:
+        assert (
+            f"delete rule {entry['family']} {entry['table']} {entry['chain']} handle {entry['handle']}\n" in host.given
+        )
+    assert host.given.count("delete rule") == len(foreign)
+    assert "50060" not in host.given
+    assert "50060" not in host.text("/etc/systemd/system/firewall-llamacpp.service")
+
+
 def test_nftables_removal_leaves_no_file(tmp_path):
     host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
     manager = Nftables(host)

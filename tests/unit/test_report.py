@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
-from conftest import typed
+from conftest import Cluster, known_answer_of, typed
 from support.clusters import strix_halos
 from support.drift import drifts
 from support.lifecycle import decide
@@ -150,6 +150,13 @@ def test_the_page_says_which_sizes_are_bounds(pair):
     known = bounds()
     pair.hosts["head"]["variables"]["llama_release"] = "b12000"
     assert [more - less for less, more in zip(known, bounds())] == [2 * 2] * 3, "weights and KV of two workers"
+
+
+def test_the_page_of_a_head_alone():
+    text = plan_text.plan_page(typed(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()))
+    assert "the processor of alone, all layers" in text
+    assert "nothing: no worker is used" in text
+    assert "Memory" not in text
 
 
 def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
