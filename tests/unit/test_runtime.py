@@ -19,163 +19,65 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     journal,
-    progress,
     runtime,
     serving,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from support import launched
 from support.hosts import free_port
+from support.launched import a_worker, children, lines_until, until
 from test_rpc import Server, worker
 
+cluster = launched.cluster
 pytestmark = pytest.mark.programs
 
-SERVER = """
-import http.server, socket, sys
-port, endpoints = int(sys.argv[1]), sys.argv[2:]
-held = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
-print("load_tensors: RPC0[x:1] model buffer size = 1.00 MiB", flush=True)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *a):
-        pass
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
 
-
-MODULES = (runtime, llama_server, workers, progress, serving, journal, rpc)
-QUICK = """
-import functools, runtime
-runtime.run = functools.partial(runtime.run, pause=0.1)
-raise SystemExit(runtime.main())
-"""
-"""The launcher, but that it looks ten times a second and not once."""
-
-
-def until(condition, seconds=50):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
-
-
-@pytest.fixture
-def service():
-    """Starts a program as a service would, without the collection on its path."""
-    started = []
-
-    def start(argv):
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    """The launcher as it is installed on a host, a few files; and one beside it that looks more often."""
-    folder = tmp_path / "runtime"
-    folder.mkdir()
-    (folder / "quick.py").write_text(QUICK)
-    for path in (Path(module.__file__) for module in MODULES):
-        (folder / path.name).write_text(path.read_text())
-    return folder
-
-
-@pytest.fixture
-def launch(tmp_path, launcher, service):
-    """Starts the launcher of a head."""
-    program = tmp_path / "server.py"
-    program.write_text(SERVER)
-
-    def start(port, endpoints, *extra):
-        own = ["--url", f"http://127.0.0.1:{port}", "--state", str(tmp_path), "--timeout", "0.5"]
-        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
-        argv = [sys.executable, str(launcher / "quick.py"), "head", *own, *waited, *extra]
-        return service([*argv, "--", sys.executable, str(program), str(port), *endpoints])
-
-    return start
-
-
-def a_worker(port=0):
-    server = Server(worker((7, 0, 0)))
-    return server, f"127.0.0.1:{server.port}"
-
-
-def lines_until(process, text):
-    seen = []
-    while True:
-        line = process.stdout.readline().decode()
-        assert line, f"it ended: {seen}"
-        seen.append(line)
-        if text in line:
-            return seen
-
-
-def children(process):
-    found = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
-    return [int(pid) for pid in found]
-
-
-def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(launch, tmp_path):
+def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluster):
     first, first_endpoint = a_worker()
     second_port = free_port()
-    process = launch(free_port(), [first_endpoint, f"127.0.0.1:{second_port}"], "--protocol", "7.0.0")
+    process = cluster.head("answers", [first_endpoint, f"127.0.0.1:{second_port}"], ["--protocol", "7.0.0"])
     lines_until(process, f"waiting for worker 127.0.0.1:{second_port}: refused")
     assert children(process) == []
     second = Server(worker((7, 0, 0)), second_port)
     lines_until(process, "model buffer size")
-    record = json.loads((tmp_path / runtime.HANDSHAKES).read_text())
+    record = json.loads((cluster.state / runtime.HANDSHAKES).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
-    assert "model buffer size" in (tmp_path / runtime.START_LOG).read_text()
+    assert "model buffer size" in (cluster.state / runtime.START_LOG).read_text()
     first.listener.close()
     second.listener.close()
 
 
-def test_a_worker_of_another_protocol_is_waited_for(launch):
+def test_a_worker_of_another_protocol_is_waited_for(cluster):
     _server, endpoint = a_worker()
-    process = launch(free_port(), [endpoint], "--protocol", "6.0.0")
+    process = cluster.head("answers", [endpoint], ["--protocol", "6.0.0"])
     lines_until(process, "protocol_mismatch")
     assert children(process) == []
 
 
-def test_asked_to_stop_it_ends_the_server_and_says_success(launch, tmp_path):
+def test_asked_to_stop_it_ends_the_server_and_says_success(cluster):
     _server, endpoint = a_worker()
-    process = launch(free_port(), [endpoint])
+    process = cluster.head("answers", [endpoint])
     lines_until(process, "model buffer size")
     (child,) = children(process)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     assert not os.path.exists(f"/proc/{child}")
-    assert not (tmp_path / runtime.ENDS).exists()
+    assert not (cluster.state / runtime.ENDS).exists()
 
 
-def test_asked_to_stop_while_it_waits(launch):
-    process = launch(free_port(), [f"127.0.0.1:{free_port()}"])
+def test_asked_to_stop_while_it_waits(cluster):
+    process = cluster.head("answers", [f"127.0.0.1:{free_port()}"])
     lines_until(process, "refused")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
-def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
+def test_a_lost_worker_ends_an_idle_server(cluster):
     server, endpoint = a_worker()
-    process = launch(free_port(), [endpoint])
+    process = cluster.head("answers", [endpoint])
     lines_until(process, "model buffer size")
     time.sleep(0.5)
     assert process.poll() is None
@@ -183,14 +85,14 @@ def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     server.connections[-1].shutdown(socket.SHUT_RDWR)
     lines_until(process, f"lost worker {endpoint}")
     assert process.wait() == 1
-    told = json.loads((tmp_path / runtime.ENDS).read_text())
+    told = json.loads((cluster.state / runtime.ENDS).read_text())
     assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
-def test_the_server_does_not_outlive_a_killed_launcher(launch):
+def test_the_server_does_not_outlive_a_killed_launcher(cluster):
     _server, endpoint = a_worker()
-    process = launch(free_port(), [endpoint])
+    process = cluster.head("answers", [endpoint])
     lines_until(process, "model buffer size")
     (child,) = children(process)
     process.kill()
@@ -225,7 +127,7 @@ def test_connections_of_a_process():
     assert llama_server.connections(table, {"111", "222"}, endpoints) == {"127.0.0.1:50052"}
 
 
-def test_the_log_of_a_start_is_bounded(launch, tmp_path, monkeypatch):
+def test_the_log_of_a_start_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(llama_server, "START_LOG_BYTES", 100)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
     head.process.wait()
@@ -257,7 +159,7 @@ print("the end", flush=True)
 
 
 @pytest.fixture
-def talks(tmp_path, launcher):
+def talks(tmp_path, cluster):
     """Starts the launcher of a head that talks much, with its state in a folder and its standard output where it is put."""
     program = tmp_path / "talks.py"
     program.write_text(TALKS)
@@ -265,7 +167,7 @@ def talks(tmp_path, launcher):
 
     def start(state, output):
         own = ["--url", "http://127.0.0.1:1", "--state", str(state)]
-        argv = [sys.executable, str(launcher / "quick.py"), "head", *own]
+        argv = [sys.executable, str(cluster.folder / "hasty.py"), "head", *own]
         process = subprocess.Popen([*argv, "--", sys.executable, str(program), str(tmp_path)], stdout=output)
         started.append(process)
         return process
@@ -354,12 +256,12 @@ def test_a_reader_that_stands_still_is_not_waited_for_twice(monkeypatch):
     os.close(writer)
 
 
-def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(launch, small_disk, tmp_path):
+def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(cluster, small_disk):
     for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
         (small_disk / name).write_text("{}")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     port = free_port()
-    process = launch(free_port(), [f"127.0.0.1:{port}"], "--state", str(small_disk))
+    process = cluster.head("answers", [f"127.0.0.1:{port}"], ["--state", str(small_disk)])
     said = lines_until(process, "waiting for worker")
     assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
     server = Server(worker((7, 0, 0)), port)
@@ -528,16 +430,15 @@ def test_a_cache_that_cannot_be_pruned_does_not_end_its_worker(small_disk, capfd
 
 
 @pytest.fixture
-def worker_service(tmp_path, launcher, service):
+def worker_service(tmp_path, cluster):
     """Starts the launcher of a worker whose program prints a line and sleeps."""
-    program = tmp_path / "worker.py"
+    program = tmp_path / "idle.py"
     program.write_text(
         "import signal, time\nprint(signal.getsignal(signal.SIGPIPE).name, flush=True)\ntime.sleep(60)\n"
     )
 
     def start(cache):
-        argv = [sys.executable, str(launcher / "runtime.py"), "worker", "--cache", str(cache), "--limit-mib", "1"]
-        return service([*argv, "--", sys.executable, str(program)])
+        return cluster.start("worker", "--cache", cache, "--limit-mib", 1, "--", sys.executable, program)
 
     return start
 

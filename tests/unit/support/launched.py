@@ -1,0 +1,244 @@
+"""The launcher as it is installed on a host, but hasty, with stand-ins for the programs: real processes with real connections."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from test_rpc import Server, worker
+
+from support.hosts import free_port
+
+MODULES = (runtime, llama_server, workers, progress, serving, journal, rpc)
+SILENCE = 3.0
+HASTY = """
+import functools, progress, runtime, server, serving, worker
+progress.STOPPED_SECONDS = 0.5
+server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
+worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
+serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
+runtime.RETURN_EVERY = 0.1
+runtime.run = functools.partial(runtime.run, pause=0.1)
+worker.run = functools.partial(worker.run, look=0.1)
+raise SystemExit(runtime.main())
+"""
+SERVER = """
+import http.server, os, socket, sys, threading, time
+port, how, endpoints = int(sys.argv[1]), sys.argv[2], [word for word in sys.argv[3:] if word[0].isdigit() and ":" in word]
+if how == "loads for ever":
+    time.sleep(600)
+until = time.monotonic() + 5
+while how == "loads and computes" and time.monotonic() < until:
+    pass
+def load():
+    held[:] = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
+    print("model buffer size", how, *endpoints, flush=True)
+
+held, queue, asleep, asked = [], threading.Lock(), False, time.monotonic()
+idle = [float(after) for word, after in zip(sys.argv, sys.argv[1:]) if word == "--sleep-idle-seconds"]
+load()
+
+def fall_asleep():
+    global asleep
+    while idle:
+        time.sleep(0.1)
+        with queue:
+            if not asleep and time.monotonic() - asked > idle[0]:
+                asleep = True
+                held.clear()
+
+def wake():
+    global asleep, asked
+    with queue:
+        if asleep:
+            try:
+                load()
+            except OSError:
+                os.abort()
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                pass
+        asleep, asked = False, time.monotonic()
+
+threading.Thread(target=fall_asleep, daemon=True).start()
+for part in range(8 if how == "loads slowly" else 0):
+    held[0].sendall(b"compute")
+    held[0].recv(100)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/props" and self.headers["Authorization"] == (sys.argv[-1] == "keys" and "Bearer secret" or None):
+            with queue:
+                self.wfile.write(b'{"is_sleeping":true}' if asleep else b'{"is_sleeping":false}')
+    def do_POST(self):
+        wake()
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        print("asked", asked, self.headers["Authorization"], flush=True)
+        if how == "hangs":
+            time.sleep(600)
+        if how == "asks its worker":
+            held[0].sendall(b"compute")
+            held[0].recv(100)
+        if how == "computes":
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                pass
+        if how == "is slow":
+            for token in range(8):
+                held[0].sendall(b"compute")
+                held[0].recv(100)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"the answer")
+    def log_message(self, *a):
+        pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+"""A stand-in for llama-server that behaves in one way: ``hangs``, ``is slow`` …"""
+WORKER = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=1)
+print("listens", flush=True)
+while True:
+    client, _ = listener.accept()
+    print("serves", flush=True)
+    if sys.argv[2] == "hangs":
+        time.sleep(600)
+    while client.recv(4096):
+        client.sendall(b"answer")
+    client.close()
+    print("client gone", flush=True)
+"""
+
+
+class Cluster:
+    """A folder with the launcher, and what was started of it."""
+
+    def __init__(self, folder):
+        self.folder, self.state, self.started = folder, folder / "state", []
+        self.state.mkdir()
+        for module in MODULES:
+            path = Path(module.__file__)
+            (folder / path.name).write_text(path.read_text())
+        for name, text in (("hasty.py", HASTY), ("llama_server.py", SERVER), ("rpc_server.py", WORKER)):
+            (folder / name).write_text(text)
+        self.port = free_port()
+
+    def start(self, *argv):
+        """Starts the launcher as a service would, without the collection on its path."""
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        argv = [sys.executable, str(self.folder / "hasty.py"), *map(str, argv)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        self.started.append(process)
+        return process
+
+    def argv(self, how, endpoints):
+        return [sys.executable, str(self.folder / "llama_server.py"), str(self.port), how, *endpoints]
+
+    def head(self, how, endpoints=(), extra=(), more=()):
+        """Starts the launcher of a head.
+
+        :param more: arguments of llama-server.
+        """
+        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
+        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
+        return self.start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
+
+    def worker(self, how="answers"):
+        port = free_port()
+        program = [sys.executable, self.folder / "rpc_server.py", port, how]
+        process = self.start("worker", "--port", port, "--", *program)
+        lines_until(process, "listens")
+        return process, port
+
+    def ask(self, seconds=60):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", b"{}")
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return answer.read()
+
+    def client(self, text=b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"):
+        until(lambda: llama_server.healthy(f"http://127.0.0.1:{self.port}"))
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection.sendall(text)
+        return connection
+
+    def record(self):
+        return json.loads((self.state / serving.FILE).read_text())
+
+    def is_now(self, state):
+        with contextlib.suppress(OSError, ValueError):
+            return self.record()["state"] == state
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def healed(process, text):
+    """Whether the launcher says this in one line, and ends for the service manager to start it anew."""
+    said = lines_until(process, text)
+    assert process.wait(50) == 1
+    return said[-1]
+
+
+def a_worker(pause=0.0):
+    """A worker of protocol 7 that answers everything else after a pause."""
+    shake = worker((7, 0, 0))
+
+    def script(client):
+        first = client.recv(1, socket.MSG_PEEK)
+        if first == b"c":
+            while client.recv(100):
+                time.sleep(pause)
+                client.sendall(b"computed")
+        else:
+            shake(client)
+
+    server = Server(script)
+    return server, f"127.0.0.1:{server.port}"
+
+
+def until(condition, seconds=50):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def lines_until(process, text):
+    seen = []
+    while True:
+        line = process.stdout.readline().decode()
+        assert line, f"it ended: {seen}"
+        seen.append(line)
+        if text in line:
+            return seen
+
+
+def children(process):
+    found = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    return [int(pid) for pid in found]
