@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
+from test_git import Repository
 
 pytestmark = pytest.mark.programs
 
@@ -100,24 +101,11 @@ def test_controllers_that_write_the_same_model_at_once():
     assert path.stat().st_size == known_answer_file.file_bytes(*size)
 
 
-IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """Of one commit; the tests only read it."""
-    path = tmp_path_factory.mktemp("git") / "llama.cpp"
-    path.mkdir()
-    (path / "CMakeLists.txt").write_bytes(os.urandom(100_000))
-    for words in (
-        ["init", "--quiet", "--template="],
-        ["add", "."],
-        ["commit", "--quiet", "--message=1"],
-        ["tag", "b4321"],
-    ):
-        subprocess.run(["git", *IDENTITY, *words], cwd=path, check=True)
-    said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True, text=True)
-    return path, said.stdout.strip()
+    """A path, and its first commit; the tests only read it."""
+    made = Repository(tmp_path_factory.mktemp("git") / "llama.cpp")
+    return made.path, made.commits[0]
 
 
 def of_git(path, commit):
