@@ -1083,15 +1083,6 @@ def test_who_accepts_it_gets_more_onto_a_vulkan_device_than_it_shows():
     assert "gets" in plan["advisories"][0]["message"]
 
 
-def test_a_model_that_only_hip_can_hold_is_refused_with_vulkan():
-    """DeepSeek R1 Q4_K_M, 377 GiB, on four hosts with 124 GiB each: in the notes it fails with Vulkan and runs with HIP."""
-    plan = strix_halos(4, 376.65, "vulkan").plan()
-    assert plan["refused"]
-    assert not plan["fits"]
-    assert ids(plan) == {"vulkan-shared-memory"}
-    assert "Set llama_backend of strix0, strix1, strix2 and strix3 to hip" in " ".join(plan["reasons"])
-
-
 @pytest.mark.parametrize(
     "build, backend, gib, wanted, mode, arguments",
     [
@@ -1108,21 +1099,6 @@ def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted,
     head = accepting_head(cluster).plan()["head"]
     assert head["load_mode"] == mode
     assert [part for part in head["argv"] if part in ("-dio", "--load-mode", "dio", "--no-mmap")] == arguments
-
-
-@pytest.mark.parametrize(
-    "build, wanted, arguments",
-    [
-        (8600, None, ["--no-mmap"]),
-        (11063, None, ["--load-mode", "none"]),
-        (11063, "auto", ["--load-mode", "auto"]),
-        (11063, "mlock", ["--load-mode", "mlock"]),
-    ],
-)
-def test_a_gb10_does_not_read_a_model_by_mmap(build, wanted, arguments):
-    plan = spark(llama_server_load_mode=wanted, llama_release={**TREE, "build": build}).plan()
-    assert [part for part in plan["head"]["argv"] if part in ("--no-mmap", "--load-mode", *arguments)] == arguments
-    assert not plan["advisories"]
 
 
 def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():

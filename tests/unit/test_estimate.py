@@ -21,17 +21,6 @@ def estimate_of(cluster, **measured):
     return cluster.plan()["estimate"]
 
 
-def test_without_a_worker_the_network_adds_nothing(pair):
-    for name in ("worker1", "worker2"):
-        del pair.hosts[name]
-    alone = pair.plan()["estimate"]
-    assert (alone["network_ms_per_token"], alone["bound"], alone["crossings"], alone["links"]) == (0, "about", 0, [])
-    best = alone["best_single_host"]
-    speeds = {key: alone[key] for key in ("generation_tokens_per_s", "prompt_tokens_per_s")}
-    assert best == {"host": "head", "fits": True, "gpu_layers": None, **speeds}
-    assert alone["rates"] == cost_model.ASSUMED
-
-
 def test_before_protocol_3_5_a_worker_answers_twice_for_a_token(pair):
     for host in pair.hosts.values():
         host["variables"]["llama_release"] = "b6650"
@@ -138,13 +127,6 @@ def test_each_kind_that_can_be_declared_has_a_time_and_a_rate_of_its_own():
     assert len({link.round_trip_ms for link in cables}) == len({link.gbit for link in cables}) == 3
 
 
-def test_loopback_is_never_measured(local):
-    local.hosts["here"]["facts"]["measured"] = {"here": {"round_trip_ms": 9.0, "mbit_per_second": 1}}
-    links = local.plan()["estimate"]["links"]
-    assert [(link["kind"], link["measured"], link["gbit_per_s"]) for link in links] == [("loopback", False, 11)] * 2
-    assert local.plan()["estimate"]["network_ms_per_token"] < 2
-
-
 def test_a_host_with_a_small_board_or_macos_takes_longer(pair):
     plain = estimate_of(pair)["links"][0]["ms_per_token"]
     pair.hosts["worker1"]["facts"].update(architecture="aarch64", memory_mib=8192)
@@ -182,19 +164,6 @@ def serving(pair, big_model):
         return pair.plan()
 
     return plan
-
-
-def test_the_page_shows_the_speed_and_what_limits_it(serving):
-    plan = serving(llama_placement="all")
-    lines = " ".join(plan_text.plan_parts(typed(plan))["Predicted speed"])
-    given = plan["estimate"]
-    for text in (
-        f"{given['generation_tokens_per_s']:g} tokens per second",
-        f"{given['load_s']:g} seconds",
-        f"limited by: {given['limited_by']}",
-        "Rates of devices are",
-    ):
-        assert text in lines
 
 
 def test_tokens_take_as_long_as_their_parts_together(serving):

@@ -88,15 +88,6 @@ def test_several_on_one_host(mixed):
     assert "others run 192.0.2.77:50052 and 192.0.2.77:50053 of gaming-pc" in advisory["message"]
 
 
-def test_one_advisory_names_all_hosts_of_others(mixed):
-    mixed.hosts["head"]["variables"]["llama_external_workers"].append(
-        {**WINDOWS, "endpoint": "192.0.2.78:50052", "host": "office-pc"}
-    )
-    (advisory,) = [advisory for advisory in mixed.plan()["advisories"] if advisory["id"] == "external-worker"]
-    assert advisory["hosts"] == ["gaming-pc", "office-pc"]
-    assert "192.0.2.77:50052 of gaming-pc, 192.0.2.78:50052 of office-pc" in advisory["message"]
-
-
 @pytest.mark.parametrize(
     "values, said",
     [

@@ -133,15 +133,6 @@ def test_two_workers_of_the_head_do_not_go_away_together(local):
     assert [entry["without"] for entry in plan["fallbacks"]] == ["here:one", "here:two"]
 
 
-def test_a_worker_that_others_run_may_be_lost_too(pair):
-    pair.hosts["head"]["variables"].update(
-        llama_external_workers=[{"endpoint": "198.51.100.7:50052", "memory_mib": 16384, "host": "office"}],
-        llama_accept_advisories=["external-worker"],
-    )
-    names_of = [entry["without"] for entry in pair.plan()["fallbacks"]]
-    assert names_of == ["worker1:cpu", "worker2:cpu", "office:external0"]
-
-
 def test_shares_of_the_operator_leave_no_fallback(pair):
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     plan = pair.plan()

@@ -150,16 +150,6 @@ def test_where_one_is_too_much_already_both_are_to_be_removed():
     assert cluster.plan()["fits"]
 
 
-def test_compute_buffers_of_both_are_no_reason_to_refuse():
-    """21869 MiB of the model and 600 of the projector in 23348: with the bounds of all buffers it is more."""
-    cluster = with_both(head_with_cards(1, 20.2), mmproj=PROJECTOR)
-    cluster.hosts["head"]["facts"]["memory_mib"] = 4096
-    plan = cluster.plan()
-    assert plan["fits"], plan["reasons"]
-    assert rows(plan)["mmproj"]["device"] == "CUDA0"
-    assert advisories_of(cluster, "compute-over-capacity")
-
-
 @pytest.mark.parametrize("number, contexts", [(6170, 4), (8643, 4), (9435, 1), (11063, 1)])
 def test_each_request_has_a_context_of_the_draft_model_in_older_builds(number, contexts):
     own = {**build(number), "llama_server_context": 8192}

@@ -389,12 +389,6 @@ def test_of_alike_workers_the_one_with_the_better_link_is_used(pair):
     assert layers_of(serve(pair, 10)) == {"RPC0[192.0.2.22:50052]": 10}
 
 
-def test_alike_workers_with_unlike_links_still_share_by_bytes(pair):
-    pair.hosts["worker1"]["variables"]["llama_links"] = [{"interface": "wlan0", "address": "192.0.2.21/24"}]
-    plan = serve(pair, 80)
-    assert sorted(layers_of(plan).values()) == [40, 40]
-
-
 def test_a_plan_does_not_depend_on_the_order_of_the_facts(pair):
     """The same devices in the same order, whatever else is known of their hosts."""
     plan = serve(with_cards(pair, head=[GPU], worker1=[GPU, SLOW], worker2=[SLOW]), 70)

@@ -72,13 +72,6 @@ def test_where_nothing_makes_it_small_enough_the_remedy_is_more_memory():
     assert advisory["remedy"] == "Use a smaller model, or devices with more memory."
 
 
-def test_devices_that_share_it_are_named_in_one_message():
-    cluster = cards_of(40, 2, llama_server_flash_attention="off", llama_server_context=32768)
-    (advisory,) = advisories_of(cluster, "compute-over-capacity")
-    assert advisory["host"] is None
-    assert len(re.findall(r"of gpu[12] \(≤ \d+ of 23348 MiB\)", advisory["message"])) == 2
-
-
 def test_the_default_context_is_that_of_the_variable():
     assert inventory.specification()["llama_server_context"]["default"] == memory_predicates.DEFAULT_CONTEXT
     cluster = cards_of(1, summary={"context": 4096})

@@ -116,11 +116,6 @@ def test_a_plan_depends_on_what_programs_cannot_use():
     assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
 
 
-def test_the_local_inventory_lends_the_gpu_and_then_the_cpu(local):
-    local.hosts["here"]["facts"].update({**copy.deepcopy(CUDA), "accelerators": [GPU]})
-    assert [worker["device"] for worker in local.plan()["hosts"]["here"]["workers"]] == ["CUDA0", "CPU"]
-
-
 def test_a_split_of_the_operators_is_placed_as_llama_cpp_does_it(pair):
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [3, 1.5]
     plan = pair.plan()
@@ -379,14 +374,6 @@ def test_workers_are_used_only_where_the_heads_own_devices_are_too_small(own, bi
     )
 
 
-def test_all_means_the_heads_own_devices_too(own):
-    plan = own.plan()
-    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2", "head", "head"]
-    (server,) = plan["hosts"]["head"]["services"]
-    assert server["devices"] == ["char-nvidia*"]
-    assert plan["head"]["environment"] == {}
-
-
 @pytest.mark.parametrize(
     "endpoint, own_devices, environment",
     [
@@ -402,13 +389,6 @@ def test_a_head_uses_the_devices_before_those_that_it_lends(own, endpoint, own_d
     placed = [entry["device"] for entry in plan["placement"] if entry["host"] == "head"]
     assert placed == ["RPC0[127.0.0.1:50052]", *own_devices]
     assert (plan["head"]["devices"], plan["head"]["environment"]) == (own_devices, environment)
-
-
-def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
-    plan = serve(own, sized(big_model, 20), llama_server_tensor_split=[1, 0, 0, 0])
-    assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
-    plan = serve(own, sized(big_model, 20), llama_server_environment={"CUDA_VISIBLE_DEVICES": 1})
-    assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
@@ -853,12 +833,6 @@ def test_a_distributions_package_needs_no_toolchain(pair):
     assert [account["name"] for account in worker["accounts"]] == ["llamacpp"]
 
 
-def test_a_compiler_that_comes_or_goes_changes_no_packaged_release(pair):
-    before = packaged(pair).plan()["hosts"]["head"]["builds"]
-    pair.hosts["head"]["facts"]["toolchain"] = {"c++": "16.2"}
-    assert pair.plan()["hosts"]["head"]["builds"] == before
-
-
 def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
     assert packaged(pair).plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
     plan = packaged(pair, packaged={"version": "0.9.1", "installed": []}).plan()
@@ -988,19 +962,6 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
     assert service["process"][-1] == "-c"
     assert service["environment"] == {**SHARING, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
-
-
-@pytest.mark.parametrize("manager, watched", [("systemd", True), ("launchd", False)])
-def test_every_worker_on_linux_is_watched(pair, manager, watched):
-    """On a Mac nothing of what is watched can be read; there a launcher keeps a cache in bounds, and else there is none."""
-    system = {"systemd": "Linux", "launchd": "Darwin"}[manager]
-    pair.hosts["worker1"]["facts"].update(service_manager=manager, system=system)
-    own = pair.plan()["hosts"]["worker1"]
-    launcher = own["services"][0]["argv"][: -len(own["services"][0]["process"])]
-    assert launcher == (
-        ["/usr/bin/python3", f"{own['runtime']}/runtime.py", "worker", "--port", "50052", "--"] if watched else []
-    )
-    assert (own["runtime"] is not None) == watched
 
 
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
@@ -1305,19 +1266,6 @@ def test_a_head_and_workers_of_different_releases(both):
     )
     both.hosts["head"]["variables"]["llama_server_backend"] = "hip"
     assert not both.plan()["refused"]
-
-
-def test_a_backend_that_the_head_does_not_have_is_no_remedy_for_different_releases(pair):
-    card = {"name": "GPU", "memory_mib": 16384, "unified": False}
-    for name, backend, architecture in (
-        ("head", "cuda", "8.9"),
-        ("worker1", "hip", "gfx1100"),
-        ("worker2", "hip", "gfx1100"),
-    ):
-        pair.hosts[name]["facts"]["accelerators"] = [{**card, "backend": backend, "architecture": architecture}]
-        pair.hosts[name]["facts"]["toolchain"].update(nvcc="12.9", hipconfig="7.2")
-        pair.hosts[name]["variables"].update(llama_backend=backend, llama_release="b8600", llama_release_hip="b8602")
-    assert pair.reason().endswith("of the same release: set llama_release and llama_release_hip to the same release")
 
 
 @pytest.mark.parametrize("arguments, refused", [([], True), (["--kv-unified"], False)])

@@ -252,17 +252,6 @@ def test_strix_halo_quad():
     assert accepted(planned) == ["rpc-remote-code-execution"]
 
 
-@pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", "b6097"), ("hip", "ROCm0", "b6110")])
-@pytest.mark.parametrize("model", ["gpt_oss_20b", "gpt_oss_120b"])
-def test_a_small_model_is_on_the_head_alone(backend, device, build, model):
-    planned = plan("strix_halo_quad", **of_file(f"models/{model}.yml"), llama_server_backend=backend)
-    assert not planned["refused"]
-    assert list(layers_of(planned)) == [device]
-    assert f"/{build}-{backend}-" in planned["head"]["argv"][0]
-    assert "--rpc" not in planned["head"]["argv"]
-    assert "-c" in next(iter(workers_of(planned).values())).split()
-
-
 def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
     planned = plan("strix_halo_quad", **of_file("models/deepseek_r1_q4_k_m.yml"))
     assert not planned["refused"]
@@ -342,20 +331,6 @@ def test_cuda_triple():
         "GGML_BLAS": "OFF",
         "GGML_RPC": "ON",
         "GGML_SCHED_MAX_COPIES": "1",
-    }
-
-
-def test_cuda_triple_with_workers_on_processors():
-    planned = plan("cuda_triple", **of_file("variants/cuda_cpu_workers.yml"))
-    assert not planned["refused"]
-    assert workers_of(planned) == {f"10.0.0.{host}:50052": f"-H 10.0.0.{host} -p 50052 -t 48 -c" for host in (28, 40)}
-    assert planned["hosts"]["gpu2"]["builds"][0]["backend"] == "cpu"
-    assert "--rpc 10.0.0.28:50052,10.0.0.40:50052 --override-tensor " in line(planned)
-    assert "--tensor-split 1,1,1,1,0,0" in line(planned)
-    held = {entry["device"]: (entry["layers"] > 0, entry["weights_mib"] > 100000) for entry in planned["placement"]}
-    assert held == {
-        **{f"CUDA{index}": (True, False) for index in range(4)},
-        **{f"RPC[10.0.0.{host}:50052]": (False, True) for host in (28, 40)},
     }
 
 
