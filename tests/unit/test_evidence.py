@@ -133,6 +133,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
     handshakes = [
         "",
         '{"workers": 1}',
+        '{"workers": {"a": {"state": "ok"}}}',
         '{"workers": {"a": {"state": "ok", "detail": "", "protocol": "", "devices": [{"total_mib": 1e999}]}}}',
     ]
     path = tmp_path / "file"
@@ -141,7 +142,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
         path.write_text(text)
         found = evidence.handshakes(path)
         assert (found.workers, bool(found.error)) == ({}, True)
-    for text in ("", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}'):
+    for text in ("", "{}", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}'):
         path.write_text(text)
         assert evidence.exits(path) == Exits(0, "", ())
 

@@ -605,6 +605,12 @@ def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
         assert part in reason
 
 
+def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
+    card = {"backend": "cuda", "name": "declared", "architecture": "8.6", "memory_mib": 24564, "unified": False}
+    facts = entry.merge_hardware("here", None, {"memory_mib": 64000, "accelerators": [card]})
+    assert build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))["environment"] == cuda("12.9")
+
+
 def test_facts_of_an_older_version_are_enough():
     def older(facts):
         for toolchain in facts["toolchains"]:
