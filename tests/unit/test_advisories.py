@@ -352,12 +352,6 @@ CASES = [
     ),
     (
         "rpc-remote-code-execution",
-        lambda: cluster_of(1, llama_release=FORK, llama_server_extra_args=["-mla", "3"]),
-        {HEAD_ALONE: accepts("rpc-remote-code-execution")},
-        ["commit 4840 of ik_llama.cpp"],
-    ),
-    (
-        "rpc-remote-code-execution",
         lambda: strix_halos(2, 138, ["hip", "vulkan"], 6110, llama_release_vulkan={**TREE, "build": 6097}),
         {
             SET_RELEASE: given(
@@ -694,16 +688,6 @@ CASES = [
             "set {variables} to a release of llama.cpp": released(**TREE, build=8600),
         },
         ["llama_backend of worker1 to cuda"],
-    ),
-    (
-        "accelerator-unused",
-        lambda: cluster_of(2, {"accelerators": [NVIDIA]}),
-        {
-            BACKEND: graphics_of_workers("cuda"),
-            TOOLKIT: lambda cluster: [being(name, toolchain=TOOLS)(cluster) for name in ("worker1", "worker2")],
-            ACCEPT_IDLE: graphics_of_workers("cpu"),
-        },
-        ["GPU on worker1, GPU on worker2", "llama_backend of worker1 and worker2 to cuda", "CUDA and cublas"],
     ),
     (
         "accelerator-unused",

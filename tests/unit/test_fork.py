@@ -75,12 +75,6 @@ def test_the_fork_is_part_of_the_id(local):
     assert len(ids) == 2
 
 
-@pytest.mark.parametrize("mode, expected", [("none", "--no-mmap"), ("mmap", None)])
-def test_load_mode(fork, mode, expected):
-    line = line_of(fork, llama_server_load_mode=mode)
-    assert (expected in line) if expected else ("mmap" not in line)
-
-
 @pytest.mark.parametrize(
     "variables, said",
     [
@@ -119,11 +113,6 @@ def test_what_the_fork_lacks_is_refused(fork, variables, said):
     reason = fork.reason()
     for part in said:
         assert part in reason
-
-
-def test_its_own_options_are_passed_on(fork):
-    assert line_of(fork, llama_server_extra_args=["-mla", "3", "-amb", "512"]).endswith("-mla 3 -amb 512")
-    assert line_of(fork, llama_release=SUMMER, llama_server_extra_args=["-fmoe"]).endswith("-fmoe")
 
 
 def test_the_summer_of_2025(fork):

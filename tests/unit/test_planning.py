@@ -116,14 +116,6 @@ def test_a_plan_depends_on_what_programs_cannot_use():
     assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
 
 
-def test_a_split_of_the_operators_is_placed_as_llama_cpp_does_it(pair):
-    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [3, 1.5]
-    plan = pair.plan()
-    assert [entry["layers"] for entry in plan["placement"]] == [12, 4]
-    argv = plan["head"]["argv"]
-    assert argv[argv.index("--tensor-split") + 1] == "3,1.5"
-
-
 def test_a_device_with_a_share_of_nothing_is_not_used(pair):
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [0, 1]
     plan = pair.plan()
