@@ -56,15 +56,6 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
     assert plan["head"]["environment"] == {}
 
 
-def test_each_device_that_several_backends_drive_is_used_once():
-    plan = box("head", "worker", llama_backend=["cuda", "vulkan"]).plan()
-    assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "CUDA0"]
-    assert workers_of(plan, "box") == [("Vulkan1", True)]
-    everything = box("head", "worker", llama_backend=["vulkan", "cuda", "hip"]).plan()
-    assert sorted(devices_of(everything)) == ["Vulkan0", "Vulkan1"]
-    assert workers_of(everything, "box") == []
-
-
 def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():
     cluster = box("worker", llama_backend=["cuda", "hip", "vulkan"])
     cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())

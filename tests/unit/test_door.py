@@ -147,25 +147,6 @@ def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, of
         assert "openssl" not in plain["hosts"][name]["tools"]
 
 
-@pytest.mark.parametrize("release", [of_build(6170), of_build(11669), {**FORK, "build": 4840}])
-def test_the_port_is_on_every_command_line(pair, release):
-    plan = secured(pair, llama_release=release, llama_accept_advisories=["rpc-remote-code-execution"]).plan()
-    heads = [plan["head"], *(fallback["head"] for fallback in plan["fallbacks"])]
-    assert all(" --port 8080 " in " ".join(head["argv"]) for head in heads)
-
-
-@pytest.mark.parametrize("source", ["package", "binary"])
-def test_programs_that_are_compiled_already_are_tried_again_with_tls(pair, source):
-    for host in pair.hosts.values():
-        host["facts"]["packaged"] = {"version": "0.7.0", "installed": []}
-    release = {"source": "package"} if source == "package" else {**of_build(9900), "source": "binary"}
-    plans = [secured(pair, llama_release=release, **files).plan() for files in (dict.fromkeys(FILES), FILES)]
-    builds = [plan["hosts"]["head"]["builds"][0] for plan in plans]
-    assert [build["tls"] for build in builds] == [False, True]
-    assert builds[0]["id"] != builds[1]["id"]
-    assert "openssl" not in plans[1]["hosts"]["head"]["tools"]
-
-
 def test_only_the_backend_that_serves_is_built_with_tls(pair):
     device = {"backend": "vulkan", "name": "x", "architecture": "", "memory_mib": 9999, "unified": False}
     for name in ("worker1", "worker2"):

@@ -21,13 +21,6 @@ def estimate_of(cluster, **measured):
     return cluster.plan()["estimate"]
 
 
-def test_before_protocol_3_5_a_worker_answers_twice_for_a_token(pair):
-    for host in pair.hosts.values():
-        host["variables"]["llama_release"] = "b6650"
-    given = estimate_of(pair)
-    assert (given["visits"], given["crossings"]) == (2, 8)
-
-
 def test_where_nothing_was_measured_the_assumption_stands(pair):
     given = estimate_of(pair)
     round_trip = cost_model.LINKS["ethernet"].round_trip_ms
@@ -176,15 +169,6 @@ def test_the_plan_names_its_least_sure_source(serving, monkeypatch, rates, sures
     assert serving(llama_placement="all")["estimate"]["rates"] == surest
 
 
-def test_a_slow_link_limits_prompts_and_loading(serving, pair):
-    pair.hosts["head"]["facts"]["measured"] = {
-        name: {"round_trip_ms": 0.3, "mbit_per_second": 0.001} for name in ("worker1", "worker2")
-    }
-    given = serving(llama_placement="all")["estimate"]
-    assert given["prompt_limited_by"].startswith("link to worker")
-    assert given["load_limited_by"].startswith("link to worker")
-
-
 def slower(plan):
     return next((entry for entry in plan["advisories"] if entry["id"] == "slower-than-one-host"), None)
 
@@ -210,21 +194,6 @@ def test_a_cluster_that_is_slower_than_its_head_is_reported_and_the_remedy_works
     assert not plan["refused"]
     assert not slower(plan)
     assert f"{plan['estimate']['generation_tokens_per_s']:g}" in met["message"]
-
-
-def test_where_another_host_would_be_faster_alone_it_is_named(serving, pair):
-    pair.hosts["head"]["facts"]["memory_mib"] = 2200
-    met = slower(serving(part=64, llama_server_tensor_split=[1, 1]))
-    assert met["host"] == "worker1"
-    assert met["remedy"] == (
-        "Put worker1 into llama_head in place of head, with the model's files, leave llama_workers empty, remove "
-        "llama_server_tensor_split."
-    )
-    serve_alone(pair, "worker1")
-    pair.hosts["worker1"]["variables"]["llama_server_tensor_split"] = None
-    plan = pair.plan()
-    assert not plan["refused"]
-    assert not slower(plan)
 
 
 def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair):

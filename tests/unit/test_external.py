@@ -60,15 +60,6 @@ def test_a_worker_that_others_run_is_planned_with_and_never_changed(mixed):
     assert not any("192.0.2.77" in str(plan["hosts"][name]) for name in ("worker1", "worker2"))
 
 
-def test_workers_that_others_run_are_enough(pair):
-    for name in ("worker1", "worker2"):
-        del pair.hosts[name]
-    pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["external-worker"]
-    plan = given(pair, protocol=None, host=None, backend=None, architecture=None).plan()
-    assert [entry["host"] for entry in plan["placement"]] == ["192.0.2.77"]
-    assert plan["external_workers"][0]["protocol"] == plan["release"]["protocol"] == "7.0.0"
-
-
 def test_the_unit_of_the_head_may_talk_to_them(mixed):
     mixed.hosts["head"]["variables"]["llama_server_allowed"] = ["198.51.100.0/24"]
     assert "192.0.2.77" in mixed.plan()["hosts"]["head"]["services"][-1]["allow"]

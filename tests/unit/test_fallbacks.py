@@ -89,16 +89,6 @@ def test_what_would_compute_wrong_results_is_no_fallback(big_model, accepted, sp
         assert entry["reason"].startswith("Build 10500 computes wrong results with HIP on ROCm0 of worker3")
 
 
-def test_what_does_not_fit_is_no_fallback_and_says_how_much_is_missing(big_model):
-    plan = gpus(big_model, 2).plan()
-    assert plan["fallbacks"] == []
-    assert [entry["without"] for entry in plan["no_fallback"]] == ["worker1:cuda0", "worker2:cuda0"]
-    rest = gpus(big_model, 1).plan()
-    assert not rest["fits"]
-    missing = plan["no_fallback"][0]["missing_mib"]
-    assert f"{missing} MiB are missing" in rest["reasons"][0]
-
-
 def test_the_head_alone_may_be_a_fallback(big_model):
     """On its processor, whose memory counts as for any head without devices."""
     cluster = gpus(big_model, 1, layers=20, head={"memory_mib": 65536})
@@ -126,11 +116,6 @@ def test_a_host_with_several_workers_may_go_away_as_a_whole(big_model):
     whole = plan["fallbacks"][-1]
     assert whole["endpoint"] == "192.0.2.11:50052"
     assert set(whole["workers"]) == {"192.0.2.12:50052", "192.0.2.13:50052"}
-
-
-def test_two_workers_of_the_head_do_not_go_away_together(local):
-    plan = local.plan()
-    assert [entry["without"] for entry in plan["fallbacks"]] == ["here:one", "here:two"]
 
 
 def test_shares_of_the_operator_leave_no_fallback(pair):

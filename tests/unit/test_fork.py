@@ -115,16 +115,6 @@ def test_what_the_fork_lacks_is_refused(fork, variables, said):
         assert part in reason
 
 
-def test_the_summer_of_2025(fork):
-    line = line_of(fork, llama_release=SUMMER)
-    plan = fork.plan()
-    assert plan["release"]["protocol"] == "2.0.1"
-    assert "--device" not in line
-    assert "--tensor-split 8,9" in line
-    assert [entry["device"] for entry in plan["placement"]] == ["RPC[127.0.0.1:50052]", "RPC[127.0.0.1:50053]"]
-    assert plan["hosts"]["here"]["workers"][0]["argv"][1:] == ["-H", "127.0.0.1", "-p", "50052", "-t", "8"]
-
-
 def gpu_head(release):
     """A head with two devices of its own, which lends none of them, and a worker with one."""
     variables = {"llama_release": release, "llama_accept_advisories": ACCEPTED}
@@ -215,11 +205,6 @@ def test_rocm_is_refused(fork):
     reason = with_device(fork, "hip", "hipconfig", "gfx1151").reason()
     for part in ("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend"):
         assert part in reason
-
-
-def test_options_of_cmake_are_not_judged_by_the_numbers_of_llama_cpp(fork):
-    fork.hosts["here"]["variables"]["llama_build_cmake_options"] = {"GGML_SCHED_NO_REALLOC": "ON"}
-    assert [advisory["id"] for advisory in fork.plan()["advisories"]] == ["rpc-remote-code-execution"]
 
 
 def test_buffers_of_its_log():

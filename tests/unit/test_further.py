@@ -123,22 +123,6 @@ def test_where_the_operator_divides_the_model_each_device_is_tried():
     assert rows(cluster.plan())["draft"]["device"] == "CUDA1"
 
 
-def test_what_the_processor_holds_is_taken_from_a_worker_that_shares_its_memory():
-    """A head of 64 GiB that lends its processor: 57 GiB are for everything."""
-
-    def of(gib, **both):
-        cluster = cards_of(gib, 0, llama_backend="cpu")
-        cluster.hosts["head"]["groups"].append("worker")
-        return with_both(cluster, **both).plan()
-
-    assert not of(50)["refused"]
-    refused = of(50, draft=draft(10))
-    assert not refused["fits"]
-    assert "llama_model_draft needs " in " ".join(refused["reasons"])
-    smaller = of(40, draft=draft(10))
-    assert not smaller["refused"], smaller["reasons"]
-
-
 def test_where_one_is_too_much_already_both_are_to_be_removed():
     cluster = with_both(cards_of(10), draft=draft(), mmproj=PROJECTOR)
     cluster.hosts["head"]["facts"]["memory_mib"] = 2500

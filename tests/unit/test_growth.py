@@ -101,11 +101,6 @@ def test_what_a_change_restarts(pair, change, restarted):
     assert restarts(old, planned(pair)) == restarted
 
 
-def test_another_gpu_restarts_its_host_and_the_head(pair):
-    old = planned(with_gpus(pair, 1))
-    assert set(restarts(old, planned(with_gpus(pair, 2)))) == {"head", "worker1"}
-
-
 @pytest.mark.parametrize("stays", [True, False])
 def test_another_head_restarts_the_workers_whose_units_let_it_in(pair, stays):
     """Definitions of workers name the head; the former head's server is stale where the host stays in the cluster."""

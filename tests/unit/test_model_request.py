@@ -4,7 +4,6 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    header_summary,
     summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
@@ -206,14 +205,6 @@ def test_no_quantisation_is_named_where_none_fits(pair, big_model):
         host["facts"]["memory_mib"] = 2048
     refused = planned(pair, {"repo": REPO, "quantisation": "Q8_0"}, [("Q7_0", (80 << 30) - 1)])
     assert not any("set quantisation" in reason for reason in refused["reasons"])
-
-
-def test_a_scaled_summary_is_one(big_model):
-    whole = {**big_model, "expert_bytes": big_model["layer_bytes"], "largest_tensor_bytes": 8}
-    small = model_source.scaled(summary.parse(whole), 40 << 30)
-    assert header_summary.problem(as_json(small)) is None
-    assert small.size == 40 << 30
-    assert small._replace(bytes=None).size <= 40 << 30
 
 
 def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pair, big_model):

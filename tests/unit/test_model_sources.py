@@ -82,13 +82,6 @@ def test_a_repository_with_one_model_needs_no_quantisation(server):
     assert names(looked_up(on_huggingface())) == ["model.gguf"]
 
 
-def test_a_projector_is_looked_for_among_projectors(repo):
-    request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"huggingface": {"repo": REPO}})
-    found = lookup.look_up(Query(request.mmproj), 20)
-    assert names(found) == ["mmproj-F16.gguf"]
-    assert found.summary is None
-
-
 def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smallest_first(repo):
     """Two files of one quantisation need ``files``, another model is no remedy, and one without all parts cannot be loaded."""
     for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):

@@ -20,13 +20,6 @@ def load(big_model):
     return device_load.Load(summary.parse(big_model), kv_cache.Settings(4096), kv_cache.NEW)
 
 
-def test_units_are_the_layers_and_the_output(load):
-    assert load.units == 81
-    sizes = load.sizes("cpu")
-    assert sizes.of(79, 81) == GIB + load.weights[-1] + load.kv[79]
-    assert sizes.of(80, 81) == load.weights[-1]
-
-
 def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
     assert device_load.proportional(81, [30 * GIB, 30 * GIB]) == [40, 41]
     assert device_load.proportional(81, [0, 0, 30 * GIB]) == [1, 1, 79]
@@ -292,12 +285,6 @@ def test_the_fastest_memory_is_last_and_full(pair):
     assert plan["placement"][-1]["output"]
     for entry in plan["placement"][1:]:
         assert entry["total_mib"] <= entry["capacity_mib"] < entry["total_mib"] + 1024 + entry["kv_mib"]
-
-
-def test_alike_devices_share_by_bytes_wherever_they_are(pair):
-    plan = serve(with_cards(pair, head=[GPU], worker1=[GPU]), 40)
-    assert layers_of(plan) == {ONE: 20, "CUDA0": 20}
-    assert reasons_of(plan) == ["the fastest memory, shared evenly"] * 2
 
 
 def test_a_device_of_the_head_comes_before_a_worker_that_is_not_faster(pair):

@@ -57,21 +57,6 @@ def test_a_remedy_is_the_mildest_one_and_it_works(gib, variables, remedy):
     assert not advisories_of(cluster, "compute-over-capacity")
 
 
-def test_a_shorter_context_is_the_remedy_where_less_at_once_is_not_enough():
-    cluster = cards_of(19.2, llama_server_flash_attention="on", llama_server_context=131072)
-    (advisory,) = advisories_of(cluster, "compute-over-capacity")
-    assert "set llama_server_context to " in advisory["remedy"]
-    apply(cluster, advisory["remedy"])
-    assert not cluster.plan()["refused"]
-    assert not advisories_of(cluster, "compute-over-capacity")
-
-
-def test_where_nothing_makes_it_small_enough_the_remedy_is_more_memory():
-    cluster = cards_of(21.75, llama_server_flash_attention="on", llama_server_context=512)
-    (advisory,) = advisories_of(cluster, "compute-over-capacity")
-    assert advisory["remedy"] == "Use a smaller model, or devices with more memory."
-
-
 def test_the_default_context_is_that_of_the_variable():
     assert inventory.specification()["llama_server_context"]["default"] == memory_predicates.DEFAULT_CONTEXT
     cluster = cards_of(1, summary={"context": 4096})
@@ -159,11 +144,6 @@ def test_mesa_reads_nothing_but_true(value, refused):
     environment = {"radv_enable_unified_heap_on_apu": value}
     cluster = strix_halo_head(86, "worker", llama_worker_endpoints=[{"environment": environment}])
     assert cluster.plan()["refused"] is refused
-
-
-def test_the_memory_of_shared_graphics_of_the_head_is_said_too():
-    assert capacities(strix_halo_head(60, llama_server_memory_mib={"Vulkan0": 70000})) == {"Vulkan0": 70000}
-    assert capacities(strix_halo_head(60, llama_server_reserve_mib=20000)) == {"Vulkan0": 106976}
 
 
 @pytest.mark.parametrize(

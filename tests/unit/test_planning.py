@@ -116,41 +116,10 @@ def test_a_plan_depends_on_what_programs_cannot_use():
     assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
 
 
-def test_a_device_with_a_share_of_nothing_is_not_used(pair):
-    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [0, 1]
-    plan = pair.plan()
-    assert [entry["host"] for entry in plan["placement"]] == ["worker2"]
-    assert not plan["hosts"]["worker1"]["workers"][0]["used"]
-    assert plan["head"]["argv"][plan["head"]["argv"].index("--rpc") + 1] == "192.0.2.12:50052"
-
-
 @pytest.mark.parametrize("split", [[1], [1, 1, 1], [1, -1], [0, 0]])
 def test_a_split_needs_a_share_for_each_device(pair, split):
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = split
     assert "each of the 2 devices in their order: 192.0.2.11:50052 (worker1)" in pair.reason()
-
-
-def test_a_split_that_asks_too_much_of_a_device(pair, big_model):
-    for worker in ("worker1", "worker2"):
-        pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 60 * 1024}]
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [7, 1]
-    pair.model = {"summary": big_model}
-    assert "too much for 192.0.2.11:50052 (worker1): " in pair.reason()
-    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
-    assert not pair.plan()["refused"]
-
-
-def test_the_first_layers_stay_on_the_head_if_asked_for(pair):
-    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 7
-    plan = pair.plan()
-    assert [(entry["layers"], entry["output"]) for entry in plan["placement"]] == [(3, False), (3, True)]
-    assert plan["head"]["cpu"]["layers"] == 10
-    assert plan["head"]["argv"][plan["head"]["argv"].index("--n-gpu-layers") + 1] == "7"
-    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 0
-    plan = pair.plan()
-    assert plan["placement"] == []
-    assert plan["head"]["cpu"]["layers"] == 16
 
 
 def test_layers_on_the_head_need_room_there(pair, big_model):
@@ -202,17 +171,6 @@ def test_an_override_needs_the_names_of_tensors(pair, big_model):
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["ffn=CPU"]
     serve(pair, big_model)
     assert "has no tensor names: create it again with gguf_info" in pair.reason()
-
-
-def test_a_device_that_an_override_names_is_used(pair, big_model):
-    big_model["tensors"][1:1] = [{**big_model["tensors"][0], "name": "blk.*.b.weight", "layers": [3, 4]}]
-    device = "RPC0[192.0.2.12:50052]"
-    plan = serve(pair, sized(big_model, 20), llama_server_override_tensor=[f"b.weight={device}"])
-    assert [entry["device"] for entry in plan["placement"]] == [device]
-    assert plan["placement"][0]["weights_mib"] >= 2048
-    pair.hosts["worker1"]["facts"]["memory_mib"] = 4 * 65536
-    plan = serve(pair, sized(big_model, 70), llama_server_override_tensor=[f"b.weight={device}"])
-    assert [entry["device"] for entry in plan["placement"]] == [device, "RPC0[192.0.2.11:50052]"]
 
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
@@ -340,33 +298,6 @@ def sized(big_model, layers):
 
 
 @pytest.mark.parametrize(
-    "layers, devices",
-    [
-        (20, ["CUDA0"]),
-        (40, ["CUDA0", "CUDA1"]),
-        (80, ["RPC0[192.0.2.11:50052]", "CUDA0", "CUDA1"]),
-        (120, ["RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]", "CUDA0", "CUDA1"]),
-    ],
-)
-def test_workers_are_used_only_where_the_heads_own_devices_are_too_small(own, big_model, layers, devices):
-    plan = serve(own, sized(big_model, layers))
-    assert not plan["refused"], plan["reasons"]
-    assert [entry["device"] for entry in plan["placement"]] == devices
-    assert sum(entry["layers"] for entry in plan["placement"]) == layers
-    assert plan["placement"][-1]["output"]
-    assert plan["head"]["devices"] == [device for device in devices if "CUDA" in device]
-    connected = [device[5:-1] for device in devices if "RPC" in device]
-    assert [
-        worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]
-    ] == connected
-    argv = plan["head"]["argv"]
-    assert ("--rpc" in argv) == bool(connected)
-    assert argv[argv.index("--device") + 1] == ",".join(
-        [*(f"RPC{index}" for index, _endpoint in enumerate(connected)), *plan["head"]["devices"]]
-    )
-
-
-@pytest.mark.parametrize(
     "endpoint, own_devices, environment",
     [
         ({"device": "CUDA1"}, ["CUDA0"], {"CUDA_VISIBLE_DEVICES": "0"}),
@@ -386,21 +317,6 @@ def test_a_head_uses_the_devices_before_those_that_it_lends(own, endpoint, own_d
 def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
     own.hosts["head"]["facts"]["accelerators"][1] = {**GPU, "name": "another GPU"}
     assert own.plan()["head"]["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def test_integrated_graphics_are_used_where_there_is_nothing_else(pair):
-    shared = {"backend": "hip", "name": "AMD", "architecture": "gfx1151", "memory_mib": 60000, "unified": True}
-    own_memory = {**shared, "memory_mib": 16384, "unified": False}
-    facts = pair.hosts["head"]["facts"]
-    facts["toolchain"] = {**FACTS["toolchain"], "hipconfig": "7.2"}
-    facts["accelerators"] = [shared, own_memory]
-    assert pair.plan()["head"]["devices"] == ["ROCm1"]
-    facts["accelerators"] = [shared]
-    plan = pair.plan()
-    assert plan["head"]["devices"] == ["ROCm0"]
-    assert plan["placement"][-1]["capacity_mib"] == 54000
-    facts["accelerators"] = [{**own_memory, "memory_mib": 0}]
-    assert pair.plan()["head"]["devices"] == []
 
 
 def test_a_release_is_proven_on_the_heads_own_devices_too(own):
@@ -852,18 +768,6 @@ def test_packages_that_cannot_be_used(pair, facts, said):
         assert part in reason
 
 
-def test_a_link_to_a_peer_is_chosen_by_its_name(pair):
-    pair.hosts["head"]["variables"]["llama_links"] = [
-        {"address": "198.51.100.1/30", "peer": "worker1"},
-        {"address": "203.0.113.1/30", "peer": "worker2"},
-    ]
-    pair.hosts["worker2"]["variables"]["llama_links"] = [{"address": "203.0.113.2/30"}]
-    plan = pair.plan()
-    assert plan["hosts"]["worker2"]["firewall"][0]["sources"] == ["203.0.113.1"]
-    assert plan["hosts"]["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]
-    assert plan["links"] == ["worker2"]
-
-
 def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(local, big_model):
     here = local.hosts["here"]
     here["facts"]["memory_mib"] = 1 << 20
@@ -1071,14 +975,6 @@ def test_staging_is_a_second_cluster_on_the_other_ports(staged):
     assert names["staging"].isdisjoint(names["serving"])
 
 
-def test_staging_shares_the_cache_of_tensors_and_not_the_state(staged):
-    serving, staging = (staged.plan(staging=value)["hosts"]["worker1"] for value in (False, True))
-    assert serving["workers"][0]["environment"] == staging["workers"][0]["environment"] != {}
-    assert "--cache" in serving["services"][0]["argv"]
-    assert staging["services"][0]["argv"] == staging["workers"][0]["argv"]
-    assert (serving["state"], staging["state"]) == ("/opt/llamacpp/state", "/opt/llamacpp/state/staging")
-
-
 @pytest.mark.parametrize("port, other", [(8080, "llama_server_port"), (50052, "a worker of here")])
 def test_the_staging_port_of_the_server_is_its_own(local, port, other):
     local.hosts["here"]["variables"]["llama_server_staging_port"] = port
@@ -1144,21 +1040,6 @@ def compiled_already(pair, **more):
         host["facts"]["toolchain"] = {}
         host["variables"]["llama_release"] = {**BINARY, **more}
     return pair
-
-
-def test_programs_that_are_compiled_already_need_no_toolchain(pair):
-    pair.hosts["worker1"]["facts"]["accelerators"] = [GPU]
-    plan = compiled_already(pair).plan()
-    assert not plan["refused"]
-    worker = plan["hosts"]["worker1"]
-    assert worker["tools"] == {}
-    assert worker["builds"][0]["id"].startswith("binary-bbbbbbbb-cpu-")
-    assert worker["builds"][0]["cmake_options"] == {}
-    assert [account["name"] for account in worker["accounts"]] == ["llamacpp"]
-    assert "/var/cache/llamacpp/sources" in [folder["path"] for folder in worker["folders"]]
-    assert plan["advisories"] == []
-    pair.hosts["worker1"]["variables"]["llama_backend"] = "cuda"
-    assert pair.plan()["hosts"]["worker1"]["workers"][0]["device"] == "CUDA0"
 
 
 def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
@@ -1277,17 +1158,6 @@ def test_a_release_of_one_backend_that_cannot_be(both):
     assert "llama_release_hip has the checksum None" in both.reason()
     both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "package"}
     assert "llama_release_hip has source: package" in both.reason()
-
-
-def test_a_backend_that_the_head_itself_does_not_have(both):
-    both.hosts["head"]["variables"].update(llama_backend="cpu", llama_server_backend="hip", llama_release_vulkan=None)
-    both.hosts["head"]["variables"].update(llama_release_hip=None)
-    plan = both.plan()
-    assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
-        ("Vulkan0", False),
-        ("ROCm0", True),
-    ]
-    assert "-cpu-" in plan["head"]["argv"][0]
 
 
 @pytest.mark.parametrize("kind", ["f", "another kind"])

@@ -515,13 +515,6 @@ def test_a_plan_predicts_the_speed_that_was_measured_there(name, extra, measured
     assert estimate["generation_tokens_per_s"] == pytest.approx(measured, rel=0.2)
 
 
-def test_attention_beside_its_experts_is_faster_than_equal_shares():
-    planned, equal = (
-        plan("cuda_triple", **split)["estimate"] for split in ({}, {"llama_server_tensor_split": [1] * 12})
-    )
-    assert planned["generation_tokens_per_s"] > 1.2 * equal["generation_tokens_per_s"]
-
-
 # Clusters that others published
 
 CLUSTERS = Path(__file__).resolve().parent / "fixtures" / "clusters"

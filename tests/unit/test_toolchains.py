@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds.toolchains import missing_libraries
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
@@ -515,15 +514,6 @@ def test_a_library_that_is_missing_is_installed(machine, version, lacking, tools
     backend = build_of(planned(machine, version))["backend"]
     plan = planned(machine, version, change=without(lacking), llama_backend=backend)
     assert tools.items() <= plan["hosts"]["here"]["tools"].items()
-
-
-def test_libraries_are_told_apart_by_toolkit(tmp_path, monkeypatch):
-    """ROCm 6.4 without hipBLAS beside 7.2 with it."""
-    machine = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch)
-    (tmp_path / "opt/rocm-6.4.1/include/hipblas/hipblas.h").unlink()
-    old, new = toolchains.find(tmp_path, machine.ask)
-    assert (old["libraries"], new["libraries"]) == (["hip-headers", "rocblas"], ["hip-headers", "hipblas", "rocblas"])
-    assert (missing_libraries(old), missing_libraries(new)) == (["hipblas"], [])
 
 
 @pytest.mark.parametrize(
