@@ -57,6 +57,15 @@ def test_a_remedy_is_the_mildest_one_and_it_works(gib, variables, remedy):
     assert not advisories_of(cluster, "compute-over-capacity")
 
 
+def test_a_shorter_context_is_the_remedy_where_less_at_once_is_not_enough():
+    cluster = cards_of(19.2, llama_server_flash_attention="on", llama_server_context=131072)
+    (advisory,) = advisories_of(cluster, "compute-over-capacity")
+    assert "set llama_server_context to " in advisory["remedy"]
+    apply(cluster, advisory["remedy"])
+    assert not cluster.plan()["refused"]
+    assert not advisories_of(cluster, "compute-over-capacity")
+
+
 def test_the_default_context_is_that_of_the_variable():
     assert inventory.specification()["llama_server_context"]["default"] == memory_predicates.DEFAULT_CONTEXT
     cluster = cards_of(1, summary={"context": 4096})
