@@ -118,15 +118,6 @@ def test_a_host_with_several_workers_may_go_away_as_a_whole(big_model):
     assert set(whole["workers"]) == {"192.0.2.12:50052", "192.0.2.13:50052"}
 
 
-def test_shares_of_the_operator_leave_no_fallback(pair):
-    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
-    plan = pair.plan()
-    assert plan["fallbacks"] == []
-    assert [(entry["missing_mib"], entry["reason"]) for entry in plan["no_fallback"]] == [
-        (None, "llama_server_tensor_split says what each device gets")
-    ] * 2
-
-
 def test_a_worker_that_an_override_names_cannot_be_spared(pair):
     device = pair.plan()["placement"][0]["device"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = [f"blk.1.ffn.*={device}"]

@@ -444,23 +444,6 @@ def test_more_devices_than_llama_cpp_uses_cannot_be_had():
     assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
 
 
-def test_cards_of_two_vendors_in_one_box():
-    """A 4070 and an MI50 hold together what neither holds; the one that llama-server does not drive is lent on loopback."""
-    cards = [
-        {"backend": "cuda", "name": "RTX 4070", "architecture": "8.9", "memory_mib": 12282},
-        {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752},
-    ]
-    hardware = {"memory_mib": 65536, "accelerators": cards}
-    box = {"ansible_host": "192.0.2.1", "llama_hardware": hardware, "llama_backend": ["cuda", "hip"]}
-    planned = written(cluster_of(True, {"box": box}, **big(38), llama_build_toolchain=None))
-    assert not planned["refused"], planned["reasons"]
-    assert workers_of(planned) == {"127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d ROCm0"}
-    assert " --rpc 127.0.0.1:50052 --device RPC0,CUDA0 " in line(planned)
-    assert sum(layers_of(planned).values()) == 38
-    said = reason(written(cluster_of(False, {"box": {**box, "llama_backend": "cuda"}}, **big(38))))
-    assert "MI50 (ROCm0) of box (add box to llama_workers and set its llama_backend to [cuda, hip])" in said
-
-
 @pytest.mark.parametrize(
     "names, remedy",
     [
