@@ -133,15 +133,6 @@ def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
         matrix.loads_of(request_of(found, depths=[*range(0, 8000, 2)]), variants, served_by(found))
 
 
-def test_each_number_of_hosts_has_a_plan_of_its_own():
-    loads = loads_of(cluster_of(**MEASURED))
-    hosts = [("head",), ("head", "worker1"), ("head", "worker1", "worker2")]
-    assert [load.hosts for load, _plan in loads] == hosts
-    assert [tuple(entry.host for entry in plan.placement) for _load, plan in loads] == [names[1:] for names in hosts]
-    assert len({plan.head.argv[0] for _load, plan in loads}) == 1, "one build"
-    assert len({plan.estimate.generation_tokens_per_s for _load, plan in loads}) == 3
-
-
 def test_settings_multiply_and_latencies_are_measured_with_the_first_of_each():
     found = cluster_of(
         **MEASURED,

@@ -477,21 +477,6 @@ def releases(planned):
     return add
 
 
-def test_the_last_releases_are_kept(planned, releases):
-    unneeded = releases("second", "third", "fourth")
-    assert unneeded() == ["fourth", "third"]
-    found = planned.drift().differences
-    assert [difference.subject for difference in found if difference.kind == "unneeded"] == unneeded()
-    planned.change(keep_releases=3)
-    assert unneeded() == ["fourth"]
-    planned.change(keep_releases=1)
-    assert unneeded() == ["fourth", "third", "second"]
-    planned.change(keep_releases=4)
-    assert unneeded() == []
-    planned.change(prefix=f"{planned.prefix}/none")
-    assert unneeded() == []
-
-
 def test_a_planned_release_counts_before_it_is_installed(planned, releases):
     unneeded = releases("second", "third")
     planned.change(builds=(build_plan("coming"),))
@@ -520,6 +505,8 @@ def test_the_last_releases_of_each_backend_are_kept(planned, releases):
     planned.change(keep_releases=1)
     assert unneeded() == [*cpu[::-1], *vulkan[:0:-1], *hip[:0:-1], "here"]
     planned.change(keep_releases=4)
+    assert unneeded() == []
+    planned.change(prefix=f"{planned.prefix}/none")
     assert unneeded() == []
 
 

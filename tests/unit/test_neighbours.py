@@ -177,17 +177,6 @@ def test_a_teardown_leaves_the_building_account_to_another_cluster():
     assert (part["account"], part["build_account"]) == ("llamacpp-night", "llamacpp-build")
 
 
-def test_definitions_of_another_cluster_are_not_seen(tmp_path):
-    for service in ("llamacpp-server", "llamacpp-a-server", "llamacpp-ab-server", "llamacpp-worker-a-server"):
-        (tmp_path / f"{service}.service").write_text(f"# {names.DEFINITION_MARK}\n")
-
-    def seen(cluster):
-        return host.defined_services("systemd", str(tmp_path), names.of(cluster))
-
-    assert seen("llama_cluster") == ["llamacpp-server", "llamacpp-worker-a-server"]
-    assert (seen("a"), seen("ab"), seen("b")) == (["llamacpp-a-server"], ["llamacpp-ab-server"], [])
-
-
 def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
     link, night = LinkPlan("eth1", "10.99.0.12/24", None, None, manage=True), names.of("night")
     for manager in ("networkd", "NetworkManager"):

@@ -223,12 +223,6 @@ def test_the_first_certificate_of_a_file(certify):
         reading.first_certificate(key.read_text())
 
 
-def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    assert reading.ask(f"127.0.0.1:{port}", "/", 5).status == 0
-
-
 HEADERS = st.lists(
     st.one_of(
         st.sampled_from(
