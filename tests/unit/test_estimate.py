@@ -159,6 +159,19 @@ def serving(pair, big_model):
     return plan
 
 
+def test_the_page_shows_the_speed_and_what_limits_it(serving):
+    plan = serving(llama_placement="all")
+    lines = " ".join(plan_text.plan_parts(typed(plan))["Predicted speed"])
+    given = plan["estimate"]
+    for text in (
+        f"{given['generation_tokens_per_s']:g} tokens per second",
+        f"{given['load_s']:g} seconds",
+        f"limited by: {given['limited_by']}",
+        "Rates of devices are",
+    ):
+        assert text in lines
+
+
 @pytest.mark.parametrize(
     "rates, surest",
     [({"measured", "table"}, "table"), ({"table", "assumed"}, "assumed"), ({"measured"}, "measured")],

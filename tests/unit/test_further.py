@@ -117,10 +117,12 @@ def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_proces
     assert rows(plan)["draft"]["device"] is None
 
 
-def test_where_the_operator_divides_the_model_each_device_is_tried():
-    """Devices of one kind are not alike then: the first one is full."""
-    cluster = with_both(head_with_cards(2, 20, llama_server_tensor_split=[1, 0]), draft=draft(4))
-    assert rows(cluster.plan())["draft"]["device"] == "CUDA1"
+def test_where_the_operator_divides_the_model_each_device_is_tried_for_a_draft_model():
+    """Devices of one kind are not alike then: the first one is full. A projector is computed there or by the processor."""
+    large = {**PROJECTOR, "tensor_bytes": 4 * GIB, "bytes": 4 * GIB}
+    for further, device in (({"draft": draft(4)}, "CUDA1"), ({"mmproj": large}, None)):
+        plan = with_both(head_with_cards(2, 20, llama_server_tensor_split=[1, 0]), **further).plan()
+        assert [row["device"] for row in plan["further"]] == [device]
 
 
 def test_where_one_is_too_much_already_both_are_to_be_removed():

@@ -679,6 +679,17 @@ def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
     assert not pair.plan()["refused"]
 
 
+def test_a_declared_mac_of_an_ordinary_user():
+    facts = entry.merge_hardware(
+        "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
+    )
+    assert facts["units"] == "/Users/u/Library/LaunchAgents"
+    assert facts["prefix"] == "/Users/u/.local/share/llamacpp"
+    assert (facts["service_manager"], facts["architecture"], facts["cpu"]["cores"]) == ("launchd", "arm64", 16)
+    assert facts["distribution"]["family"] == "darwin"
+    assert facts["packaged"] is None
+
+
 def test_a_declared_distribution_and_scope():
     facts = entry.merge_hardware("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
     assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
