@@ -238,18 +238,6 @@ def test_what_a_cache_beside_it_has_is_linked(tmp_path):
     assert os.path.samefile(*(next(folder.iterdir()) for folder in (first.folder, second.folder)))
 
 
-@programs
-def test_a_link_replaces_a_file_that_was_cut_off(tmp_path):
-    path, first, second = model(tmp_path, [1]), worker(tmp_path, "one"), worker(tmp_path, "two")
-    tensors = wanted(path, 1)
-    cache_prefill.give_here(first, str(path), tensors, until())
-    (file,) = first.folder.iterdir()
-    second.folder.mkdir(parents=True)
-    (second.folder / file.name).write_bytes(bytes(20 * 1024 * 1024))
-    cache_prefill.link(second, tensors, [first.folder])
-    assert cache_prefill.missing(second, tensors) == []
-
-
 def test_another_model_at_the_same_path_is_no_copy(tmp_path):
     path = model(tmp_path, [1, 2])
     (tmp_path / "other").mkdir()

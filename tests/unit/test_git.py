@@ -270,11 +270,6 @@ def test_what_turns_out_not_to_be_there(repository, cache, more):
     assert not list(cache.glob("*.tar.gz"))
 
 
-def test_an_annotated_tag_of_a_build(repository):
-    repository.git("tag", "--annotate", "--message=x", "b4322", repository.commits[2])
-    assert repository.fetched("b4322").commit == repository.commits[2]
-
-
 def test_patches_are_known_by_their_content(tmp_path):
     for name in ("one.patch", "two.patch"):
         (tmp_path / name).write_text("the same")

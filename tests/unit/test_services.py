@@ -190,15 +190,6 @@ def test_what_is_not_planned_any_more_goes(machine):
     assert [path.name for path in (machine.folder / "units").rglob("*") if not path.is_dir()] == []
 
 
-def test_one_that_ended_before_goes_too(machine):
-    machine.apply(WORKER)
-    machine.apply(stop=[WORKER])
-    machine.lines("events")
-    assert machine.apply(remove=[WORKER]) == {WORKER: (STOPPED, STOPPED)}
-    assert machine.lines("events") == []
-    assert not machine.manager.path(WORKER).exists()
-
-
 def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     (machine.folder / "broken" / WORKER).touch()
     with pytest.raises(services.ServiceError) as raised:

@@ -53,14 +53,6 @@ def test_a_split_model(server, tmp_path):
     ]
 
 
-def test_a_split_model_that_lacks_a_part(server, tmp_path):
-    server.files["/big-00001-of-00002.gguf"] = files.write_parts(tmp_path)[0].read_bytes()
-    with pytest.raises(
-        web.RemoteError, match=r"has the part big-00002-of-00002.gguf, which does not exist \(HTTP 404\)"
-    ):
-        web.read_model(server.url + "/big-00001-of-00002.gguf")
-
-
 @pytest.mark.parametrize("token, sent", [("secret", "Bearer secret"), (None, "Basic bWU6c2VjcmV0")])
 def test_redirects_are_followed_and_what_permits_stays_with_its_server(server, tmp_path, monkeypatch, token, sent):
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
