@@ -111,6 +111,13 @@ def secured(cluster, **more):
     return cluster
 
 
+def test_a_file_without_a_name_is_none(pair):
+    empty = {CERTIFICATE: "", KEY: "", "llama_server_api_key_file": ""}
+    pair.hosts["head"]["variables"].update(empty)
+    head = pair.plan()["head"]
+    assert [head[name.removeprefix("llama_server_")] for name in empty] == [None] * 3
+
+
 def of_build(generation):
     return {"source": "archive", "path": "/tmp/x", "checksum": "sha256:" + "c" * 64, "build": generation}
 

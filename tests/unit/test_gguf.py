@@ -202,6 +202,7 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
         ({"keys": {"made.up": 1}}, "keys.made.up, which is not known"),
         ({"architecture": 10**4300}, "architecture, which is a number of 14285 bits"),
         ({"tensors": 7}, "tensors, which is 7"),
+        ({"tensors": False}, "tensors, which is False"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4}]}, "tensors.layers"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "tensors.bytes"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [2]}]}, "tensors.layers[0]"),

@@ -236,7 +236,7 @@ def problem(summary: Mapping[str, Any]) -> str | None:
 def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
     """What does not belong together in a summary of this shape."""
     layers, sizes = summary["layers"], summary["layer_bytes"]
-    experts, rows = summary.get("expert_bytes") or sizes, summary.get("tensors") or []
+    experts, rows = summary.get("expert_bytes") or sizes, summary.get("tensors")
     if len(sizes) != layers:
         return Problem("layer_bytes", f"has the sizes of {len(sizes)} layers, not {layers}")
     if len(experts) != layers or any(part > size for part, size in zip(experts, sizes)):
@@ -246,10 +246,10 @@ def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
         found = validation.mismatch(f"keys.{key}", value, [numbers] if isinstance(value, list) else numbers)
         if key not in CACHE_KEYS or found:
             return found or Problem(f"keys.{key}", "is not known")
-    if not isinstance(rows, list):
+    if not isinstance(rows, (list, type(None))):
         return Problem("tensors", f"is {validation.show(rows)}")
     shape = {**ROW, "layers": Maybe([Number(0, layers - 1)])}
-    for row in rows:
+    for row in rows or []:
         found = validation.mismatch("tensors", row, shape)
         if found or "layers" not in row:
             return found or Problem("tensors.layers", "is missing")
