@@ -11,6 +11,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Certificate,
@@ -20,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Health,
     LinkMeasurement,
     LoggedBuffers,
-    PortProbe,
     Report,
     Staged,
     WorkerDevice,

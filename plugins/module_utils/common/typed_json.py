@@ -49,9 +49,9 @@ class Field(NamedTuple):
 def fields(record: type) -> tuple[Field, ...]:
     """The fields of a NamedTuple class, in their order."""
     hints = typing.get_type_hints(record, include_extras=True)
-    defaults = record._field_defaults  # type: ignore[attr-defined]
+    defaults = record._field_defaults  # type: ignore[attr-defined]  # no type says «a class of NamedTuple»
     found = []
-    for name in record._fields:  # type: ignore[attr-defined]
+    for name in record._fields:  # type: ignore[attr-defined]  # the same
         bare, notes = unwrap(hints[name])
         found.append(
             Field(name, hints[name], is_optional(bare) or name in defaults, ABSENT in notes, defaults.get(name))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
@@ -183,14 +184,6 @@ class ServiceReport(NamedTuple):
     addresses: tuple[str, ...]
     clients: tuple[str, ...]
     """addresses of those that have a connection to it"""
-
-
-class PortProbe(NamedTuple):
-    """An attempt to connect to a port that is closed to the host that tries."""
-
-    endpoint: str
-    source: str
-    open: bool
 
 
 class HostReport(NamedTuple):
