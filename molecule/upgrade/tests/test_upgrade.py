@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -25,6 +26,12 @@ NEW = inventory.specification()["llama_release"]["default"]
 CACHED = {name: sum(worker["seed"]["bytes"] for worker in PLAN["hosts"][name]["workers"]) for name in WORKERS}
 """Bytes of the tensors that each host's workers keep on disk."""
 WORDS = " ".join(known_answer.SENTENCE.split()[:2])
+COUNTER = """
+add table inet measured
+add counter inet measured received
+add chain inet measured input { type filter hook input priority -400; }
+add rule inet measured input tcp dport != 22 counter name received
+"""
 LOG = "/root/asked.log"
 STARTS = 3
 """How often the services are restarted by hand."""
@@ -84,8 +91,9 @@ def wait_for_answer(seconds=180):
 
 
 def received():
-    """Bytes that each worker's host has got from the network."""
-    return {name: int(on(name).file("/sys/class/net/eth0/statistics/rx_bytes").content_string) for name in WORKERS}
+    """Bytes that each worker's host has got from the network, but for what the playbook sent by SSH."""
+    said = {name: on(name).check_output("nft list counter inet measured received") for name in WORKERS}
+    return {name: int(re.search(r"bytes (\d+)", text)[1]) for name, text in said.items()}
 
 
 def gap(begin):
@@ -98,6 +106,8 @@ def gap(begin):
 @pytest.fixture(scope="module", autouse=True)
 def asked():
     """A client of the cluster on its head, from the first test to the last. What was measured becomes the scenario's result."""
+    for name in WORKERS:
+        on(name).check_output("nft %s", COUNTER)
     asker = Path(__file__).with_name("asker.py").read_text()
     unit = ["systemd-run", "--quiet", "--unit=asker", f"--property=StandardOutput=truncate:{LOG}", "python3", "-c"]
     on(HEAD).run_test(" ".join(["%s"] * (len(unit) + 3)), *unit, asker, f"{PLAN['head']['url']}/v1/completions", WORDS)
