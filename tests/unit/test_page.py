@@ -337,11 +337,15 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
             "and the file is not a benchmark that this collection can read: id is missing",
         ),
         ({"plan": "verified.json"}, "and the file holds no plan that this collection can read"),
+        ({"plan": "control.json"}, "can read (hosts.\\x1b is None)"),
     ],
 )
 def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):
     monkeypatch.setattr(report_action, "LARGEST_FILE", 300_000)
     (files / "list.json").write_text("[1]")
+    (files / "control.json").write_text(
+        json.dumps({**json.loads((files / "plan.json").read_text()), "hosts": {"\x1b": None}})
+    )
     (files / "large.json").write_text('{"x": "' + "x" * 300_000 + '"}')
     with pytest.raises(AnsibleActionFail, match=re.escape(said)):
         report_action.write(

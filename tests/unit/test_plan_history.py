@@ -254,6 +254,7 @@ def test_the_head_records_which_hosts_may_be_away(pair):
     assert summary_of(record).spared == {"worker1": True, "worker2": False}
     assert history.problem(record) is None
     assert history.problem({**record, "spared": {"worker1": "yes"}}).where == "it.spared.worker1"
+    assert history.problem({**record, "host": {**record["host"], "files": None}}) is None
     plan["head"]["fallback_after"] = None
     assert record_of(plan, "head")["spared"] == {"worker2": False}
 

@@ -251,6 +251,7 @@ nft list table inet llamacpp
 AWAY = f"""
 systemctl stop {SERVER} {WORKER}
 rm -r /etc/systemd/system/{SERVER}.service /etc/systemd/system/{WORKER}.service {" ".join(SETTINGS)} {PREFIX}/*
+rmdir /etc/modprobe.d
 systemctl daemon-reload
 nft delete table inet llamacpp
 """

@@ -114,6 +114,8 @@ def asked():
     time.sleep(5)
     wait_for_answer()
     yield
+    for name in WORKERS:
+        on(name).check_output("nft delete table inet measured")
     on(HEAD).check_output("systemctl stop asker")
     if {"upgrade_gap_s", "bare_restart_s"} <= set(measured):
         measured["ratio"] = round(measured["upgrade_gap_s"] / measured["bare_restart_s"], 2)

@@ -127,7 +127,7 @@ def problem(where: str, value: Any) -> Problem | None:
 def _below(place: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The entries of a mapping or a list, and where they are."""
     if isinstance(value, Mapping):
-        yield from ((f"{place}.{name}", entry) for name, entry in value.items())
+        yield from ((f"{place}.{printable(name, LONGEST_NAME)}", entry) for name, entry in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((f"{place}[{index}]", entry) for index, entry in enumerate(value))
 

@@ -98,7 +98,7 @@ def problem(record: Any) -> Optional[Problem]:
         return found
     if not all(validation.is_plain(line) for text in blocks for line in text.replace("\t", " ").split("\n")):
         return Problem("it", "has a control character in a definition or a file")
-    return _outside(record["host"])
+    return _outside(typed_json.parse(PlanRecord, record).host)
 
 
 def _without_blocks(part: Any) -> tuple[Any, list[str]]:
@@ -113,13 +113,13 @@ def _without_blocks(part: Any) -> tuple[Any, list[str]]:
     return rest, blocks
 
 
-def _outside(part: Mapping[str, Any]) -> Optional[Problem]:
+def _outside(part: HostPlan) -> Optional[Problem]:
     """A file that is not below the installation."""
-    for file in part["files"]:
-        for path in filter(None, (file["path"], file.get("record"))):
-            if os.path.normpath(path) != path or not path.startswith(part["prefix"] + "/"):
-                return Problem("it.host.files", f"has {validation.show(path)}, which is not below {part['prefix']}")
-    for folder in part["folders"]:
-        if os.path.normpath(folder["path"]) != folder["path"]:
-            return Problem("it.host.folders", f"has {validation.show(folder['path'])}")
+    for file in part.files:
+        for path in filter(None, (file.path, file.record)):
+            if os.path.normpath(path) != path or not path.startswith(part.prefix + "/"):
+                return Problem("it.host.files", f"has {validation.show(path)}, which is not below {part.prefix}")
+    for folder in part.folders:
+        if os.path.normpath(folder.path) != folder.path:
+            return Problem("it.host.folders", f"has {validation.show(folder.path)}")
     return None
