@@ -11,15 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS, Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import place_in
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
     FetchedModelPlan,
@@ -324,7 +324,7 @@ def test_each_difference_is_found(planned, monkeypatch, kind, said, spoil):
 
 
 def test_every_kind_of_difference_is_found():
-    assert {kind for kind, _said, _spoil in SPOILED} == set(KINDS)
+    assert {kind for kind, _said, _spoil in SPOILED} == set(get_args(Kind))
 
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):

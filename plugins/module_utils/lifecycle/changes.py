@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -32,7 +33,7 @@ ANSWER = {
             "redefined": [Text()],
             "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
             "plans": Maybe([typed_json.shape(history.PlanSummary)]),
-            "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
+            "differences": [{"kind": get_args(Kind), "subject": PATH, "text": Text(longest=8192)}],
         }
     ),
     "free_mib": Maybe(Each(Number(-validation.LARGEST))),

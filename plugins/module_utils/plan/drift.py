@@ -4,9 +4,8 @@
 """How a host differs from its part of the plan, as host_info reports it."""
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple, Optional
+from typing import Annotated, Literal, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
@@ -38,6 +37,36 @@ class PortProbe(NamedTuple):
     source: Name
     """address that tried"""
     open: bool
+
+
+Kind = Literal[
+    "account",
+    "folder",
+    "release",
+    "file",
+    "model",
+    "definition",
+    "boot",
+    "manager",
+    "firewall",
+    "link",
+    "tuning",
+    "service",
+    "stale",
+    "unneeded",
+    "record",
+]
+
+
+class Difference(NamedTuple):
+    """A difference from the plan."""
+
+    kind: Kind
+    """by which programs decide"""
+    subject: Annotated[str, Text(longest=4096)]
+    """name or path of what differs"""
+    text: Annotated[str, Text(longest=8192)]
+    """for people: a sentence without its full stop"""
 
 
 class Drift(NamedTuple):

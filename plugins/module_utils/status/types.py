@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
 
@@ -137,7 +137,7 @@ class HostStatus(NamedTuple):
     """its workers"""
     resources: Optional[resources.Resources]
     """null where it did not answer"""
-    differences: Optional[tuple[differences.Difference, ...]]
+    differences: Optional[tuple[Difference, ...]]
     """from its part of the plan; null where it was not compared"""
     unused: Optional[tuple[UnusedFile, ...]] = None
     """what nothing uses on its disk, the largest first, at most 200; null where that was not looked for"""

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, plan_history
@@ -36,7 +35,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
     RUNNING,
     STOPPED,
     WAITING,
+    Difference,
     Drift,
+    Kind,
     ServiceState,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
