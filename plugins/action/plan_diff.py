@@ -40,12 +40,13 @@ class ActionModule(Action):
 
     def perform(self, arguments: Arguments) -> dict:
         plan = arguments.plan
-        answers = changes.check(plan.hosts, arguments.answers)
+        answers = changes.read(plan.hosts, arguments.answers)
         tools = _tools(arguments.facts)
-        compared = changes.compare(plan, answers)
-        decided = changes.decide(plan, compared.drifts)
+        drifts = changes.compared(answers)
+        decided = changes.decide(plan, drifts)
         if arguments.page:
-            changed = plan_text.changes_of(plan, decided.restarts, compared.drifts, compared.without)
+            unasked = {name: answer.why for name, answer in answers.items() if answer.why}
+            changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked)
             output.show_plan(plan, changed, arguments.report)
         return {
             "changed": False,

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback, rollback_report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.rollback import Target
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.rollback import Place, Target
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
@@ -56,7 +56,7 @@ def _choose(arguments: Arguments) -> Target:
     return rollback.choose(
         arguments.cluster,
         arguments.heads,
-        _answers(arguments, rollback.HISTORY, "plans"),
+        rollback.histories(_answers(arguments, rollback.History._fields)),
         arguments.wanted,
         arguments.id,
         arguments.lost,
@@ -65,17 +65,19 @@ def _choose(arguments: Arguments) -> Target:
 
 
 def _accept(arguments: Arguments, target: Target) -> dict[str, Any]:
-    answers = _answers(arguments, ("record", *rollback.COMPARED), "record")
-    for name, answer in answers.items():
-        facts = (arguments.facts.get(name) or {}).get("facts", {})
-        answer["place"] = {key: facts.get(key) for key in ("prefix", "units")}
-    return rollback.accept(target, arguments.cluster, answers)
+    answers = _answers(arguments, rollback.Recorded._fields)
+    facts = {name: (arguments.facts.get(name) or {}).get("facts", {}) for name in answers}
+    places = {name: Place(known.get("prefix"), known.get("units")) for name, known in facts.items()}
+    return rollback.accept(target, arguments.cluster, answers, places)
 
 
-def _answers(arguments: Arguments, keys: Iterable[str], needed: str) -> dict[str, dict[str, Any]]:
-    """What the hosts report that answered and did not fail, without what Ansible adds to it."""
+def _answers(arguments: Arguments, keys: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """What the hosts report that answered and did not fail, without what Ansible adds to it.
+
+    :param keys: the first one is always there.
+    """
     return {
         name: {key: answer[key] for key in keys if key in answer}
         for name, answer in arguments.answers.items()
-        if isinstance(answer, Mapping) and needed in answer
+        if isinstance(answer, Mapping) and keys[0] in answer
     }

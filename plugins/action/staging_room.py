@@ -27,6 +27,6 @@ class ActionModule(Action):
     def perform(self, arguments: Arguments) -> dict:
         record: type[Plan | Refused] = Refused if arguments.plan["refused"] else Plan
         plan = typed_json.parse(record, arguments.plan)
-        answers = changes.check(plan.hosts if isinstance(plan, Plan) else {}, arguments.answers)
+        answers = changes.read(plan.hosts if isinstance(plan, Plan) else {}, arguments.answers)
         obstacles = staging.obstacles(plan, answers)
         return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}

@@ -28,13 +28,13 @@ def _last(answer: Any, facts: Any) -> Any:
     return answer if asked else facts
 
 
-def _read(plan: Plan | None, name: str, answer: Any) -> tuple[Answer, dict[str, Any]]:
-    """What a host said, and what of it can be compared with the plan. Where it has another form than host_status gives it, that is all it said."""
+def _read(plan: Plan | None, name: str, answer: Any) -> Answer:
+    """What a host said. Where it has another form than host_status gives it, that is all it said."""
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         found = answer if isinstance(answer, Mapping) else {}
         words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
         said = validation.printable(words, changes.SHOWN) or "it was not asked"
-        return Answer(said=said, reachable=not found.get("unreachable")), {"msg": said}
+        return Answer(said=said, reachable=not found.get("unreachable"))
     given = answer["condition"]
     problem = validation.problem("condition", given) or typed_json.problem("condition", given, types.Condition)
     try:
@@ -42,12 +42,11 @@ def _read(plan: Plan | None, name: str, answer: Any) -> tuple[Answer, dict[str, 
             raise Refusal(
                 f"what it reports is not as this version of the collection reads it ({problem.where} {problem.why})"
             )
-        if plan:
-            answer = changes.check({name: plan.hosts[name]}, {name: answer})[name]
+        drift = changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
     except Refusal as refusal:
-        return Answer(said=str(refusal)), {"msg": str(refusal)}
+        return Answer(said=str(refusal))
     condition = validation.complete(given, typed_json.shape(types.Condition))
-    return Answer(typed_json.parse(types.Condition, condition)), {"drift": answer.get("drift")}
+    return Answer(typed_json.parse(types.Condition, condition), drift)
 
 
 class Arguments(NamedTuple):
@@ -65,13 +64,11 @@ class ActionModule(Action):
         given = arguments.plan
         plan = None if given["refused"] else typed_json.parse(Plan, given)
         unplanned = " ".join(given["reasons"]) if given["refused"] else ""
-        read = {
+        answers = {
             name: _read(plan, name, _last(answer, arguments.facts.get(name)))
             for name, answer in arguments.answers.items()
         }
-        compared = {name: reported for name, (_answer, reported) in read.items()}
-        drifts = changes.compare(plan, compared).drifts if plan else {}
-        answers = {name: answer._replace(drift=drifts.get(name)) for name, (answer, _reported) in read.items()}
+        drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         other = (rollback_report.other_plan(plan, drifts) if plan else None) or ""
         found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other)
         shown = typed_json.dump(found)

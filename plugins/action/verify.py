@@ -17,12 +17,10 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
-    HostReport,
     Report,
     Staged,
     Subject,
@@ -33,8 +31,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 
 display = Display()
 
-Drift = Mapping[str, Any]
-"""How a host differs from its part of the plan, as host_info reports it."""
 LOOKUP_SECONDS = 10.0
 PROBE_SECONDS = 1.0
 
@@ -68,17 +64,18 @@ class ActionModule(Action):
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject) -> dict[str, Any]:
-        head, drifts = plan.head.host, _drifts(plan.hosts, self._arguments.answers)
-        patience = plan.head.start_timeout if judge.may_become_healthy(plan, _reports(drifts)) else 0
+        answers = changes.read(plan.hosts, self._arguments.answers)
+        drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
+        patience = plan.head.start_timeout if judge.may_become_healthy(plan, drifts) else 0
         endpoints = [] if plan.staging else self._reached_endpoints(plan)
         with ThreadPoolExecutor(max(1, len(endpoints))) as threads:
             probes = threads.map(_probe, endpoints)
             evidence = self._collect(subject, patience)
             probed = dict(zip(endpoints, probes))
         if evidence.drift:
-            drifts |= _drifts({head: plan.hosts[head]}, {head: {"drift": evidence.drift}})
-        hosts = _reports(drifts)
-        observed = judge.Observed(hosts, probed, self._arguments.changed, self._staged())
+            changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
+            drifts[plan.head.host] = evidence.drift
+        observed = judge.Observed(drifts, probed, self._arguments.changed, self._staged())
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
             return {"changed": False, "report": typed_json.dump(report)}
@@ -149,19 +146,6 @@ class ActionModule(Action):
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
             output.write_report(page, plan, report, self._arguments.benchmark)
-
-
-def _drifts(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, Drift | None]:
-    """Host → how it differs from the plan; None where it did not answer.
-
-    :raises Refusal: a host reports something of another form.
-    """
-    checked = changes.check(hosts, answers)
-    return {name: checked[name]["drift"] or None for name in hosts}
-
-
-def _reports(drifts: Mapping[str, Drift | None]) -> dict[str, HostReport | None]:
-    return {name: typed_json.parse(HostReport, drift) if drift else None for name, drift in drifts.items()}
 
 
 def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:

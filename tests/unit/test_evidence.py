@@ -79,7 +79,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert {endpoint: answer.state for endpoint, answer in found.handshakes.workers.items()} == {
         "127.0.0.1:1": "refused"
     }
-    assert found.drift["differences"] == []
+    assert found.drift.differences == ()
     assert found.server.completion[:3] == ("hello", 1, 5)
     assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
     assert "secret" not in json.dumps(typed_json.dump(found))

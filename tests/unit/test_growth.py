@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import complete, known_answer_of
+from support.drift import drifts
 from support.lifecycle import decide
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -33,8 +34,12 @@ def drift(old, new, host):
     former = {service["name"]: service for service in before["services"]}
     services = new["hosts"][host]["services"]
     files = {file["path"]: file for file in before["files"]}
-    found = {
-        "services": {service["name"]: {"state": state_of(service, former), "clients": []} for service in services},
+    found = drifts(new)[host]
+    found |= {
+        "services": {
+            service["name"]: {**found["services"][service["name"]], "state": state_of(service, former)}
+            for service in services
+        },
         "redefined": [
             service["name"]
             for service in services

@@ -161,15 +161,16 @@ def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
     found = drifts(plan)
     found["head"]["services"]["llamacpp-server"]["fallback"] = "worker1:cpu"
     del found["worker1"]
-    changes.check(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
-    decided = changes.decide(typed(plan), found)
+    answers = changes.read(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
+    decided = changes.decide(typed(plan), changes.compared(answers))
     assert decided.restarts["head"] == []
     assert (decided.behind, decided.unreached) == ([], ["worker1"])
 
 
 def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan):
     plan = typed(plan)
-    report = judged(plan, on_fallback(plan), hosts={**reports(plan), "worker1": None})
+    hosts = {name: report for name, report in reports(plan).items() if name != "worker1"}
+    report = judged(plan, on_fallback(plan), hosts=hosts)
     status = {(check.name, check.subject): check.status for check in report.checks}
     assert status["release", "head"] == "passed"
     assert status["release", "worker1"] == "failed"
@@ -205,5 +206,5 @@ def test_verify_waits_for_a_server_that_may_fall_back(pair, wanted):
     plan = typed(pair.plan())
     hosts = reports(plan)
     assert judge.may_become_healthy(plan, hosts)
-    assert judge.may_become_healthy(plan, {**hosts, "worker1": None}) == wanted
+    assert judge.may_become_healthy(plan, {name: hosts[name] for name in ("head", "worker2")}) == wanted
     assert not judge.may_become_healthy(plan, {"head": hosts["head"]})

@@ -59,10 +59,10 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     found = answers(plan, worker1=answer)
     if answer is None:
         del found["worker1"]
-    compared = changes.compare(typed(plan), found)
-    assert list(compared.drifts) == ["head", "worker2"]
-    assert compared.without["worker1"].startswith(reason)
-    assert len(compared.without["worker1"]) <= 500
+    read = changes.read(typed(plan).hosts, found)
+    assert list(changes.compared(read)) == ["head", "worker2"]
+    assert read["worker1"].why.startswith(reason)
+    assert len(read["worker1"].why) <= 500
     assert run(plan=plan, answers=found)["unreached"] == ["worker1"]
 
 
@@ -85,7 +85,7 @@ def test_obstacles_of_a_plan_for_the_staging_ports(local):
     assert run_action(staging_room, plan=plan, answers={"here": room}) == {"changed": False, "obstacles": []}
     for answer in ({}, {"drift": {}, "free_mib": {}}, {"free_mib": {}}, {**room, "free_mib": None}):
         found = run_action(staging_room, plan=plan, answers={"here": answer})
-        assert found["obstacles"] == ["here could not be reached"]
+        assert found["obstacles"] == ["here: it could not be reached"]
     refused = {"schema": 1, "cluster": "x", "refused": True, "fits": False, "reasons": ["no head"]}
     assert run_action(staging_room, plan=refused, answers={})["obstacles"] == ["no head"]
     with pytest.raises(AnsibleActionFail, match="What here reports of itself"):

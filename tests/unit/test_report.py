@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import Cluster, known_answer_of, typed
 from support.clusters import strix_halos
-from support.drift import drifts
+from support.drift import drifts, typed_drifts
 from support.lifecycle import decide
 
 DEVICE = DevicePlacement(
@@ -186,8 +186,8 @@ def test_advisories_of_several_hosts_are_told_together(pair):
 
 def changed(plan, found, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
-    changes = decide(plan, {**dict.fromkeys(plan["hosts"]), **asked})
-    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, asked, unasked))
+    changes = decide(plan, asked)
+    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, typed_drifts(asked), unasked))
 
 
 def test_what_would_change_is_told_like_a_difference(pair):

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from conftest import typed
 from support import verification
 from support.actions import run
-from support.drift import drifts
+from support.drift import drifts, typed_drifts
 from support.playbook_runs import Operator
 from support.rollbacks import NAMES, completed, placed, record_of, serve, with_id
 from test_docs import ROOT
@@ -44,7 +44,7 @@ def recorded(*entries):
 
 
 def choose(answers, heads=("head",), **others):
-    return rollback.choose("llama_cluster", heads, answers, **others)
+    return rollback.choose("llama_cluster", heads, rollback.histories(answers), **others)
 
 
 def chosen(answers, **others):
@@ -257,7 +257,9 @@ def way(pair):
 
 
 def accept(way):
-    return rollback.accept(way[0], "llama_cluster", way[1])
+    target, answers = way
+    places = {name: rollback.Place(**answer["place"]) for name, answer in answers.items()}
+    return rollback.accept(target, "llama_cluster", answers, places)
 
 
 def test_each_host_gets_its_own_part(way):
@@ -395,14 +397,17 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     plan = completed(pair)
     planned = {**summary(1, 2), "id": plan["id"]}
     old = {**summary(1, 3), "id": "1" * 16, "release": "b1"}
-    same = {name: {"plans": [planned]} for name in NAMES}
-    assert rollback_report.other_plan(typed(plan), same) is None
-    assert rollback_report.other_plan(typed(plan), dict.fromkeys(NAMES)) is None
-    message = rollback_report.other_plan(typed(plan), {**same, "worker1": {"plans": [planned, old]}})
+
+    def other_plan(plans, **others):
+        found = {name: {**drift, "plans": others.get(name, plans)} for name, drift in drifts(plan).items()}
+        return rollback_report.other_plan(typed(plan), typed_drifts(found))
+
+    assert other_plan([planned]) is None
+    assert other_plan([]) is None
+    message = other_plan([planned], worker1=[planned, old])
     assert "plans release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
-    begun = {name: {"plans": [planned, {**old, "state": "applying"}]} for name in NAMES}
-    assert "was begun and never served" in rollback_report.other_plan(typed(plan), begun)
+    assert "was begun and never served" in other_plan([planned, {**old, "state": "applying"}])
 
 
 # --------------------------------------------------------------------------------------------------------------- the gate

@@ -5,99 +5,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, get_args
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Kind
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, HostAnswer, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
-PATH = Text(longest=4096)
-SERVICE = {
-    "state": ("running", "waiting", "stopped", "foreign", "different"),
-    "pid": Maybe(Number()),
-    "addresses": [Text()],
-    "clients": [Text()],
-    "fallback": Maybe(Text()),
-}
-ANSWER = {
-    "drift": Maybe(
-        {
-            "services": Each(SERVICE),
-            **{part: [PATH] for part in ("defined", "stale", "missing_builds", "running_releases", "changed_files")},
-            "changed_models": Maybe([PATH]),
-            "redefined": [Text()],
-            "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
-            "plans": Maybe([typed_json.shape(history.PlanSummary)]),
-            "differences": [{"kind": get_args(Kind), "subject": PATH, "text": Text(longest=8192)}],
-        }
-    ),
-    "free_mib": Maybe(Each(Number(-validation.LARGEST))),
-}
-"""What host_info reports of a host, given its part of the plan, as state.drift and resources.free_mib return it."""
 SHOWN = 500
 """Characters of a host's error in a message."""
 ANSWERING = ("running", "different")
 """States of a head whose llama-server runs, as planned or not."""
 
 
-def check(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, Any]:
-    """What hosts report that were compared with their parts of the plan, complete.
+def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
+    """What hosts report that were compared with their parts of the plan.
 
     :param hosts: of the plan.
-    :param answers: host → what host_info returned.
+    :param answers: host → what host_info returned; absent where the host did not answer.
     :raises Refusal: one has another form.
     """
-    checked = dict(answers)
-    for name, host in hosts.items():
-        answer = answers.get(name) or {}
-        read = {key: answer[key] for key in ANSWER if answer.get(key)} if isinstance(answer, Mapping) else answer
-        whole = validation.reported(name, "itself", read, ANSWER)
-        checked[name] = {**answer, **whole}
-        missing = whole["drift"] and unreported_service(host.services, whole["drift"]["services"] or {})
-        if missing:
-            raise validation.another_form(name, "itself", missing)
-    return checked
+    return {name: _read(name, host, answers.get(name) or {}) for name, host in hosts.items()}
 
 
-def unreported_service(services: Iterable[ServicePlan], reported: Mapping[str, Any]) -> validation.Problem | None:
+def _read(name: str, host: HostPlan, answer: Any) -> HostAnswer:
+    data = answer
+    if isinstance(answer, Mapping):
+        data = {key: answer[key] for key in ("drift", "free_mib") if answer.get(key)}
+    found = typed_json.parse(HostAnswer, validation.reported(name, "itself", data, typed_json.shape(HostAnswer)))
+    if found.drift:
+        check_services(name, host, found.drift)
+    if answer.get("skipped"):
+        return found._replace(why="its hardware is declared in llama_hardware")
+    if found.drift and not answer.get("msg"):
+        return found
+    reason = " ".join(str(answer.get("msg") or "it could not be reached").split())
+    return found._replace(why=validation.printable(reason)[:SHOWN])
+
+
+def check_services(name: str, host: HostPlan, drift: Drift) -> None:
+    """:raises Refusal: a host does not report how all of its planned services are."""
+    missing = unreported_service(host.services, drift)
+    if missing:
+        raise validation.another_form(name, "itself", missing)
+
+
+def unreported_service(services: Iterable[ServicePlan], drift: Drift) -> validation.Problem | None:
     """The first planned service of which a host does not report how it is."""
-    missing = next((service.name for service in services if service.name not in reported), None)
+    missing = next((service.name for service in services if service.name not in drift.services), None)
     return validation.Problem(f"it.drift.services.{missing}", "is missing") if missing else None
 
 
-class Comparison(NamedTuple):
-    """The hosts of a plan by whether they were compared with it."""
-
-    drifts: dict[str, dict[str, Any]]
-    """Host that was compared → result of state.drift."""
-    without: dict[str, str]
-    """Host that was not compared → why."""
-
-
-def compare(plan: Plan, answers: Mapping[str, Mapping[str, Any]]) -> Comparison:
-    """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
-    drifts, without = {}, {}
-    for name in plan.hosts:
-        answer = answers.get(name) or {}
-        if answer.get("skipped"):
-            without[name] = "its hardware is declared in llama_hardware"
-        elif answer.get("msg") or not answer.get("drift"):
-            reason = " ".join(str(answer.get("msg") or "it could not be reached").split())
-            without[name] = validation.printable(reason)[:SHOWN]
-        else:
-            drifts[name] = answer["drift"]
-    return Comparison(drifts, without)
+def compared(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
+    """Hosts that were compared with the plan → how they differ."""
+    return {name: answer.drift for name, answer in answers.items() if answer.drift and not answer.why}
 
 
 class Decision(NamedTuple):
     """What an apply would do."""
 
-    kinds: Mapping[str, list[str]]
+    kinds: Mapping[str, Sequence[Kind]]
     """Host → kinds of its differences."""
     restarts: Mapping[str, list[str]]
     """Host → names of the services that have to be restarted."""
@@ -119,22 +88,19 @@ class Decision(NamedTuple):
     """Ids of the releases of what is compiled or unpacked."""
 
 
-def decide(plan: Plan, drifts: Mapping[str, Mapping[str, Any] | None]) -> Decision:
-    """:param drifts: host → result of state.drift; None or absent where the host did not answer."""
-    reached = {name: drift for name, drift in drifts.items() if drift is not None}
-    kinds = {
-        name: sorted({difference["kind"] for difference in drift["differences"]}) for name, drift in reached.items()
-    }
-    restarts = _restarts(plan, reached)
-    builders, shared, sources = _builders(plan, reached)
+def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
+    """:param drifts: hosts that were compared → how they differ."""
+    kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
+    restarts = _restarts(plan, drifts)
+    builders, shared, sources = _builders(plan, drifts)
     return Decision(
         kinds=kinds,
         restarts=restarts,
-        behind=sorted(name for name in reached if kinds[name] or restarts[name] or name in shared.values()),
-        unreached=sorted(set(plan.hosts) - set(reached)),
-        replaced=_replaced(plan, reached, restarts),
+        behind=sorted(name for name in drifts if kinds[name] or restarts[name] or name in shared.values()),
+        unreached=sorted(set(plan.hosts) - set(drifts)),
+        replaced=_replaced(plan, drifts, restarts),
         while_away={name: while_away(plan, name) for name in plan.hosts},
-        unopened=sorted(name for name in reached if {"firewall", "link"}.intersection(kinds[name])),
+        unopened=sorted(name for name in drifts if {"firewall", "link"}.intersection(kinds[name])),
         builders=builders,
         shared=shared,
         sources=sources,
@@ -188,14 +154,14 @@ def missing_tools(
     return {name: packages for name, packages in lacking.items() if any(packages.values())}
 
 
-def _builders(plan: Plan, drifts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str], list[str]]:
+def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str], list[str]]:
     """As in Decision. Which host builds stands in the plan; the hosts' reports decide only what is missing."""
     builders, sources = set(), set()
     shared: dict[str, str] = {}
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
             source = plan.releases[build.release].source
-            if build.id not in drift["missing_builds"] or source == "package":
+            if build.id not in drift.missing_builds or source == "package":
                 continue
             if build.builder != name:
                 shared[build.id] = build.builder
@@ -206,29 +172,28 @@ def _builders(plan: Plan, drifts: Mapping[str, Mapping[str, Any]]) -> tuple[list
     return sorted(builders), shared, sorted(sources)
 
 
-def _replaced(
-    plan: Plan, drifts: Mapping[str, Mapping[str, Any]], restarts: Mapping[str, Collection[str]]
-) -> list[str]:
+def _replaced(plan: Plan, drifts: Mapping[str, Drift], restarts: Mapping[str, Collection[str]]) -> list[str]:
     """Hosts whose services restart, and that run programs of a release which is not planned there any more; none where nothing serves."""
     head = plan.head.service
     serving = any(
-        head in drift["stale"] or drift["services"].get(head, {}).get("state") in ANSWERING for drift in drifts.values()
+        head in drift.stale or (head in drift.services and drift.services[head].state in ANSWERING)
+        for drift in drifts.values()
     )
     planned = {name: {build.id for build in plan.hosts[name].builds} for name in drifts}
-    others = {name for name, drift in drifts.items() if set(drift["running_releases"]) - planned[name]}
+    others = {name for name, drift in drifts.items() if set(drift.running_releases) - planned[name]}
     return sorted(name for name in others if serving and restarts[name])
 
 
-def _restarts(plan: Plan, drifts: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
     """Services that do not run as planned, and the head with its model and any worker that it uses: it does not reconnect. A worker that it
     used and that is not planned any more stands in its command line."""
     restarts = {
         name: [
             service.name
             for service in plan.hosts[name].services
-            if drift["services"][service.name]["state"] not in ("running", "waiting")
-            or service.name in drift["redefined"]
-            or any(f"/releases/{identity}/" in service.process[0] for identity in drift["missing_builds"])
+            if drift.services[service.name].state not in ("running", "waiting")
+            or service.name in drift.redefined
+            or any(f"/releases/{identity}/" in service.process[0] for identity in drift.missing_builds)
         ]
         for name, drift in drifts.items()
     }
@@ -238,11 +203,9 @@ def _restarts(plan: Plan, drifts: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         for name in drifts
     }
     head = plan.head
-    drift = drifts.get(head.host, {})
-    touched = (
-        any(used[name].intersection(services) for name, services in restarts.items())
-        or plan.model.path in drift.get("changed_files", ())
-        or bool(drift.get("changed_models"))
+    of_head = drifts.get(head.host)
+    touched = any(used[name].intersection(services) for name, services in restarts.items()) or (
+        of_head and (plan.model.path in of_head.changed_files or of_head.changed_models)
     )
     if touched and head.service not in restarts.get(head.host, [head.service]):
         restarts[head.host].append(head.service)

@@ -9,29 +9,43 @@ A host's record is used on that host alone. Other hosts take nothing of the head
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanRecord, PlanSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 
-HISTORY = {"plans": [typed_json.shape(PlanSummary)], "unreadable": [Text(longest=8192)]}
-"""What a host reports of the plans that it has recorded."""
-COMPARED = {
-    "drift": {
-        **{part: [typed_json.LINE] for part in ("defined", "stale", "missing_builds", "redefined", "changed_files")},
-        "services": Each({"state": changes.SERVICE["state"]}),
-    },
-    "missing": [typed_json.LINE],
-}
-"""What a host reports beside its record of the plan."""
 SHOWN = 5
 UNTOUCHED = "No service was touched"
 """Ends a refusal before anything was changed."""
+
+
+class History(NamedTuple):
+    """What a host reports of the plans that it has recorded."""
+
+    plans: tuple[PlanSummary, ...]
+    unreadable: tuple[Annotated[str, Text(longest=8192)], ...]
+
+
+class Recorded(NamedTuple):
+    """What a host reports of the plan to go back to."""
+
+    record: PlanRecord
+    drift: Drift
+    missing: tuple[str, ...]
+    """files that its services read and that are missing"""
+
+
+class Place(NamedTuple):
+    """Where the installation of a host is now, by its facts."""
+
+    prefix: str | None = None
+    units: str | None = None
 
 
 class Target(NamedTuple):
@@ -81,10 +95,22 @@ class Reports(NamedTuple):
         return set() if others or begun else {serving.id}
 
 
+def histories(answers: Mapping[str, Any]) -> dict[str, History]:
+    """What hosts report of their plan histories.
+
+    :raises Refusal: one has another form.
+    """
+    shape = typed_json.shape(History)
+    return {
+        name: typed_json.parse(History, validation.reported(name, "its plan history", answer, shape))
+        for name, answer in answers.items()
+    }
+
+
 def choose(
     cluster: str,
     heads: Collection[str],
-    answers: Mapping[str, Any],
+    histories: Mapping[str, History],
     wanted: str = "",
     failed: str = "",
     lost: Collection[str] = (),
@@ -94,15 +120,11 @@ def choose(
     hosts, the last one that served.
 
     :param heads: see Reports, and ``lost`` and ``away``.
-    :param answers: host → what it reports of its history.
     :param wanted: id of a plan, or id, ref or build of a release.
     :param failed: id of the plan that was applied just now and does not serve.
     :raises Refusal: there is none; the message has the history of each host.
     """
-    answers = {name: validation.reported(name, "its plan history", answer, HISTORY) for name, answer in answers.items()}
-    plans = {
-        name: [typed_json.parse(PlanSummary, plan) for plan in answer["plans"]] for name, answer in answers.items()
-    }
+    plans = {name: reported.plans for name, reported in histories.items()}
     reports = Reports(cluster, heads, plans, lost, away)
     possible, obstacles = _possible(reports)
     if wanted:
@@ -115,14 +137,16 @@ def choose(
     if failed and fitting and fitting[0].id == failed:
         raise Refusal(f"plan {failed} is the last one that served here, so there is nothing to go back to")
     if not fitting:
-        raise Refusal(_none_fits(wanted, reasons, plans, {name: answers[name]["unreadable"] for name in answers}))
+        raise Refusal(
+            _none_fits(wanted, reasons, plans, {name: reported.unreadable for name, reported in histories.items()})
+        )
     target = fitting[0]
     return Target(
         target.id,
         target.release,
         reports.heads_of(target.id)[0],
-        tuple(name for name in target.hosts if name in answers),
-        tuple(sorted(set(answers) - set(target.hosts))),
+        tuple(name for name in target.hosts if name in histories),
+        tuple(sorted(set(histories) - set(target.hosts))),
         tuple(name for name in target.hosts if name in away),
         target.declared or "",
     )
@@ -225,10 +249,10 @@ def _none_fits(
     )
 
 
-def accept(target: Target, cluster: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+def accept(target: Target, cluster: str, answers: Mapping[str, Any], places: Mapping[str, Place]) -> dict[str, Any]:
     """What is done on each host.
 
-    :param answers: host → ``record``, ``drift`` and ``missing``, as host/plan_history.py returns them, and ``place``, the host's prefix and units.
+    :param answers: host → what it reports of the plan, a Recorded as JSON.
     :returns: ``plan`` with what proves that the head serves, and ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
         ``remove``.
     :raises Refusal: a host has no record that can be used, or its builds are not there any more.
@@ -239,18 +263,18 @@ def accept(target: Target, cluster: str, answers: Mapping[str, Any]) -> dict[str
             f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target.id}: bring the host back and run the playbook "
             f"again. {UNTOUCHED}."
         )
-    answers = {name: _checked(name, target, cluster, answers[name]) for name in target.hosts}
+    recorded = {name: _checked(name, target, cluster, answers[name], places[name]) for name in target.hosts}
     gone = [
-        f"{name} lacks {', '.join([*answers[name]['drift']['missing_builds'], *answers[name]['missing']])}"
-        for name in target.hosts
-        if answers[name]["drift"]["missing_builds"] or answers[name]["missing"]
+        f"{name} lacks {', '.join([*found.drift.missing_builds, *found.missing])}"
+        for name, found in recorded.items()
+        if found.drift.missing_builds or found.missing
     ]
     if gone:
         raise Refusal(
             f"Plan {target.id} ({target.release}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
             f"llama_rollback_to, or set llama_release and run site.yml, which builds again. {UNTOUCHED}."
         )
-    head = answers[target.head]["record"]
+    head = recorded[target.head].record
     return {
         "plan": {
             **typed_json.dump({"cluster": head.cluster, "model": head.model}),
@@ -261,41 +285,40 @@ def accept(target: Target, cluster: str, answers: Mapping[str, Any]) -> dict[str
             "external_workers": [],
             "fallbacks": [],
         },
-        "hosts": {
-            name: _steps(answer["record"], answer["drift"], name == target.head) for name, answer in answers.items()
-        },
+        "hosts": {name: _steps(found.record, found.drift, name == target.head) for name, found in recorded.items()},
     }
 
 
-def _checked(name: str, target: Target, cluster: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(name: str, target: Target, cluster: str, answer: Any, place: Place) -> Recorded:
     """An answer whose record is the one of this host and this plan, as a value.
 
     :raises Refusal: it has another form, or belongs elsewhere.
     """
-    data: Any = answer.get("record")
-    compared: dict[str, Any] = {key: answer.get(key) for key in COMPARED}
-    found = history.problem(data) or validation.problem("it", compared) or validation.mismatch("it", compared, COMPARED)
+    rest = {key: answer.get(key) for key in Recorded._fields if key != "record"}
+    found = (
+        history.problem(answer.get("record"))
+        or validation.problem("it", rest)
+        or typed_json.problem("it", answer, Recorded)
+    )
     if not found:
-        record = typed_json.parse(PlanRecord, data)
-        found = _misplaced(name, target, cluster, record, answer["place"]) or changes.unreported_service(
-            record.host.services, compared["drift"]["services"]
-        )
+        recorded = typed_json.parse(Recorded, answer)
+        record = recorded.record
+        found = _misplaced(name, target, cluster, record, place)
+        found = found or changes.unreported_service(record.host.services, recorded.drift)
         if not found:
-            return {**compared, "record": record}
+            return recorded
     raise Refusal(
         f"The record of plan {target.id} on {name} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
         f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
     )
 
 
-def _misplaced(
-    name: str, target: Target, cluster: str, record: PlanRecord, place: Mapping[str, Any]
-) -> validation.Problem | None:
+def _misplaced(name: str, target: Target, cluster: str, record: PlanRecord, place: Place) -> validation.Problem | None:
     """Why a record of the right form is not the one of this host and this plan."""
     for key, value in {"id": target.id, "cluster": cluster, "name": name}.items():
         if getattr(record, key) != value:
             return validation.Problem(f"it.{key}", f"is {validation.show(getattr(record, key))}, not {value!r}")
-    moved = [key for key, value in place.items() if getattr(record.host, key) != value]
+    moved = [key for key, value in place._asdict().items() if getattr(record.host, key) != value]
     if moved:
         return validation.Problem(f"it.host.{moved[0]}", "is not where the installation is now")
     if bool(record.head) != (name == target.head):
@@ -303,16 +326,16 @@ def _misplaced(
     return None
 
 
-def _steps(record: PlanRecord, drift: Mapping[str, Any], is_head: bool) -> dict[str, Any]:
+def _steps(record: PlanRecord, drift: Drift, is_head: bool) -> dict[str, Any]:
     """The head stops first wherever one is defined, since it does not reconnect; of the workers those start again that do not run as recorded."""
     part = record.host
     heads = [service.name for service in part.services if service.kind == "head" and is_head]
-    wrong = {name for name, service in drift["services"].items() if service["state"] not in ("running", "waiting")}
+    wrong = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
     return {
         "part": typed_json.dump(part._replace(files=tuple(map(_without_source, part.files)))),
-        "stop": sorted(name for name in drift["defined"] if name in heads or names.is_head(name)),
-        "restart": sorted({*wrong, *drift["redefined"], *heads}),
-        "remove": sorted(drift["stale"]),
+        "stop": sorted(name for name in drift.defined if name in heads or names.is_head(name)),
+        "restart": sorted({*wrong, *drift.redefined, *heads}),
+        "remove": sorted(drift.stale),
     }
 
 

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle.rollback import UNTOUCHED, Target
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 
@@ -99,16 +99,15 @@ def served(target: Target, release: str, check: bool = False) -> str:
     return validation.printable(" ".join(texts), 8192)
 
 
-def other_plan(plan: Plan, drifts: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+def other_plan(plan: Plan, drifts: Mapping[str, Drift]) -> str | None:
     """A sentence where the cluster runs another plan than the inventory's; None where it runs that one, or no host has recorded a plan.
 
     :param plan: completed, with ``id``.
-    :param drifts: host → result of state.drift, with ``plans``; None where the host did not answer.
+    :param drifts: hosts that answered → how they differ.
     """
     last = {}
     for name, drift in drifts.items():
-        plans = [typed_json.parse(PlanSummary, entry) for entry in (drift or {}).get("plans") or []]
-        newest = next(iter(history.newest_first(plans)), None)
+        newest = next(iter(history.newest_first(drift.plans)), None)
         if newest and name in plan.hosts and newest.id != plan.id:
             last[name] = newest
     if not last:

@@ -10,10 +10,11 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     AdvisoryPlan,
     AuxiliaryModelPlan,
@@ -469,25 +470,25 @@ def _why_no_fallback(entry: NoFallback) -> str:
 def changes_of(
     plan: Plan,
     restarts: Mapping[str, Sequence[str]],
-    drifts: Mapping[str, Mapping[str, Any]],
+    drifts: Mapping[str, Drift],
     unasked: Mapping[str, str],
 ) -> list[str]:
     """What an apply would change: each host's releases, differences and restarts.
 
     :param restarts: host → services that have to be restarted.
-    :param drifts: host → what state.drift found there.
+    :param drifts: hosts that were compared → how they differ.
     :param unasked: host → why it was not compared.
     """
     lines = []
     for name, drift in drifts.items():
-        if not drift["differences"] and not restarts[name]:
+        if not drift.differences and not restarts[name]:
             lines.append(f"  {name}  is as planned")
             continue
         lines.append(f"  {name}")
         planned = {build.id for build in plan.hosts[name].builds}
-        lines += [f"    - runs {build}" for build in drift["running_releases"] if build not in planned]
-        lines += [f"    + {build} would be installed" for build in drift["missing_builds"]]
-        rest = [difference["text"] for difference in drift["differences"] if difference["kind"] != "release"]
+        lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned]
+        lines += [f"    + {build} would be installed" for build in drift.missing_builds]
+        rest = [difference.text for difference in drift.differences if difference.kind != "release"]
         for text in rest[:SHOWN_DIFFERENCES]:
             lines += _wrapped("    ~ ", text)
         if len(rest) > SHOWN_DIFFERENCES:

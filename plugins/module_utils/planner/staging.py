@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import HostAnswer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest
 
@@ -47,33 +47,33 @@ def _is_argument(name: str) -> bool:
     return name.startswith("LLAMA_ARG_") or options.of_variable(name) is not None
 
 
-def obstacles(plan: Plan | Refused, answers: dict[str, dict[str, Any]]) -> list[str]:
+def obstacles(plan: Plan | Refused, answers: Mapping[str, HostAnswer]) -> list[str]:
     """Why the instances of a plan for staging cannot be started, a sentence each.
 
-    :param answers: host → what host_info returned just before, given its part of this plan: ``drift`` and ``free_mib``, or ``msg`` of an
-        error; absent where it did not answer.
+    :param answers: host → what it reported just before, given its part of this plan.
     """
     if isinstance(plan, Refused) or plan.refused:
         return list(plan.reasons)
-    reports = {name: answers.get(name) or {} for name in plan.hosts}
-    errors = [f"{name}: {host['msg']}" for name, host in reports.items() if "msg" in host]
     silent = [
-        f"{name} could not be reached"
-        for name, host in reports.items()
-        if "msg" not in host and (not host.get("drift") or host.get("free_mib") is None)
+        f"{name}: {answer.why or 'it could not be reached'}"
+        for name, answer in answers.items()
+        if answer.why or answer.free_mib is None
     ]
-    if errors or silent:
-        return errors + silent
+    if silent:
+        return silent
     without_release = [
         name
-        for name, host in reports.items()
-        if host["drift"]["missing_builds"]
-        or any(path.startswith(f"{plan.hosts[name].runtime}/") for path in host["drift"]["changed_files"])
+        for name, answer in answers.items()
+        if answer.drift
+        and (
+            answer.drift.missing_builds
+            or any(path.startswith(f"{plan.hosts[name].runtime}/") for path in answer.drift.changed_files)
+        )
     ]
     if without_release:
         return [f"the planned release is missing on {', '.join(without_release)}: run site.yml"]
     lent = {entry.endpoint: entry.total_mib for entry in plan.placement if entry.endpoint}
-    return _shortages(_needed(plan, lent), {name: host["free_mib"] for name, host in reports.items()})
+    return _shortages(_needed(plan, lent), {name: answer.free_mib or {} for name, answer in answers.items()})
 
 
 def _needed(plan: Plan, lent: Mapping[str, float]) -> dict[tuple[str, str], float]:
@@ -94,7 +94,7 @@ def _needed(plan: Plan, lent: Mapping[str, float]) -> dict[tuple[str, str], floa
     return needed
 
 
-def _shortages(needed: Mapping[tuple[str, str], float], free: dict[str, dict[str, int]]) -> list[str]:
+def _shortages(needed: Mapping[tuple[str, str], float], free: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Why instances would disturb what serves: a sentence for each device that has too little free memory.
 
     :param free: host → device → MiB that are free now, of memory.free_mib; the free memory of other devices is unknown.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
@@ -28,8 +28,8 @@ class Answer(NamedTuple):
     """What a host said when it was asked."""
 
     condition: types.Condition | None = None
-    drift: Mapping[str, Any] | None = None
-    """From its part of the plan, as state.drift has it; None where it was not compared."""
+    drift: Drift | None = None
+    """From its part of the plan; None where it was not compared."""
     said: str = ""
     """Why there is no condition."""
     reachable: bool = True
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 def _workers(planned: HostPlan | None, answer: Answer, condition: types.Condition) -> Iterator[types.WorkerStatus]:
     services = {service.name: service for service in planned.services} if planned else {}
     by_port = {worker.listens: worker for worker in planned.workers} if planned else {}
-    found = answer.drift["services"] if answer.drift else {}
+    found = answer.drift.services if answer.drift else {}
     for name, service in services.items():
         if service.kind == "worker" and name in found:
             worker = by_port[service.listens]
@@ -48,10 +48,10 @@ def _workers(planned: HostPlan | None, answer: Answer, condition: types.Conditio
                 f"{worker.backend} {worker.device}",
                 worker.protocol,
                 worker.used,
-                found[name]["state"],
+                found[name].state,
                 condition.uptimes_s.get(name),
                 condition.restarts.get(name),
-                tuple(map(str, found[name]["clients"])),
+                found[name].clients,
             )
     for name, state in condition.service_states.items():
         if name not in services and not names.is_head(name):
@@ -64,7 +64,6 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: Answer) -> types.
     condition = answer.condition
     if not condition:
         return types.HostStatus(name, is_head, answer.said, answer.reachable, False, (), None, None)
-    differences = answer.drift["differences"] if answer.drift else None
     return types.HostStatus(
         name=name,
         is_head=is_head,
@@ -73,7 +72,7 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: Answer) -> types.
         installed=bool(condition.service_states),
         workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)),
         resources=condition.resources,
-        differences=None if differences is None else tuple(Difference(**entry) for entry in differences),
+        differences=answer.drift.differences if answer.drift else None,
         unused=condition.unused,
     )
 
@@ -162,7 +161,7 @@ def _cluster(
         )
         if plan
         else None,
-        running_builds=tuple(sorted({build for drift in drifts for build in drift["running_releases"]})),
+        running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_as_planned(hosts) if plan else None,
     )
     answer = answers.get(host or "")
@@ -170,13 +169,13 @@ def _cluster(
 
 
 def _with_head(
-    cluster: types.ClusterStatus, plan: Plan | None, condition: types.Condition, drift: Mapping[str, Any] | None
+    cluster: types.ClusterStatus, plan: Plan | None, condition: types.Condition, drift: Drift | None
 ) -> types.ClusterStatus:
     """The cluster with what its head reports."""
     service = _service_of_head(plan, condition)
     head, now = condition.head or types.NOTHING_KNOWN, condition.now
-    planned = drift["services"].get(service) if drift else None
-    state, detail = _state(planned and planned["state"], condition.service_states.get(service or ""), head)
+    planned = drift.services.get(service or "") if drift else None
+    state, detail = _state(planned and planned.state, condition.service_states.get(service or ""), head)
     serving = head.serving if head.current else None
     restarts, last = _restarts(head, now)
     speed, speed_reason = _speed(head.metrics, plan.head.argv) if plan and state in SERVING else (None, "")

@@ -95,7 +95,7 @@ def collect(subject: Subject, seconds: float) -> Evidence:
             _ask(subject, running, certificate),
             shown,
         ),
-        drift=None if subject.staging else typed_json.dump(state.drift(host)),
+        drift=None if subject.staging else state.drift(host),
     )
 
 

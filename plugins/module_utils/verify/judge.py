@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan, WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
@@ -28,13 +29,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Completion,
     Evidence,
     Handshakes,
-    HostReport,
     LinkMeasurement,
     LoggedBuffers,
     Outcome,
     Report,
     ServerEvidence,
-    ServiceReport,
     Staged,
     Subject,
 )
@@ -48,8 +47,8 @@ FAILED_CHECKS = 20
 class Observed(NamedTuple):
     """What is known of a cluster beside the evidence of its head."""
 
-    hosts: Mapping[str, HostReport | None]
-    """Host → its report; None or absent where it did not answer."""
+    hosts: Mapping[str, Drift]
+    """Hosts that answered → how they differ."""
     probes: Mapping[str, str | None]
     """Endpoint at the address where the controller reaches the host → the controller's address where it could connect, or None."""
     changed: Collection[str] = ()
@@ -57,7 +56,7 @@ class Observed(NamedTuple):
     staged: Staged | None = None
     """Where staging was asked for."""
 
-    def service(self, host: str, name: str) -> ServiceReport | None:
+    def service(self, host: str, name: str) -> ServiceState | None:
         report = self.hosts.get(host)
         return report.services.get(name) if report else None
 
@@ -148,7 +147,7 @@ def as_served(plan: Plan, evidence: Evidence) -> Plan:
     return plan._replace(placement=served.placement, hosts=hosts, external_workers=external)
 
 
-def may_become_healthy(plan: Plan, hosts: Mapping[str, HostReport | None]) -> bool:
+def may_become_healthy(plan: Plan, hosts: Mapping[str, Drift]) -> bool:
     """Whether it makes sense to wait for the server: all workers run that it uses, or that a fallback of it needs."""
     if plan.staging:
         return True
@@ -216,7 +215,7 @@ def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
         yield _check("release", name, not wrong, ", ".join(wrong) or right)
 
 
-def _foreign_clients(host: HostPlan, report: HostReport) -> Iterator[str]:
+def _foreign_clients(host: HostPlan, report: Drift) -> Iterator[str]:
     """Clients of workers that are not the head, as the workers' host sees them. A worker serves one client."""
     for service in host.services:
         if service.kind == "worker":
@@ -252,7 +251,7 @@ def _attempts(plan: Plan, observed: Observed, counts: Callable[[str, str], bool]
         for endpoint, source in observed.probes.items()
     }
     for name, report in observed.hosts.items():
-        for probe in (report.knocks if report else None) or ():
+        for probe in report.knocks:
             if name in plan.hosts and counts(name, probe.endpoint):
                 attempts.setdefault(probe.endpoint, []).append(Attempt(name, probe.source, probe.open))
     return attempts

@@ -4,12 +4,12 @@
 """What a verification asks about, what hosts report, and what is judged of it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
@@ -173,26 +173,8 @@ class Evidence(NamedTuple):
     fallback: Optional[ServedFallback] = None
     server: Optional[ServerEvidence] = None
     """null while it is not healthy"""
-    drift: Any = None
-    """how the head differs from its part of the plan, in the form of host_info; null where it was not compared"""
-
-
-class ServiceReport(NamedTuple):
-    """A service, as its host sees it."""
-
-    state: str
-    addresses: tuple[str, ...]
-    clients: tuple[str, ...]
-    """addresses of those that have a connection to it"""
-
-
-class HostReport(NamedTuple):
-    """What verification reads of a host that was compared with its part of the plan."""
-
-    services: Mapping[str, ServiceReport]
-    stale: tuple[str, ...]
-    knocks: Optional[tuple[PortProbe, ...]] = None
-    """its attempts to connect to other workers"""
+    drift: Optional[Drift] = None
+    """how the head differs from its part of the plan; null where it was not compared"""
 
 
 # ------------------------------------------------------------------------------------------------------ what is judged

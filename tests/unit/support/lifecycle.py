@@ -3,9 +3,11 @@
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from conftest import typed
 
+from support.drift import typed_drifts
+
 
 def decide(plan, drifts):
-    return changes.decide(typed(plan), drifts)
+    return changes.decide(typed(plan), typed_drifts(drifts))
 
 
 def missing_tools(plan, *arguments):

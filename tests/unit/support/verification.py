@@ -7,6 +7,7 @@ from unittest import mock
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
@@ -15,15 +16,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Handshake,
     Handshakes,
     Health,
-    HostReport,
     LoggedBuffers,
     ServerEvidence,
-    ServiceReport,
     Subject,
     WorkerDevice,
 )
 
 from support import actions
+from support.drift import drifts
 
 ANSWER = Handshake("ok", "", "7.0.0", (WorkerDevice(65536),))
 RIGHT = Completion(known_answer.SENTENCE, 33, 700.0)
@@ -60,8 +60,10 @@ def reports(plan):
     found = {}
     for name, host in plan.hosts.items():
         addresses = {service.name: service.listens.split(":")[0] for service in host.services}
-        services = {service: ServiceReport("running", (address,), ()) for service, address in addresses.items()}
-        found[name] = HostReport(services, ())
+        services = {service: ServiceState("running", None, (address,), ()) for service, address in addresses.items()}
+        found[name] = typed_json.parse(Drift, drifts({"hosts": {name: {"services": []}}})[name])._replace(
+            services=services
+        )
     return found
 
 
