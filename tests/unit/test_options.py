@@ -13,13 +13,23 @@ from support.helps import GENERATIONS, WORDS, help_of
 
 OF_THE_FORK = {"processor"}
 NEW = {"feed-forward-on-the-processor"}
+CACHES = {"prompt-cache", "context-checkpoints"}
 LACKING = {
-    "0.3.16": {"fit", "log-verbosity", *OF_THE_FORK, *NEW},
+    "0.3.16": {"fit", "log-verbosity", "prompt-cache", *OF_THE_FORK, *NEW},
     "0.3.20": {"log-verbosity", *OF_THE_FORK, *NEW},
     "0.3.25": {*OF_THE_FORK, *NEW},
     "0.3.35": {*OF_THE_FORK, *NEW},
-    "ik-3775": {"device", "experts-on-the-processor", "fit", "log-verbosity", "processor", "worker-device", *NEW},
-    "ik-3933": {"fit", "log-verbosity", "processor", "worker-device", *NEW},
+    "ik-3775": {
+        "device",
+        "experts-on-the-processor",
+        "fit",
+        "log-verbosity",
+        "processor",
+        "worker-device",
+        *CACHES,
+        *NEW,
+    },
+    "ik-3933": {"fit", "log-verbosity", "processor", "worker-device", *CACHES, *NEW},
     "ik-4840": {"fit", "log-verbosity", *NEW},
 }
 """Generation → options that the plan owns and that it does not have; any other lacks what the fork alone has."""

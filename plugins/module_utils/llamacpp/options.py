@@ -151,6 +151,8 @@ FIT_SINCE = 7437
 TRACE_SINCE = 9138
 """From about here on the sizes of buffers need -lv 4 (#23021 of 13 May 2026; seen in b9181). Before that they are logged without it."""
 SEPARATE_MODES = "--mmap --no-mmap -dio --direct-io -ndio --no-direct-io --mlock"
+PROMPT_CACHE_SINCE = 6800
+"""From here on --cache-ram is there for sure: #16391 was merged on 2025-10-09, about b6740. Its default is 8192 MiB."""
 FUSED_SINCE = 3928
 """First commit of ik_llama.cpp that fuses experts by itself; flash attention is its default, too."""
 OVERRIDE_LISTED, PROJECTOR_LISTED, EXPERTS_LISTED, REPACK_LISTED = 4742, 4742, 4768, 4768
@@ -301,6 +303,27 @@ TABLE: tuple[Option, ...] = (
         owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_THREADS"),
+    ),
+    Option(
+        "prompt-cache",
+        (_in(MAINLINE, "--cache-ram -cram", PROMPT_CACHE_SINCE), _in(IK_LLAMA, "--cache-ram -cram", 4840)),
+        "llama_server_prompt_cache_mib",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_CACHE_RAM"),
+        implied=("0",),
+    ),
+    Option(
+        "context-checkpoints",
+        (
+            _in(MAINLINE, "--ctx-checkpoints -ctxcp", 8643),
+            _in(MAINLINE, "--swa-checkpoints", 6170),
+            _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt", 4840),
+        ),
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_SWA_CHECKPOINTS"),
+        remedy="remove it: the plan gives as many as the head's memory has room for, and counts them",
     ),
     Option(
         "load-mode",

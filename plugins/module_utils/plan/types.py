@@ -168,6 +168,10 @@ class HeadPlan(NamedTuple):
     """of these devices"""
     cpu: HeadMemory
     """what stays in the memory of the host"""
+    prompt_cache_mib: int = 0
+    """of the host's memory for conversations that left their slot; 0 where none are kept"""
+    checkpoints_mib: int = 0
+    """of it for checkpoints of windows and states, all slots together"""
 
 
 class ExternalWorkerPlan(NamedTuple):
@@ -390,6 +394,8 @@ class Estimate(NamedTuple):
     """of the network for one token: there and back at each visit of a worker, twice before protocol 3.5"""
     links: tuple[LinkEstimate, ...]
     """of each worker with layers"""
+    conversation_s: float = 0.0
+    """seconds that the KV cache of a request of the longest context takes over the network, there and back"""
 
 
 class AdvisoryPlan(NamedTuple):

@@ -68,6 +68,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     estimate,
     fallbacks,
     layout,
+    prompt_cache,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -416,7 +417,9 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
     """The plan without services and advisories."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
-    predicted = estimate.of_plan(_case(prepared), bool(cluster.server.override_tensor))
+    case = _case(prepared)
+    predicted = estimate.of_plan(case, bool(cluster.server.override_tensor))
+    predicted = predicted._replace(conversation_s=round(prompt_cache.move_s(case, cluster.server), 2))
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,
@@ -656,6 +659,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
     """What llama-server's command line is made of, for one placement."""
     server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
     load_mode = heads.load_mode_of(server.load_mode, prepared.release, laid.holders, name)
+    case = _case(prepared._replace(placed=laid.placed))
     return heads.Serving(
         server=server._replace(load_mode=load_mode),
         host=prepared.head.host,
@@ -666,6 +670,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
         service=names.of(prepared.cluster.name).service("server", staged),
+        cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
         beside=auxiliary_models.arguments(laid.placed.auxiliary, prepared.model, server, prepared.release),
     )
 

@@ -17,7 +17,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    device_load,
+    devices,
+    prompt_cache,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Facts,
     Host,
@@ -68,6 +72,7 @@ class Serving(NamedTuple):
     """Folder for what the launcher writes down."""
     service: str
     """Name of the service."""
+    cache: prompt_cache.PromptCache
     beside: Sequence[tuple[str, str]] = ()
     """Options that say where models beside it are, and values."""
 
@@ -124,6 +129,8 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
         devices=tuple(device.name for device in own),
         backends=tuple(used),
         cpu=HeadMemory(kept.layers, round(kept.weights / MIB, 2), round(kept.kv / MIB, 2)),
+        prompt_cache_mib=serving.cache.mib,
+        checkpoints_mib=serving.cache.checkpoints_mib,
     )
 
 
@@ -147,6 +154,8 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("cache-type-v", server.cache_type_v),
         ("flash-attention", server.flash_attention),
         ("threads", str(server.threads or "")),
+        ("prompt-cache", str(serving.cache.mib)),
+        ("context-checkpoints", str(serving.cache.checkpoints or "")),
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),
         ("warmup", "on" if server.warmup else "off"),

@@ -38,6 +38,7 @@ LIMITS = {
     "parallel": (1, 1024),
     "threads": (1, MOST_THREADS),
     "gpu_layers": (0, (1 << 31) - 1),
+    "prompt_cache_mib": (0, (1 << 31) - 1),
     "start_timeout": (1, 7 * 86400),
     "fallback_after": (1, 7 * 86400),
 }

@@ -39,6 +39,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
             override_tensor=(),
             environment={name: value for name, value in server.environment.items() if not _is_argument(name)},
             fallback=False,
+            prompt_cache_mib=0,
         ),
     )
 

@@ -234,6 +234,8 @@ class Server(NamedTuple):
     """Device that llama-server itself drives → MiB to plan with."""
     reserve_mib: int | None = None
     """What stays free of each of these devices; None where that follows from its memory."""
+    prompt_cache_mib: int | None = None
+    """Of the head's memory for conversations that left their slot; None where the plan decides."""
 
     @property
     def tls(self) -> bool:

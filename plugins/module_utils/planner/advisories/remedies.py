@@ -149,7 +149,7 @@ def for_more_room(trial: Trial) -> list[str]:
     limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
     if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
         clauses.append(f"remove {listed(limits)}")
-    unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None}
+    unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None, "prompt_cache_mib": None}
     own = [name for name, none in unset.items() if getattr(cluster.server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
     beside = [role for role in (download_record.MMPROJ, download_record.DRAFT) if getattr(cluster.model, role)]

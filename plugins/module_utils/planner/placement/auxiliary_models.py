@@ -209,24 +209,27 @@ def without_buffers(held: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, ...
 
 
 def remaining_capacity(
-    offered: Sequence[Device], held: Sequence[AuxiliaryModel], head: str, facts: Facts
+    offered: Sequence[Device], held: Sequence[AuxiliaryModel], head: str, facts: Facts, beside: int = 0
 ) -> list[Device] | None:
     """The devices with what is left of their capacities; None where one of them holds less. What is in the head's memory is taken from the
     largest device that shares it.
+
+    :param beside: bytes that something else than these models takes there.
     """
-    sharing = [device for device in offered if device.host == head and _shares(device, facts)]
+    sharing = [device for device in offered if device.host == head and shares_memory(device, facts)]
     largest = max(sharing, key=lambda device: device.capacity_mib, default=None)
     left = []
     for device in offered:
         taken = on_device(held, device)
         if taken > device.capacity_mib * MIB:
             return None
-        taken += in_memory(held) if device is largest else 0
+        taken += in_memory(held) + beside if device is largest else 0
         left.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-taken // MIB))))
     return left
 
 
-def _shares(device: Device, facts: Facts) -> bool:
+def shares_memory(device: Device, facts: Facts) -> bool:
+    """Whether what it holds is in the memory of the host's processor."""
     accelerator = devices.accelerator_of(facts, device.name)
     return accelerator.unified if accelerator else True
 

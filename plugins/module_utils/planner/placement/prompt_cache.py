@@ -1,0 +1,106 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What llama-server keeps of conversations in the head's memory: those that left their slot, and checkpoints of windows and states.
+
+Both fetch KV cache from the devices, over the network where workers lend them: llama_state_seq_get_data_ext, read in build 11063.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    auxiliary_models,
+    cost_model,
+    device_load,
+    devices,
+    estimate,
+    workers,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Facts, Server
+
+LIMIT_MIB, CHECKPOINTS = 8192, 32
+"""llama-server's defaults: of ``--cache-ram``, and of ``--ctx-checkpoints``."""
+STEP_MIB = 256
+"""What is planned is a multiple of this, so that a kernel which takes a little more restarts no server."""
+
+
+class PromptCache(NamedTuple):
+    """What the plan gives it."""
+
+    mib: int
+    """For conversations that left their slot; 0 switches it off."""
+    checkpoints: int | None
+    """Of each slot; None where this build or model makes none."""
+    checkpoints_mib: int
+    """That these take at most, all slots together."""
+
+
+def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptCache:
+    """The half of what is free in the head's memory, llama-server's own limit at most: first for checkpoints, then for conversations where
+    fetching one and sending it back takes less time than computing it again.
+
+    :param works: estimate.works_of the case; empty where the model does not fit.
+    """
+    release, placed, facts = case.release, case.placed, case.hosts[case.head].facts
+    known = {
+        name
+        for name in ("prompt-cache", "context-checkpoints")
+        if options.of_name(name).spelled(release.generation, release.fork)
+    }
+    room = min(LIMIT_MIB, _free_mib(placed, facts, case.head) // 2)
+    size = checkpoint_bytes(placed.load, server, release.generation)
+    checkpoints, checkpoints_mib = None, 0
+    if size and "context-checkpoints" in known:
+        checkpoints = max(1, min(CHECKPOINTS, room * MIB // size))
+        checkpoints_mib = -(-checkpoints * size // MIB)
+    tokens = server_settings.context_per_request(server, case.summary)
+    compute_s = tokens * cost_model.prompt_ms(release, works, case.summary.width) / cost_model.PROMPT / 1000
+    pays = move_s(case, server) < compute_s and "prompt-cache" in known
+    planned = max(0, room - checkpoints_mib) // STEP_MIB * STEP_MIB if pays else 0
+    mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
+    return PromptCache(mib, checkpoints, checkpoints_mib)
+
+
+def checkpoint_bytes(load: device_load.Load, server: Server, generation: int) -> int:
+    """Of one checkpoint in every slot: caches of windows, and states. Other caches need none."""
+    summary = load.summary
+    windows = kv_cache.windowed(summary, kv_cache.readings(generation)[-1])
+    full = server_settings.settings_of(server, summary).full_window
+    kept = [
+        (window and not full) or recurrent for window, recurrent in zip(windows, kv_cache.recurrent_layers(summary))
+    ]
+    return sum(size for size, counts in zip(load.kv, kept) if counts)
+
+
+def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
+    """Of the head's memory beside the reserve, what no plan uses."""
+    kept, load = placed.on_head(), placed.load
+    used = kept.weights + kept.kv + (load.compute if kept.layers else 0) + auxiliary_models.in_memory(placed.auxiliary)
+    for device, share in zip(placed.devices, placed.shares()):
+        if device.host == head and auxiliary_models.shares_memory(device, facts):
+            used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
+    others = sum(
+        mib
+        for neighbour in facts.neighbours
+        for name, mib in neighbour.memory_mib.items()
+        if name == backends.CPU.device or getattr(devices.accelerator_of(facts, name), "unified", False)
+    )
+    return max(0, workers.usable_mib(facts.memory_mib) - others - -(-used // MIB))
+
+
+def move_s(case: estimate.Case, server: Server) -> float:
+    """Seconds that a conversation of the longest context takes over the network, there and back."""
+    slots = 1 if server_settings.settings_of(server, case.summary).unified else server.parallel
+    seconds = 0.0
+    for device, share in zip(case.placed.devices, case.placed.shares()):
+        if device.endpoint:
+            gbit = estimate.link_of(device.endpoint, case.places[device.host], case.places).gbit
+            seconds += 2 * 8 * share.kv / slots / gbit / 1e9
+    return seconds
