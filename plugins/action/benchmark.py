@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -184,8 +184,9 @@ class ActionModule(Action):
             except Refusal as refusal:
                 raise Refusal(f"llama_benchmark_models: {refusal}") from None
         path = known_answer.path_of(host.prefix, *model.known_answer)
-        arguments = {"path": path, **model.known_answer._asdict()}
-        result = {} if self.check_mode else self._head.run_action("known_answer", arguments)
+        result = {}
+        if not self.check_mode:
+            result = self.action("llamacpp.cluster.known_answer", path=path, **model.known_answer._asdict())
         if result.get("failed"):
             raise Refusal(f"llama_benchmark_models: {why(result)}")
         return {}
@@ -263,12 +264,9 @@ class ActionModule(Action):
         """
         models = {one.plan.model.path: one.plan.model for one in loads if one.plan.model.fetched_by}
         for path, model in models.items():
-            arguments = {
-                **typed_json.dump({key: getattr(model, key) for key in ("files", "records", "fetched_by")}),
-                "folder": str(PurePosixPath(model.records[0].path).parent.parent),
-                **({"token_file": token_file} if token_file else {}),
-            }
-            result = self._head.run_action("model", arguments)
+            folder = str(PurePosixPath(model.records[0].path).parent.parent)
+            wanted = ModelArguments(model.files, folder, model.records, token_file, fetched_by=model.fetched_by)
+            result = self.action("llamacpp.cluster.model", **typed_json.dump(wanted))
             if result.get("failed"):
                 raise AnsibleActionFail(f"{PurePosixPath(path).name} cannot be fetched: {why(result)}")
 
@@ -321,20 +319,15 @@ class Head:
         if answer.get("failed"):
             raise AnsibleActionFail(why(answer))
 
-    def run_action(self, name: str, arguments: dict) -> dict:
-        """What another action plugin returns."""
-        return self._action.action(f"llamacpp.cluster.{name}", arguments)
-
     def call(self, name: str, **arguments: Any) -> dict:
         """What a module returns there. It is called again where the head cannot be reached.
 
         :raises AnsibleActionFail: with what the module says, or why the head cannot be reached.
         """
-        module_args = {"host": self._host, **arguments}
         missed = 0
         while True:
             try:
-                answer = self._action.module(module_args, f"llamacpp.cluster.{name}")
+                answer = self._action.module(f"llamacpp.cluster.{name}", host=self._host, **arguments)
             except AnsibleConnectionFailure as failure:
                 missed += 1
                 if missed == MOST_MISSED:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -15,12 +17,22 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 display = Display()
 
 
+class Arguments(NamedTuple):
+    state: str = "acquired"
+    prefix: str | None = None
+    scope: str = "auto"
+    cluster: str = names.DEFAULT_CLUSTER
+    create: bool = False
+    take_over: bool = False
+
+
 class ActionModule(Action):
-    def perform(self, arguments: dict) -> dict:
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
         try:
-            if arguments.get("state") == "located":
-                place = {name: arguments[name] for name in ("scope", "cluster")}
-                return self.module(place, "llamacpp.cluster.host_info")
+            if arguments.state == "located":
+                return self.module("llamacpp.cluster.host_info", scope=arguments.scope, cluster=arguments.cluster)
             return self._lease(arguments)
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(
@@ -28,16 +40,14 @@ class ActionModule(Action):
             )
             return {"changed": False}
 
-    def _lease(self, arguments: dict) -> dict:
-        arguments["run"] = self.playbook_run
-        result = self.module(arguments)
+    def _lease(self, arguments: Arguments) -> dict:
+        run = {**arguments._asdict(), "run": self.playbook_run}
+        result = self.module(**run)
         holder = result.get("holder")
-        acquires = arguments.get("state", "acquired") == "acquired"
-        if acquires and holder and not typed_json.problem("", holder, lease.Holder):
+        if arguments.state == "acquired" and holder and not typed_json.problem("", holder, lease.Holder):
             other = typed_json.parse(lease.Holder, holder)
             if run_identity.has_ended(other):
-                arguments["ended"] = other.run
-                result = self.module(arguments)
+                result = self.module(**run, ended=other.run)
         if result.get("taken_from"):
             display.display(f"  [{self.host}] took over from {validation.printable(result['taken_from'])}")
         return result

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery
 
 
 class ActionModule(Action):
-    def perform(self, arguments: dict) -> dict:
+    ARGUMENTS = ModelArguments
+
+    def perform(self, arguments: ModelArguments) -> dict:
         return delivery.run(self, arguments)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import plan_record
@@ -13,11 +14,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
+class Arguments(NamedTuple):
+    state: str
+    prefix: str
+    plan: Plan | None = None
+    id: str | None = None
+
+
 class ActionModule(Action):
-    def perform(self, arguments: dict) -> dict:
-        plan = arguments.pop("plan", None)
-        if plan is not None:
-            plan, name = typed_json.parse(Plan, plan), self.host
-            contents = {file.source: Path(file.source).read_text() for file in plan.hosts[name].files if file.source}
-            arguments["record"] = typed_json.dump(plan_record.record(plan, name, contents))
-        return self.module(arguments)
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        plan, record = arguments.plan, None
+        if plan:
+            files = plan.hosts[self.host].files
+            contents = {file.source: Path(file.source).read_text() for file in files if file.source}
+            record = typed_json.dump(plan_record.record(plan, self.host, contents))
+        return self.module(state=arguments.state, prefix=arguments.prefix, id=arguments.id, record=record)

@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 
 class Arguments(NamedTuple):
-    release: dict[str, Any]
+    release: ReleasePlan
 
 
 class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        if arguments.release["source"] == "package":
+        if arguments.release.source == "package":
             return {"changed": False}
         fetched = sources.fetch(arguments.release)
         return {"changed": fetched.changed, "path": str(fetched.path)}

@@ -113,7 +113,7 @@ class ActionModule(Action):
         waiting = Waiting(subject, patience)
         lease = Lease(self, subject.hosts[subject.head.host].prefix)
         while True:
-            answer = self.module({"plan": plan, "wait": wait})
+            answer = self.module(plan=plan, wait=wait)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
@@ -132,7 +132,7 @@ class ActionModule(Action):
         if self.check_mode:
             return
         record = typed_json.dump(judge.outcome_of(plan, report))
-        answer = self.module({"prefix": plan.hosts[plan.head.host].prefix, "record": record})
+        answer = self.module(prefix=plan.hosts[plan.head.host].prefix, record=record)
         if answer.get("failed"):
             reason = validation.printable(answer.get("msg"))
             display.warning(

@@ -125,21 +125,19 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, partial_file, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 
 CHECK_SECONDS = 120
 DOWNLOAD_SECONDS = 14 * 86400.0
 
 
-def run(params, check_mode):
+def run(arguments, check_mode):
     """What the module returns.
 
     :raises Refusal: it cannot be done.
     """
-    folder = Path(params["folder"])
-    records = [typed_json.parse(DownloadRecordPlan, record) for record in params["records"]]
-    planned = [typed_json.parse(ModelFilePlan, file) for file in params["files"]]
-    files = model_files.of_plan(planned, records, params["fetched_by"] == "controller")
+    folder, records = Path(arguments.folder), arguments.records
+    files = model_files.of_plan(arguments.files, records, arguments.fetched_by == "controller")
     partial_file.check_places(files, folder)
     pending, stale = model_files.pending(files), model_files.stale_records(files, records)
     rows = [
@@ -157,7 +155,7 @@ def run(params, check_mode):
     if check_mode or not after:
         download.check_room(pending, folder)
         return result
-    token = download.take_token(params["token_pipe"]) if params["token_pipe"] else None
+    token = download.take_token(arguments.token_pipe) if arguments.token_pipe else None
     return {**result, "digests": download.download(files, folder, records, token)}
 
 
@@ -186,9 +184,10 @@ def main():
         supports_check_mode=True,
     )
     os.umask(0o022)
-    folder, seconds = module.params["folder"], CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
+    arguments = typed_json.parse(ModelArguments, module.params)
+    folder, seconds = arguments.folder, CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
     try:
-        result = reading.from_disk(folder, lambda: run(module.params, module.check_mode), seconds)
+        result = reading.from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:

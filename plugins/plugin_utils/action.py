@@ -11,6 +11,7 @@ import re
 import time
 import typing
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ansible import context
@@ -75,15 +76,13 @@ class Action(ActionBase):
 
     _supports_check_mode = True
     TRANSFERS_FILES = False
-    ARGUMENTS: ClassVar[type | None] = None
-    """A NamedTuple with the arguments; None where the module of the same name reads them."""
+    ARGUMENTS: ClassVar[type]
+    """A NamedTuple with the arguments."""
 
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         self.variables = task_vars
         try:
-            if self.ARGUMENTS is None:
-                return self.perform(dict(self._task.args))
             _checked, arguments = self.validate_argument_spec(specification(self.ARGUMENTS))
             return self.perform(typed_json.parse(self.ARGUMENTS, arguments))
         except Refusal as refusal:
@@ -105,16 +104,16 @@ class Action(ActionBase):
         """Name of the host of this task."""
         return self.variables["inventory_hostname"]
 
-    def module(self, arguments: dict, name: str = "") -> dict:
+    def module(self, name: str = "", /, **arguments: Any) -> dict:
         """What a module returns on the host: that of the task, where no other is named."""
         named = {"module_name": name} if name else {}
         return self._execute_module(module_args=arguments, task_vars=self.variables, **named)
 
-    def foresee(self, arguments: dict) -> dict:
+    def foresee(self, **arguments: Any) -> dict:
         """What the task's module returns in check mode."""
         before, self._task.check_mode = self._task.check_mode, True
         try:
-            return self.module(arguments)
+            return self.module(**arguments)
         finally:
             self._task.check_mode = before
 
@@ -126,7 +125,7 @@ class Action(ActionBase):
         stdin = {} if data is None else {"in_data": data}
         return self._low_level_execute_command(text, sudoable=True, **stdin)
 
-    def action(self, name: str, arguments: dict) -> dict:
+    def action(self, name: str, /, **arguments: Any) -> dict:
         """What another action plugin returns."""
         task = self._task.copy()
         task.args = arguments
@@ -142,11 +141,11 @@ class Action(ActionBase):
 
     def copy(self, source: str, target: str) -> dict:
         """Copies a file of the controller to the host as ``ansible.builtin.copy`` does."""
-        return self.action("ansible.legacy.copy", {"src": source, "dest": target, "mode": "0644"})
+        return self.action("ansible.legacy.copy", src=source, dest=target, mode="0644")
 
     def fetch(self, source: str, target: str) -> dict:
         """Copies a file of the host to the controller as ``ansible.builtin.fetch`` does."""
-        return self.action("ansible.legacy.fetch", {"src": source, "dest": target, "flat": True})
+        return self.action("ansible.legacy.fetch", src=source, dest=target, flat=True)
 
     def transfer(self, source: str, name: str) -> str:
         """Copies a file of the controller into the task's temporary folder on the host; returns its path there.
@@ -175,10 +174,9 @@ class Action(ActionBase):
 
     def renew_lease(self, prefix: str) -> dict:
         """What the module ``lease`` returns for this run on the host."""
-        arguments = {"prefix": prefix, "state": "renewed", "run": self.playbook_run}
-        return self.module(arguments, "llamacpp.cluster.lease")
+        return self.module("llamacpp.cluster.lease", prefix=prefix, state="renewed", run=self.playbook_run)
 
-    def background(self, arguments: dict, job: Job) -> dict:
+    def background(self, job: Job, /, **arguments: Any) -> dict:
         """The result of the task's module, once it has ended in the background of the host."""
         self._task.async_val = job.limit_seconds
         try:
@@ -193,17 +191,17 @@ class Action(ActionBase):
                 f"({validation.printable(str(begun.get('msg') or 'it names no job'))}): run the playbook again"
             )
         folder = self.get_shell_option("async_dir", default="~/.ansible_async")
-        query = {"jid": begun["ansible_job_id"], "_async_dir": folder}
-        status = self._wait(query, job)
-        self.module({**query, "mode": "cleanup"}, "ansible.builtin.async_status")
+        ask = partial(self.module, "ansible.builtin.async_status", jid=begun["ansible_job_id"], _async_dir=folder)
+        status = self._wait(begun["ansible_job_id"], ask, job)
+        ask(mode="cleanup")
         return {key: value for key, value in status.items() if key not in INTERNAL}
 
-    def _wait(self, query: dict, job: Job) -> dict:
+    def _wait(self, identity: str, ask: Callable[[], dict[str, Any]], job: Job) -> dict:
         started = moved = time.monotonic()
         seen, lease = "", Lease(self, job.prefix)
         for pause in job.pauses:
             time.sleep(pause)
-            status = self.module(query, "ansible.builtin.async_status")
+            status = ask()
             if status.get("finished"):
                 return status
             if status.get("failed"):
@@ -216,7 +214,7 @@ class Action(ActionBase):
                 seen, moved = shown, now
             if now - min(moved, started + job.limit_seconds) > job.silence_seconds:
                 raise AnsibleActionFail(
-                    f"{self.host} has not ended the {job.name} (job {query['jid']}), and shows no progress for "
+                    f"{self.host} has not ended the {job.name} (job {identity}), and shows no progress for "
                     f"{job.silence_seconds // 60} minutes or takes longer than {job.limit_seconds // 3600} h: end what still runs of it there, or "
                     f"restart that host. {job.lost}"
                 )

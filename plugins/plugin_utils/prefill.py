@@ -38,8 +38,7 @@ ANSWER = {
 
 def ask(action: Action, plan: Plan, host: str, **more: Any) -> dict[str, Any]:
     """What the action's module returns on a host; where it fails, the reason is one of ``why``."""
-    arguments = {"path": plan.model.path, "account": plan.hosts[host].account, **more}
-    answer = action.module(arguments)
+    answer = action.module(path=plan.model.path, account=plan.hosts[host].account, **more)
     try:
         if answer.get("failed"):
             raise Refusal(str(answer.get("msg", "the module failed")))

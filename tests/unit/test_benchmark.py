@@ -655,7 +655,7 @@ class Measuring:
         monkeypatch.setattr(
             action.ActionModule,
             "module",
-            lambda _self, given, name: self.host.answer(name.rsplit(".", 1)[1], json.loads(json.dumps(given))),
+            lambda _self, name, /, **given: self.host.answer(name.rsplit(".", 1)[1], json.loads(json.dumps(given))),
         )
 
     def run(self, path=None, check=False):
@@ -847,7 +847,7 @@ def test_check_mode_and_a_matrix_without_anything_to_measure_stop_nothing(measur
     models = [{"known_answer": known_answer_of(16, 8192)}]
     large = cluster_of("worker1", **MEASURED, llama_benchmark_models=models, llama_benchmark_hosts=[1])
     large.hosts["head"]["facts"]["memory_mib"] = 8192
-    monkeypatch.setattr(action.Action, "action", lambda *_arguments: {})
+    monkeypatch.setattr(action.Action, "action", lambda *_arguments, **_more: {})
     idle = Measuring(monkeypatch, large)
     assert not idle.run()["changed"]
     assert "started" not in idle.host.calls
@@ -905,7 +905,7 @@ def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(monkeypatch, 
     known["sources"] = [{"role": "model", **source}]
     monkeypatch.setattr(action.resolver, "resolve", lambda *_arguments: known)
 
-    def called(_action, name, given):
+    def called(_action, name, /, **given):
         fetched.append((name, given))
         measuring.host.calls.append("fetched")
         return {"failed": True, "msg": "no route to h.example"} if failed else {"changed": True}

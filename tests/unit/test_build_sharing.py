@@ -51,7 +51,7 @@ def install(tmp_path, call, monkeypatch):
         def compile_there(arguments):
             compiled.append(name)
             place(host, f"built by {name}")
-            return on_the_host(arguments, {})
+            return on_the_host(typed_json.dump(arguments), {})
 
         monkeypatch.setattr(plugin, "_execute_module", on_the_host)
         monkeypatch.setattr(plugin, "_build", compile_there)

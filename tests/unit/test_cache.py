@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
+from support.builds import planned_source
 from test_git import Repository
 
 pytestmark = pytest.mark.programs
@@ -45,7 +46,7 @@ def process(code):
     module = "ansible_collections.llamacpp.cluster.plugins.plugin_utils"
     utils = module.replace("plugin_utils", "module_utils")
     imports = f"from {utils}.llamacpp.model import known_answer_file\nfrom {utils}.planner.inputs.release_request import request_of\n"
-    imports += f"from {module}.sources import sources, git"
+    imports += f"from {utils}.plan.types import ReleasePlan\nfrom {module}.sources import sources, git"
     text = f"{imports}\nprint('ready', flush=True)\ninput()\n{code}"
     made = subprocess.Popen(
         [sys.executable, "-c", text],
@@ -109,7 +110,7 @@ def repository(tmp_path_factory):
 
 
 def of_git(path, commit):
-    return {"source": "git", "ref": "b4321", "repository": str(path), "revision": commit}
+    return planned_source("git", "b4321", repository=str(path), revision=commit)
 
 
 def of_path(tmp_path):
@@ -120,13 +121,7 @@ def of_path(tmp_path):
         with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
             archive.add(tmp_path / "tree", "llama.cpp")
     digest = hashlib.sha256((tmp_path / "a.tar.gz").read_bytes()).hexdigest()
-    return {
-        "source": "archive",
-        "ref": "b1",
-        "path": str(tmp_path / "a.tar.gz"),
-        "checksum": f"sha256:{digest}",
-        "commit": "unknown",
-    }
+    return planned_source("archive", "b1", path=str(tmp_path / "a.tar.gz"), checksum=f"sha256:{digest}")
 
 
 def test_controllers_that_fetch_the_same_at_once(repository, tmp_path, folder):
@@ -140,7 +135,7 @@ print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha25
 """
     answers = [answer.split() for answer in at_once(code, count=4)]
     assert {tuple(answer[:4]) for answer in answers} == {
-        ("1", commit, "True", of_path(tmp_path)["checksum"].split(":")[1])
+        ("1", commit, "True", of_path(tmp_path).checksum.split(":")[1])
     }
     assert sum(int(answer[4]) for answer in answers) == 2, "each source is fetched once"
     assert leftovers(folder) == []
@@ -148,7 +143,7 @@ print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha25
 
 def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     code = "sources._download_url = lambda *_: (print('fetching', flush=True), input())\n"
-    other = process(code + f"sources.fetch({ {**of_path(tmp_path), 'url': 'x', 'ref': 'b77'}!r})")
+    other = process(code + f"sources.fetch({of_path(tmp_path)._replace(url='x', ref='b77')!r})")
     other.stdin.write("\n")
     other.stdin.flush()
     assert other.stdout.readline() == "fetching\n"
@@ -344,7 +339,7 @@ def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_p
         )
         fetched, kept = sources.fetch(of_git(path, commit)), sources.fetch(of_path(tmp_path))
         assert (found.build, fetched.commit, sources.sha256(fetched.path)) == (1, commit, fetched.sha256)
-        assert "sha256:" + sources.sha256(kept.path) == of_path(tmp_path)["checksum"]
+        assert "sha256:" + sources.sha256(kept.path) == of_path(tmp_path).checksum
 
     reasons = until_it_fits(disk, work, sizes())
     assert len(reasons) > 3

@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub as on_controller
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
+from support.builds import planned_source
 from support.model_sources import REPO, looked_up, on_huggingface, request_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -87,7 +88,7 @@ def behind_url(url):
 
 
 def of_archive(url):
-    sources.fetch({"source": "archive", "ref": "x", "commit": "c", "checksum": f"sha256:{SHA256}", "url": f"{url}/a"})
+    sources.fetch(planned_source("archive", "x", checksum=f"sha256:{SHA256}", url=f"{url}/a"))
 
 
 @pytest.fixture

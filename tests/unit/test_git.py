@@ -11,7 +11,6 @@ import time
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -20,10 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bo
 pytestmark = pytest.mark.programs
 
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-
-
-def json_of(release):
-    return typed_json.dump(release.as_plan())
 
 
 def resolve(value, find):
@@ -70,7 +65,7 @@ class Repository:
         return resolve(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
-        return sources.fetch(json_of(releases.release_of(self.resolved(ref, **more), {})))
+        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_plan())
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +127,7 @@ def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
     found = resolve(request, nowhere)
     assert (found.commit, found.build) == (repository.commits[3], 4)
-    assert sources.fetch(json_of(releases.release_of(found, {}))).commit == repository.commits[3]
+    assert sources.fetch(releases.release_of(found, {}).as_plan()).commit == repository.commits[3]
     with pytest.raises(Refusal, match="not a tag, branch or commit"):
         resolve({**request, "ref": "2" * 40}, nowhere)
 
@@ -192,7 +187,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     ):
         resolve(request, nowhere)
     release = releases.release_of(resolve({**request, "build": 3}, nowhere), {})
-    assert sources.fetch(json_of(release)).commit == repository.commits[2]
+    assert sources.fetch(release.as_plan()).commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):

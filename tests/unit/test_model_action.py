@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan, ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     cache_prefill_info,
     gguf_info,
@@ -237,7 +237,7 @@ class Action(base.Action):
         self.pipes.append(arguments["token_pipe"])
         try:
             with mock.patch.object(download, "take_token", return_value="hf_secret"):
-                result = json.loads(json.dumps(model.run(arguments, check_mode)))
+                result = json.loads(json.dumps(model.run(typed_json.parse(ModelArguments, arguments), check_mode)))
         except ValueError as error:
             result = {"failed": True, "msg": str(error)}
         if wrap_async:
@@ -255,7 +255,7 @@ class Action(base.Action):
 
     def run(self):
         self.variables = {"inventory_hostname": "head"}
-        return delivery.run(self, dict(self._task.args))
+        return delivery.run(self, typed_json.parse(ModelArguments, self._task.args))
 
 
 @pytest.fixture(autouse=True)

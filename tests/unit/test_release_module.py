@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import release as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, smoke_test
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, smoke_test
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
@@ -237,7 +237,7 @@ def test_a_host_that_names_no_job_of_its_build(monkeypatch, plugin):
         answer = {"ansible_job_id": job, "msg": "\x1b[2Jno room"}
         monkeypatch.setattr(plugin, "_execute_module", lambda answer=answer, **_arguments: answer)
         with pytest.raises(AnsibleActionFail, match=r"^strix1 did not start the build in the background \(") as raised:
-            plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}})
+            plugin._build(installer.ReleaseArguments(builds.RELEASE, builds.BUILD, "/p", "/c"))
         assert str(raised.value).isprintable()
 
 
@@ -247,7 +247,7 @@ def test_a_build_whose_connection_is_lost(monkeypatch, plugin):
     monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
     with pytest.raises(AnsibleActionFail, match="The connection to the build was lost") as raised:
-        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}})
+        plugin._build(installer.ReleaseArguments(builds.RELEASE, builds.BUILD, "/p", "/c"))
     assert str(raised.value).isprintable()
 
 
@@ -262,7 +262,7 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, plugin, said, l
     monkeypatch.setattr(base.time, "monotonic", lambda: 60.0 * len(looks))
     monkeypatch.setattr(action.display, "display", lambda _text: len(looks) < 999 or pytest.fail("it goes on"))
     with pytest.raises(AnsibleActionFail, match=r"^strix1 has not ended the build \(job j1.2\), .* for 70 minutes or "):
-        plugin._build({"prefix": "/p", "cache": "/c", "build": {"id": "x"}})
+        plugin._build(installer.ReleaseArguments(builds.RELEASE, builds.BUILD, "/p", "/c"))
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):

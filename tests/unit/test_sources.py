@@ -16,6 +16,7 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, sources
+from support.builds import planned_source
 
 CONTENT = bytes(tarfile.BLOCKSIZE)
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -32,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def release(**values):
-    return {"source": "archive", "ref": "b1", "checksum": f"sha256:{SHA}", "commit": "unknown", **values}
+    return planned_source("archive", "b1", **{"checksum": f"sha256:{SHA}", **values})
 
 
 def kept(cache):
@@ -223,7 +224,7 @@ def test_pip_that_does_not_end(tmp_path, monkeypatch):
     monkeypatch.setattr(sources.sys, "executable", str(program))
     monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.3)
     with pytest.raises(AnsibleError, match=r"pip could not fetch .*\(llama_release\) within 0\.3 s: check the network"):
-        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+        sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
     child = int((tmp_path / "child").read_text())
     for _attempt in range(100):
         if not os.path.exists(f"/proc/{child}") or ") Z " in Path(f"/proc/{child}/stat").read_text():
@@ -240,7 +241,7 @@ def test_pip_that_fetches_without_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(sources.sys, "executable", str(program))
     monkeypatch.setattr(bounded_process, "FILE_BYTES", 1 << 20)
     with pytest.raises(AnsibleError, match="pip could not fetch the source archive of llama_release: it has more than"):
-        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+        sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_pip_that_fails(monkeypatch, stderr, said):
     failed = type("Completed", (), {"returncode": 1, "stderr": stderr})()
     monkeypatch.setattr(sources.bounded_process, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
-        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+        sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
 
 
 def test_what_a_server_says_does_not_control_the_screen(cache):

@@ -67,7 +67,7 @@ def downloads(monkeypatch):
 
     def serve(archive):
         def download(release, folder):
-            asked.append(release["version"])
+            asked.append(release.version)
             return pack(folder / "llama_cpp_python-0.3.30.tar.gz", archive) if isinstance(archive, dict) else archive
 
         monkeypatch.setattr(sources, "_download_pypi", download)

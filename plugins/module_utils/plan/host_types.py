@@ -316,6 +316,19 @@ class FilePlan(NamedTuple):
     """text that is written, in place of source"""
 
 
+class ModelArguments(NamedTuple):
+    """Of the module ``model``."""
+
+    files: tuple[ModelFilePlan, ...]
+    folder: str
+    records: tuple[DownloadRecordPlan, ...] = ()
+    token_file: Optional[str] = None
+    """on the controller"""
+    token_pipe: Optional[str] = None
+    """on the host"""
+    fetched_by: Annotated[str, ("head", "controller")] = "head"
+
+
 class FetchedModelPlan(NamedTuple):
     """What of the model the head fetches, to compare it with."""
 

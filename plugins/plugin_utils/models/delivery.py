@@ -12,7 +12,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, sender
 
@@ -65,45 +65,46 @@ class Comparison(NamedTuple):
     python: str
 
 
-def run(action: Action, arguments: dict) -> dict:
+def run(action: Action, arguments: ModelArguments) -> dict:
     """The result of the module ``model``."""
-    token_file = arguments.pop("token_file", None)
-    result = action.foresee(arguments)
+    wanted = arguments._replace(token_file=None)
+    result = action.foresee(**typed_json.dump(wanted))
     if result.get("failed") or not result.get("changed"):
         return result
-    host, files = action.host, _files(arguments)
+    host, files = action.host, _files(wanted)
     comparison = _read_comparison(host, result)
     for line in announcements(host, comparison, files):
         display.display(line)
     if action.check_mode:
         return result
     base = action.variables.get("inventory_dir") or ""
+    token_file = arguments.token_file
     token = hub.read_token(os.path.join(base, os.path.expanduser(token_file))) if token_file else None
-    _send(action, arguments, comparison, token)
-    lookout = Lookout(action, host, arguments["folder"])
+    wanted = _send(action, wanted, comparison, token)
+    lookout = Lookout(action, host, wanted.folder)
     if token and not all(file.sent for file in files):
-        arguments["token_pipe"] = lookout.offer(token, comparison.python)
+        wanted = wanted._replace(token_pipe=lookout.offer(token, comparison.python))
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
-    prefix, lost = os.path.dirname(arguments["folder"]), "Run the playbook again, which continues there."
+    prefix, lost = os.path.dirname(wanted.folder), "Run the playbook again, which continues there."
     job = Job("download", prefix, LIMIT_SECONDS, SILENCE_SECONDS, pauses, lookout.show, lost)
-    done = action.background(arguments, job)
+    done = action.background(job, **typed_json.dump(wanted))
     return done if done.get("failed") else {**done, **result}
 
 
-def _read_comparison(host: str, result: dict) -> Comparison:
+def _read_comparison(host: str, result: Any) -> Comparison:
     problem = typed_json.problem("", result, Comparison)
     if problem:
         raise AnsibleActionFail(validation.not_possible(host, f"{problem.where.lstrip('.')} {problem.why}"))
     return typed_json.parse(Comparison, result)
 
 
-def _records(arguments: dict) -> list[DownloadRecordPlan]:
-    return [typed_json.parse(DownloadRecordPlan, record) for record in arguments.get("records") or ()]
+def _files(wanted: ModelArguments) -> list[ModelFile]:
+    return model_files.of_plan(wanted.files, wanted.records, wanted.fetched_by == "controller")
 
 
-def _files(arguments: dict) -> list[ModelFile]:
-    files = [typed_json.parse(ModelFilePlan, file) for file in arguments["files"]]
-    return model_files.of_plan(files, _records(arguments), arguments.get("fetched_by") == "controller")
+def _with_checksum(wanted: ModelArguments, file: ModelFile, digest: str) -> ModelArguments:
+    files = [planned._replace(sha256=digest) if planned.path == str(file.path) else planned for planned in wanted.files]
+    return wanted._replace(files=tuple(files))
 
 
 def announcements(host: str, comparison: Comparison, files: Sequence[ModelFile]) -> Iterator[str]:
@@ -118,28 +119,27 @@ def announcements(host: str, comparison: Comparison, files: Sequence[ModelFile])
         yield f"  [{host}] {file.name}: {what}"
 
 
-def _send(action: Action, arguments: dict, comparison: Comparison, token: str | None) -> None:
-    """Sends the files that the host does not get itself, and notes their checksums in the arguments."""
+def _send(action: Action, wanted: ModelArguments, comparison: Comparison, token: str | None) -> ModelArguments:
+    """Sends the files that the host does not get itself; returns the arguments with their checksums."""
     rows = {row.path: row for row in comparison.fetch}
-    entries = {file["path"]: dict(file) for file in arguments["files"]}
-    arguments["files"] = list(entries.values())
-    unknown = [file for file in _files(arguments) if file.local_path and not file.sha256 and str(file.path) in rows]
+    unknown = [file for file in _files(wanted) if file.local_path and not file.sha256 and str(file.path) in rows]
     for file in unknown:
         display.display(
             f"  [{action.host}] {file.name}: its checksum is computed, to continue where an earlier run stopped"
         )
-        entries[str(file.path)]["sha256"] = sender.checksum(file)
+        wanted = _with_checksum(wanted, file, sender.checksum(file))
     if unknown:
-        result = action.foresee(arguments)
+        result = action.foresee(**typed_json.dump(wanted))
         rows = {row.path: row for row in _read_comparison(action.host, result).fetch}
-    files = _files(arguments)
-    server = model_files.token_server(files, _records(arguments))
+    files = _files(wanted)
+    server = model_files.token_server(files, wanted.records)
     for file in files:
         row = rows.get(str(file.path))
         if file.sent and row:
             own = token if server and web.same_server(file.url, server) else None
-            work = sender.Sender(action, os.path.dirname(arguments["folder"]), Line(action.host).show)
-            entries[str(file.path)]["sha256"] = work.send(file, row.have, own)
+            work = sender.Sender(action, os.path.dirname(wanted.folder), Line(action.host).show)
+            wanted = _with_checksum(wanted, file, work.send(file, row.have, own))
+    return wanted
 
 
 class Line:

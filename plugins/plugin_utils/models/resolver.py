@@ -92,9 +92,9 @@ class _Resolver:
 
     # ------------------------------------------------------------------------------------------------------------- the host
 
-    def _run(self, module: str, arguments: dict) -> dict:
+    def _run(self, module: str, /, **arguments: Any) -> dict:
         account = {"account": self.options.account} if self.options.account else {}
-        result = self.action.module({**arguments, **account}, module)
+        result = self.action.module(module, **arguments, **account)
         if result.get("failed"):
             raise Refusal(why(result))
         return result
@@ -109,10 +109,10 @@ class _Resolver:
             "paths": [source.path for source in sources if source.path and source.role != download_record.MODEL],
             "ollama": [source.ollama for source in sources if source.ollama],
         }
-        return self._run(MODULE, {**arguments, "timeout": self.options.timeout}) if any(arguments.values()) else {}
+        return self._run(MODULE, **arguments, timeout=self.options.timeout) if any(arguments.values()) else {}
 
     def _model_of_operator(self, source: ModelSource) -> ResolvedSource:
-        result = self._run(READER, {"path": source.path})
+        result = self._run(READER, path=source.path)
         folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
         summary: Summary = reported if isinstance(reported, Mapping) else {}
         problem = header_summary.problem(summary)

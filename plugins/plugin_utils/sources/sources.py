@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -64,9 +65,9 @@ PACKING_SECONDS = 60.0
 """For which a server may be silent: some make an archive when they are asked for it."""
 
 
-def _download_pypi(release: dict, folder: Path) -> Path:
+def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
     requirement = folder / "requirement.txt"
-    requirement.write_text(f"llama-cpp-python=={release['version']} --hash={release['checksum']}\n")
+    requirement.write_text(f"llama-cpp-python=={release.version} --hash={release.checksum}\n")
     argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     argv += [
         "--no-binary",
@@ -81,7 +82,7 @@ def _download_pypi(release: dict, folder: Path) -> Path:
         process = bounded_process.run(argv, DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         raise AnsibleError(
-            f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release) within {DOWNLOAD_SECONDS} s: "
+            f"pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release) within {DOWNLOAD_SECONDS} s: "
             "check the network and the index in the configuration of pip"
         ) from None
     except bounded_process.TooLarge as error:
@@ -91,7 +92,7 @@ def _download_pypi(release: dict, folder: Path) -> Path:
     return next(folder.glob("llama_cpp_python-*"))
 
 
-def _pip_error(release: dict, said: str) -> Exception:
+def _pip_error(release: ReleasePlan, said: str) -> Exception:
     if "No space left on device" in said:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if "No module named pip" in said:
@@ -101,22 +102,22 @@ def _pip_error(release: dict, said: str) -> Exception:
     got = re.search(r"Got\s+([0-9a-f]{64})", said)
     if got:
         return AnsibleError(
-            f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
+            f"llama_release has the checksum {release.checksum}, but the source archive of llama-cpp-python {release.version} "
             f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
         )
     errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
     return AnsibleError(
-        f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
+        f"pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check the version and "
         f"the index in the configuration of pip. pip says: {validation.printable(errors or said[-500:])}"
     )
 
 
-def _download_url(release: dict, folder: Path) -> Path:
-    target = folder / "archive"
+def _download_url(release: ReleasePlan, folder: Path) -> Path:
+    target, url = folder / "archive", str(release.url)
 
     def download() -> None:
         headers = {"Accept-Encoding": "identity"}
-        with web.answer(release["url"], headers, silence=PACKING_SECONDS) as reply, target.open("wb") as stream:
+        with web.answer(url, headers, silence=PACKING_SECONDS) as reply, target.open("wb") as stream:
             while part := reply.read1(1 << 20):
                 stream.write(part)
                 if stream.tell() > ARCHIVE_BYTES:
@@ -126,19 +127,19 @@ def _download_url(release: dict, folder: Path) -> Path:
         reading.within(DOWNLOAD_SECONDS, download)
     except reading.TooSlowError:
         raise AnsibleError(
-            f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
+            f"llama_release has the url {url!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
             "download it and use path"
         ) from None
     except web.RemoteError as error:
         why = f"its server does not give (HTTP {error.status}): correct it" if error.status else str(error)
         raise AnsibleError(
-            f"llama_release has the url {release['url']!r}, which {why}, or download the archive and use path"
+            f"llama_release has the url {url!r}, which {why}, or download the archive and use path"
         ) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in cache.FULL:
             raise
         raise AnsibleError(
-            f"llama_release has the url {release['url']!r}, which could not be fetched: {validation.printable(error)}"
+            f"llama_release has the url {url!r}, which could not be fetched: {validation.printable(error)}"
         ) from None
     return target
 
@@ -240,7 +241,7 @@ def _tree_of(request: ReleaseRequest) -> SourceTree | None:
         return None
     if capabilities.tells_protocol(build or 0):
         return None
-    release = typed_json.dump(releases.release_of(request, {}).as_plan())
+    release = releases.release_of(request, {}).as_plan()
     with suppress(AnsibleError, git.GitError, OSError, archives.DamagedError):
         if request.source == "git" and not _kept_commit(release, _folder()):
             git.commit_of(request.repository, request.ref)
@@ -250,13 +251,17 @@ def _tree_of(request: ReleaseRequest) -> SourceTree | None:
 
 def _tree_of_pypi(request: ReleaseRequest) -> SourceTree:
     version = request.version
-    wanted = {
-        "source": "pypi",
-        "ref": f"pypi-{version}",
-        "version": version,
-        "checksum": request.checksum,
-        "commit": request.commit or "unknown",
-    }
+    wanted = ReleasePlan(
+        source="pypi",
+        ref=f"pypi-{version}",
+        build=None,
+        commit=request.commit or "unknown",
+        generation=0,
+        protocol=None,
+        id="",
+        version=version,
+        checksum=request.checksum,
+    )
     try:
         tree = source_metadata.cached(fetch(wanted).path)
     except AnsibleError as error:
@@ -363,16 +368,16 @@ def _count(repository: str, ref: str, commit: str, work: Path) -> int:
         ) from None
 
 
-def fetch(release: dict) -> Fetched:
+def fetch(release: ReleasePlan) -> Fetched:
     """The source of a planned release in the cache.
 
     :raises AnsibleError: it cannot be fetched, or its sha256 is another; nothing is left in the cache then.
     """
-    kept, bring = (_kept_commit, _fetch_commit) if release["source"] == "git" else (_kept_archive, _fetch_archive)
+    kept, bring = (_kept_commit, _fetch_commit) if release.source == "git" else (_kept_archive, _fetch_archive)
     known = kept(release, _folder())
     if known:
         return known
-    with cache.exclusive_folder("sources", "llama_release", f"fetches {release['ref']}") as folder:
+    with cache.exclusive_folder("sources", "llama_release", f"fetches {release.ref}") as folder:
         known = kept(release, folder)
         if known:
             return known
@@ -381,13 +386,13 @@ def fetch(release: dict) -> Fetched:
         return cast(Fetched, kept(release, folder))._replace(changed=True)
 
 
-def _names_of_commit(release: dict, folder: Path) -> tuple[Path, Path]:
+def _names_of_commit(release: ReleasePlan, folder: Path) -> tuple[Path, Path]:
     """Where the tree of a commit or tag is kept, and what it was when it was fetched."""
-    name = hashlib.sha256(f"{release['repository']}\n{release['revision']}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{release.repository}\n{release.revision}".encode()).hexdigest()[:16]
     return folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
 
 
-def _kept_commit(release: dict, folder: Path) -> Fetched | None:
+def _kept_commit(release: ReleasePlan, folder: Path) -> Fetched | None:
     """What a tag was when it was fetched first is kept: it is the name of a build."""
     archive, record = _names_of_commit(release, folder)
     try:
@@ -400,14 +405,15 @@ def _kept_commit(release: dict, folder: Path) -> Fetched | None:
     return None
 
 
-def _fetch_commit(release: dict, folder: Path, work: Path) -> None:
+def _fetch_commit(release: ReleasePlan, folder: Path, work: Path) -> None:
+    repository, revision = str(release.repository), str(release.revision)
     archive, record = work / "archive", work / "record"
     try:
-        commit = git.archive(release["repository"], release["revision"], archive)
+        commit = git.archive(repository, revision, archive)
     except git.NotFound:
-        raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
+        raise AnsibleError(_unknown(repository, revision.replace("refs/tags/", ""))) from None
     except git.GitError as error:
-        raise AnsibleError(_unreadable(release["repository"], error)) from None
+        raise AnsibleError(_unreadable(repository, error)) from None
     record.write_text(json.dumps({"commit": commit, "sha256": sha256(archive)}) + "\n")
     for made, name in zip((archive, record), _names_of_commit(release, folder)):
         made.replace(name)
@@ -418,28 +424,30 @@ def _cached_archive(checksum: str) -> Path:
     return _folder() / f"{checksum.split(':', 1)[1][:16]}.tar.gz"
 
 
-def _kept_archive(release: dict, folder: Path) -> Fetched | None:
-    wanted, kept = release["checksum"].split(":", 1)[1], _cached_archive(release["checksum"])
+def _kept_archive(release: ReleasePlan, folder: Path) -> Fetched | None:
+    checksum = str(release.checksum)
+    wanted, kept = checksum.split(":", 1)[1], _cached_archive(checksum)
     with suppress(OSError):
         if sha256(kept) == wanted:
-            return Fetched(kept, False, wanted, release["commit"])
+            return Fetched(kept, False, wanted, release.commit)
     return None
 
 
-def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
-    if release["source"] == "pypi":
+def _fetch_archive(release: ReleasePlan, folder: Path, work: Path) -> None:
+    if release.source == "pypi":
         archive = _download_pypi(release, work)
-    elif "url" in release:
+    elif release.url:
         archive = _download_url(release, work)
     else:
         archive = work / "archive"
         try:
-            shutil.copyfile(release["path"], archive)
+            shutil.copyfile(str(release.path), archive)
         except OSError as error:
             if error.errno in cache.FULL:
                 raise
-            raise AnsibleError(_not_readable("path", release["path"], error.strerror)) from error
-    wanted, actual = release["checksum"].split(":", 1)[1], sha256(archive)
+            raise AnsibleError(_not_readable("path", str(release.path), error.strerror)) from error
+    checksum = str(release.checksum)
+    wanted, actual = checksum.split(":", 1)[1], sha256(archive)
     if actual != wanted:
         raise AnsibleError(
             f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
@@ -448,7 +456,7 @@ def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
         raise AnsibleError(
             f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
         )
-    archive.replace(_cached_archive(release["checksum"]))
+    archive.replace(_cached_archive(checksum))
 
 
 def _unpacked_bytes(archive: Path) -> int:

@@ -21,6 +21,14 @@ BUILD = BuildPlan(
 RELEASE = ReleasePlan(
     source="git", ref="b1", build=7, commit="abc1234def567", generation=9900, protocol=None, id="b1", member=""
 )
+
+
+def planned_source(source, ref, **values):
+    """A release of which nothing counts but where it comes from."""
+    nothing = {"build": None, "commit": "unknown", "generation": 0, "protocol": None, "id": ""}
+    return ReleasePlan(**{**nothing, "source": source, "ref": ref, **values})
+
+
 SERVICE = ServicePlan(
     name="llamacpp-server",
     kind="head",

@@ -93,7 +93,7 @@ class Action:
         self.call, self.ran = call, []
         self.variables = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
 
-    def module(self, arguments, name):
+    def module(self, name, /, **arguments):
         self.ran.append(name)
         return self.call(**arguments)
 

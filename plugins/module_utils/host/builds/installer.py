@@ -64,12 +64,15 @@ class ReleaseArguments(NamedTuple):
     build: BuildPlan
     prefix: str
     cache: str
-    host_name: str
+    host_name: str = "this host"
     services: tuple[ServicePlan, ...] = ()
     brought: Optional[Source] = None
     received: Optional[PackedRelease] = None
     account: Optional[str] = None
     pack: bool = False
+    cluster: Optional[str] = None
+    share: bool = False
+    """Whether other hosts get the build from here."""
 
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
