@@ -410,16 +410,16 @@ CASES = [
             "leave llama_server_load_mode out": setting("strix0", llama_server_load_mode=None),
             "set llama_server_load_mode to {mode}": setting("strix0", llama_server_load_mode="dio"),
         },
-        ["MiB on ROCm0 of strix0, ", "MiB on ROCm0 of strix1.", "30720", "llama_server_load_mode to dio"],
+        ["MiB on ROCm0 of strix0. ", "30720", "llama_server_load_mode to dio"],
     ),
     (
         "hip-mmap-slow",
-        lambda: with_model(cluster_of(1, few_mib(32768), llama_server_load_mode="mmap"), **model(18)),
+        lambda: with_model(cluster_of(0, head_facts=few_mib(32768), llama_server_load_mode="mmap"), **model(18)),
         {
             "leave llama_server_load_mode out": setting("head", llama_server_load_mode=None),
             "set llama_server_load_mode to {mode}": setting("head", llama_server_load_mode="dio"),
         },
-        ["of 32768 MiB on ROCm0 of worker1", "more than half"],
+        ["of 32768 MiB on ROCm0 of head", "more than half"],
     ),
     (
         "vulkan-without-mmap",

@@ -130,15 +130,15 @@ def test_a_head_drives_its_graphics_beside_a_worker_on_its_processor(variables):
     assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "MTL0"]
     capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
     processor, graphics = capacities["RPC0[127.0.0.1:50052]"], capacities["MTL0"]
-    assert graphics == 49152 - 4915
+    assert graphics == 49152
     assert processor == 65536 - 6553 - graphics
 
 
 @pytest.mark.parametrize(
     "endpoints, capacities",
     [
-        ([{"device": "MTL0"}, {"device": "CPU"}], [44237, 14746]),
-        ([{"device": "MTL0"}, *[{"device": "CPU"}] * 4], [44237, *[3686] * 4]),
+        ([{"device": "MTL0"}, {"device": "CPU"}], [49152, 9831]),
+        ([{"device": "MTL0"}, *[{"device": "CPU"}] * 4], [49152, *[2457] * 4]),
         ([{"device": "MTL0"}, *[{"device": "CPU"}] * 10], [58983 - 20480, *[2048] * 10]),
         ([{"device": "MTL0"}, {"device": "CPU", "memory_mib": 30000}], [28983, 30000]),
         ([{"device": "MTL0", "memory_mib": 20000}, {"device": "CPU"}], [20000, 38983]),
@@ -156,8 +156,8 @@ def test_accelerators_come_first_in_the_memory_that_they_share_with_the_processo
     "environment, accepted, graphics",
     [
         ({}, [], 60000 * 2 // 3),
-        ({"radv_enable_unified_heap_on_apu": "true"}, [], 54000),
-        ({}, ["vulkan-shared-memory"], 54000),
+        ({"radv_enable_unified_heap_on_apu": "true"}, [], 65536 - 6553 - 2048),
+        ({}, ["vulkan-shared-memory"], 65536 - 6553 - 2048),
     ],
 )
 def test_the_processor_has_what_the_driver_of_the_graphics_does_not_show(environment, accepted, graphics):

@@ -124,7 +124,7 @@ def memories(
         memory = backends.CPU.device if accelerator and accelerator.unified else same.get(device, device)
         found.setdefault(memory, []).append(device)
         if accelerator:
-            size = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
+            size = workers.usable_by_device(accelerator.memory_mib, accelerator.unified, facts.memory_mib)
             usable[memory] = max(usable.get(memory, 0), size)
     for memory, devices in found.items():
         yield devices, max([usable.get(memory, 0), *(own[device][1] for device in devices if device in own)])

@@ -229,13 +229,12 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
     """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is llama-server's
     default.
     """
-    if not wanted and any(device.is_gb10 and device.host == head for device in used):
-        return "none"
     if wanted:
         return wanted
-    if any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
-        return unmapped_mode(release)
-    return None
+    of_head = [device for device in used if device.host == head]
+    if any(device.is_gb10 for device in of_head):
+        return "none"
+    return unmapped_mode(release) if any(device.hangs_on_mmap or device.slow_on_mmap for device in of_head) else None
 
 
 def unmapped_mode(release: Release) -> str:

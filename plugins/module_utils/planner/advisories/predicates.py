@@ -256,19 +256,20 @@ def unknown_options(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def _reads_pages(context: AdvisoryContext) -> bool:
-    """Whether llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does so in older
-    builds."""
+def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
+    """The devices of the head, if llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does
+    so in older builds. Workers on other hosts get their tensors by RPC and map nothing."""
     mode = context.plan.head.load_mode
     chosen = mode in (None, "auto") and not (context.release.mainline and context.generation >= options.AUTO_SINCE)
-    return chosen or mode in ("mmap", "mmap+mlock")
+    maps = chosen or mode in ("mmap", "mmap+mlock")
+    return [device for device in context.used if maps and device.host == context.plan.head.host]
 
 
 def mmap_crawls(context: AdvisoryContext) -> Cases:
     return [
         (device.host, {"where": f"{device.name} of {device.host}", "mode": context.plan.head.load_mode})
-        for device in context.used
-        if device.is_gb10 and device.host == context.plan.head.host and _reads_pages(context)
+        for device in _with_mapped_pages(context)
+        if device.is_gb10
     ]
 
 
@@ -281,8 +282,8 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
                 "limit": devices.MMAP_LIMIT_MIB,
             },
         )
-        for device in context.used
-        if device.hangs_on_mmap and _reads_pages(context)
+        for device in _with_mapped_pages(context)
+        if device.hangs_on_mmap
     ]
 
 
@@ -294,16 +295,17 @@ def mmap_is_slow(context: AdvisoryContext) -> Cases:
                 "where": f"{round(device.weights_mib)} of {device.host_memory_mib} MiB on {device.name} of {device.host}",
             },
         )
-        for device in context.used
-        if device.slow_on_mmap and not device.hangs_on_mmap and _reads_pages(context)
+        for device in _with_mapped_pages(context)
+        if device.slow_on_mmap and not device.hangs_on_mmap
     ]
 
 
 def vulkan_without_mmap(context: AdvisoryContext) -> Cases:
     """Not where HIP would hang or crawl with mmap."""
     head, mode = context.plan.head.host, context.plan.head.load_mode
-    own = any(device.needs_less_with_mmap and device.host == head for device in context.used)
-    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in context.used)
+    of_head = [device for device in context.used if device.host == head]
+    own = any(device.needs_less_with_mmap for device in of_head)
+    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in of_head)
     return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
 
 

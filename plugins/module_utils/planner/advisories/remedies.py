@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
     Endpoint,
@@ -149,6 +150,12 @@ def for_more_room(trial: Trial) -> list[str]:
     limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
     if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
         clauses.append(f"remove {listed(limits)}")
+    lazy = ("--lazy-mode", "on")
+    if trial.fits(serving(extra_args=(*cluster.server.extra_args, *lazy))):
+        clauses.append(f"add {' '.join(lazy)} to llama_server_extra_args")
+    more, change = _with_half_the_reserve(trial)
+    if more and trial.fits(change):
+        clauses.append(f"leave half as much to the system, with {listed(more)}")
     unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None, "prompt_cache_mib": None}
     own = [name for name, none in unset.items() if getattr(cluster.server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
@@ -196,6 +203,42 @@ def _layers_beside_the_processor(trial: Trial) -> int | None:
     best = trial.plan.estimate.best_single_host
     lent = any(entry.endpoint for entry in trial.plan.placement)
     return None if lent or best.host != trial.cluster.head else best.gpu_layers
+
+
+def _with_half_the_reserve(trial: Trial) -> tuple[list[str], Change]:
+    """Variables with which devices hold half of what is kept of their memory for the system, where nothing else limits them."""
+    workers_of: dict[str, dict[str, int]] = {}
+    own: dict[str, int] = {}
+    for entry in trial.plan.placement:
+        planned = trial.plan.hosts.get(entry.host)
+        if not planned:
+            continue
+        lent = next((worker.device for worker in planned.workers if worker.endpoint == entry.endpoint), None)
+        facts = trial.cluster.hosts[entry.host].facts
+        accelerator = devices.accelerator_of(facts, lent or entry.device)
+        size, shared = (accelerator.memory_mib, accelerator.unified) if accelerator else (facts.memory_mib, True)
+        if entry.capacity_mib == workers.usable_by_device(size, shared, facts.memory_mib) < size:
+            of_host = workers_of.setdefault(entry.host, {}) if lent else own
+            of_host[lent or entry.device] = (size + int(entry.capacity_mib)) // 2
+    hosts_of: dict[str, list[str]] = {}
+    for name, sizes in workers_of.items():
+        hosts_of.setdefault(listed(f"{mib} of {device}" for device, mib in sizes.items()), []).append(name)
+    more = [f"memory_mib {sizes} in llama_worker_endpoints of {listed(hosts)}" for sizes, hosts in hosts_of.items()]
+    more += [f"llama_server_memory_mib {{{', '.join(f'{name}: {mib}' for name, mib in own.items())}}}"] if own else []
+
+    def lends(host: Host) -> Host:
+        declared = trial.plan.hosts[host.name].workers
+        endpoints = host.endpoints or [Endpoint(device=worker.device) for worker in declared]
+        wider = [
+            entry._replace(memory_mib=workers_of[host.name].get(worker.device, entry.memory_mib))
+            for entry, worker in zip(endpoints, declared)
+        ]
+        return host._replace(endpoints=tuple(wider))
+
+    def change(cluster: Cluster) -> Cluster:
+        return serving(memory_mib={**cluster.server.memory_mib, **own})(on_hosts(workers_of, lends)(cluster))
+
+    return more, change
 
 
 def _without_bounds(host: Host) -> Host:

@@ -74,7 +74,7 @@ def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Releas
         UnusedMemory(
             host.name,
             f"{accelerator.name} ({name})",
-            accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, shared=False),
+            workers.usable_by_device(accelerator.memory_mib, False, host.facts.memory_mib),
             *_remedy(equipped, accelerator.backend, name, release),
         )
         for name, accelerator in same_device.named_accelerators(host.facts)
@@ -92,7 +92,7 @@ def _processor(
     kept = placed.on_head()
     own = -(-(kept.weights + kept.kv) // MIB) if host.is_head else 0
     shared = sum(device.capacity_mib for device in offered if _is_shared(host, device))
-    room = host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True) - shared - own
+    room = workers.usable_mib(host.facts.memory_mib) - shared - own
     if room < workers.LEAST_MIB:
         return []
     cpu = backends.CPU

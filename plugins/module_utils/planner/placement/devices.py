@@ -184,8 +184,8 @@ def of_head(
     same = same_device.canonical_device_names(head.facts)
     chosen = []
     for name, accelerator in driven:
-        whole = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
-        capacity = shares[same[name]] if accelerator.unified else limits.get(name, max(0, whole))
+        own = workers.usable_by_device(accelerator.memory_mib, accelerator.unified, head.facts.memory_mib)
+        capacity = shares[same[name]] if accelerator.unified else limits.get(name, own)
         chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
     said = backends.UNIFIED_HEAP in environment
     return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen

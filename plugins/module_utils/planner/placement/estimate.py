@@ -417,7 +417,9 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
             quantised=sum(quantised[own]),
         )
 
-    room = (host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True)) * MIB
+    room = workers.usable_mib(host.facts.memory_mib) * MIB
+    kept = load.on_head() - load.in_file("lazy-mode" in case.release.capabilities.server_flags)
+    tables = kept if kept > workers.reserve_mib(host.facts.memory_mib, shared=True) * MIB // 2 else 0
     works = []
     by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts).gb_per_s)
     kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
@@ -427,7 +429,7 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
         accelerator = devices.accelerator_of(host.facts, device.name)
         room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
         end = start
-    if end and sum(sizes[:end]) > room:
+    if (end or tables) and sum(sizes[:end]) + tables > room:
         return [], None
     works.append(part_of(cost_model.processor_rate(host.facts), 0))
     return [work for work in works if work.weights], load.units - end if end and case.own_devices(host) else None

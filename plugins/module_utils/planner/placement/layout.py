@@ -125,11 +125,16 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     settings = server_settings.settings_of(server, model.summary, case.release.fork)
     load = device_load.load_of(model.summary, settings, case.release.generation, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
+    in_file = load.in_file(_reads_by_row(case))
+    beside -= in_file
     if not devices or not gpu_layers:
         missing = _missing_on_head(case.facts, load, load.units, beside)
         return device_load.Placed((), (), load, 0, _over_without_devices(case.head, missing), missing_mib=missing)
     first = load.units - gpu_layers
     selects = case.release.capabilities.device_name is not None
+    spare = workers.reserve_mib(case.facts.memory_mib, shared=True) * MIB // 2
+    tables = max(0, load.on_head() - in_file - spare)
+    devices = auxiliary_models.beside_memory(devices, tables, case.head, case.facts)
     every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
@@ -137,7 +142,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         candidates = _candidates(load, devices, device_costs(devices, case.hosts, case.release, model.summary))
         placed, fits = _fastest(_ordered(candidates, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
-    missing = _missing_on_head(case.facts, load, first, beside) if first or overrides or beside else 0
+    missing = _missing_on_head(case.facts, load, first, beside)
     over, stays = placed.over(), bool(first or overrides)
     reasons = [*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)]
     return placed._replace(
@@ -332,11 +337,24 @@ def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
     )
 
 
+def _reads_by_row(case: Case) -> bool:
+    """Whether llama-server leaves large tables in the file, of which a token needs single rows. By itself it does not where it drives
+    graphics in a processor by CUDA, HIP or Vulkan (ggml-org/llama.cpp#28160)."""
+    given = auxiliary_models.given_option(case.server, "lazy-mode")
+    known = "lazy-mode" in case.release.capabilities.server_flags
+    own = [device for device in case.devices if not device.worker]
+    inside = any(
+        auxiliary_models.shares_memory(device, case.facts) and not backends.RECORDS[device.backend].maps_weights
+        for device in own
+    )
+    mode = given[1] if given else "auto"
+    return known and (mode == "on" or (mode == "auto" and not inside))
+
+
 def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: int) -> int:
     """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit."""
     held = load.on_head(range(first)) + sum(load.kv[:first]) + beside
-    room = facts.memory_mib - workers.reserve_mib(facts.memory_mib, shared=True)
-    return max(0, -(-held // MIB) - room)
+    return max(0, -(-held // MIB) - workers.usable_mib(facts.memory_mib))
 
 
 def _over_without_devices(name: str, missing: int) -> tuple[str, ...]:
@@ -354,7 +372,8 @@ def _over_on_head(name: str, load: device_load.Load, first: int, missing: int, s
     if not missing:
         return ()
     if not stays:
-        return (f"{missing} MiB are missing in the memory of {name}",)
+        kept = f", which keeps {load.on_head() // MIB} MiB of the model's tables: choose a head with more memory"
+        return (f"{missing} MiB are missing in the memory of {name}{kept}",)
     return (
         f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
         f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",

@@ -57,6 +57,16 @@ def reserve_mib(total_mib: int, shared: bool) -> int:
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
+def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
+    """What a device may hold. Memory of the host that a driver's limit leaves to the system counts as reserve.
+
+    :param size_mib: the device's memory, or where ``shared`` what its driver lends of the host's.
+    :param memory_mib: of the host.
+    """
+    left = max(0, memory_mib - size_mib) if shared else 0
+    return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - left))
+
+
 def _bits_in_common(address: str, other: str) -> int:
     """With how many bits both addresses begin; -1 where one is the name of a host."""
     try:
@@ -287,7 +297,7 @@ def shares_of_memory(
     given.update(limits)
     for name in [*driven, *(entry.device.device for entry in declared)]:
         if name in sizes:
-            most = given.get(name) or max(0, sizes[name] - reserve_mib(sizes[name], shared=True))
+            most = given.get(name) or usable_by_device(sizes[name], True, facts.memory_mib)
             most = min(most, (shown or {}).get(name, most))
             wanted[same[name]] = max(wanted.get(same[name], 0), most)
     processors = [entry for entry in declared if entry.device.device == "CPU"]
@@ -335,7 +345,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
         threads = endpoint.threads
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu["cores"] // cpu_workers)
-        own = max(0, device.memory_mib - reserve_mib(device.memory_mib, device.shared))
+        own = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
         workers.append(
             Worker(
                 name=entry.name,

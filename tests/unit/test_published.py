@@ -1,0 +1,62 @@
+"""What clusters that owners publish need of planning."""
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from support.clusters import TREE, cards_of, head_with_cards, strix_halo_head, strix_halos
+
+
+def test_half_of_what_is_kept_for_the_system_is_offered_where_that_is_enough():
+    lent, own = cards_of(21.65), head_with_cards(1, 21.65)
+    assert "with memory_mib 23962 of CUDA0 in llama_worker_endpoints of gpu1" in lent.reason()
+    lent.hosts["gpu1"]["variables"]["llama_worker_endpoints"] = [{"device": "CUDA0", "memory_mib": 23962}]
+    assert "with llama_server_memory_mib {CUDA0: 23962}" in own.reason()
+    own.hosts["head"]["variables"]["llama_server_memory_mib"] = {"CUDA0": 23962}
+    assert [lent.plan()["fits"], own.plan()["fits"]] == [True, True]
+
+
+def test_what_a_limit_of_the_driver_leaves_to_the_system_is_reserve():
+    """Macs lend three quarters of their memory, a BC-250 12 GiB of 16: owners fill that."""
+    capacities = [workers.usable_by_device(size, True, memory) for size, memory in ((49152, 65536), (126976, 128200))]
+    assert capacities == [49152, 128200 - 12697]
+    assert workers.usable_by_device(24576, False, 65536) == 24576 - 1228
+
+
+def test_a_worker_maps_nothing_whatever_its_graphics_are():
+    """A share of HIP with which a head hangs: what a worker gets by RPC comes from no mapped page (ggml-rpc.cpp of 0.3.36 has none)."""
+    cluster = strix_halos(2, 69, llama_server_load_mode="mmap")
+    cluster.hosts["strix0"]["facts"]["accelerators"] = []
+    cluster.hosts["strix0"]["variables"]["llama_backend"] = "cpu"
+    cluster.hosts["strix0"]["groups"] = ["head"]
+    plan = cluster.plan()
+    assert [entry["host"] for entry in plan["placement"]] == ["strix1"]
+    assert not [entry["id"] for entry in plan["advisories"] if entry["id"].startswith("hip-mmap")]
+
+
+def tables(cluster, gib, architecture="qwen4exp"):
+    """A model with so many GiB of embeddings for each layer, of which a token reads single rows."""
+    summary = cluster.model["summary"]
+    row = {"name": "per_layer_token_embd.weight", "type": "Q4_0", "shape": [32, 1], "bytes": gib << 30, "layers": None}
+    layer = {"name": "blk.*.ffn_up.weight", "type": "F16", "shape": [1], "bytes": 1 << 28, "layers": list(range(40))}
+    cluster.model["summary"] = {**summary, "architecture": architecture, "tensors": [layer, row]}
+    return cluster
+
+
+def test_tables_that_stay_in_the_memory_of_the_head_are_counted():
+    """By build 11063 those of two architectures stay in the file, unless the head drives graphics in its processor."""
+    small = {"memory_mib": 16384}
+    for release, fits in ((10000, False), (11063, True)):
+        cluster = tables(cards_of(20, llama_release={**TREE, "build": release}), 28)
+        cluster.hosts["head"]["facts"].update(small)
+        assert cluster.plan()["fits"] is fits
+    cluster.hosts["head"]["variables"]["llama_server_extra_args"] = ["-lzm", "off"]
+    said = cluster.reason()
+    assert "14336 MiB are missing in the memory of head, which keeps 28672 MiB" in said
+    assert "it fits this way: add --lazy-mode on to llama_server_extra_args" in said
+
+
+def test_tables_and_devices_share_the_memory_of_the_head():
+    cluster = tables(strix_halo_head(100), 28, "gemma3n")
+    (entry,) = cluster.plan()["placement"]
+    cluster.hosts["head"]["facts"]["memory_mib"] = 40000
+    cluster.hosts["head"]["facts"]["accelerators"][0]["memory_mib"] = 30000
+    assert entry["capacity_mib"] > 100000
+    assert "the model does not fit: " in cluster.reason()
