@@ -238,6 +238,7 @@ FALLBACK = {
     "head": {"argv": []},
     "workers": [],
     "generation_tokens_per_s": 1.0,
+    "generation_range": {"low": 0.8, "high": 1.3},
 }
 
 

@@ -27,7 +27,7 @@ def rate(pair, device, accelerators=(), model="test"):
         accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
     facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
-    return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
+    return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts, 11063)
 
 
 def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
@@ -129,10 +129,12 @@ def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
 def test_nodes_follow_the_architecture():
     plain = models.known_answer_model(4, 64, "f16")
     assert cost_model.nodes_per_layer(plain) == 31
-    assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3moe", keys=EXPERTS)) == 62
+    assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3moe", keys=EXPERTS)) == 50
+    hyper = TensorGroup("blk.*.hc_attn_fn.weight", "F32", (64, 24), 6144, (0, 1, 2, 3))
+    assert cost_model.nodes_per_layer(plain._replace(tensors=(*plain.tensors, hyper))) == 31 + 118
     latent = cost_model.nodes_per_layer(plain._replace(architecture="deepseek2", keys=EXPERTS))
     recurrent = cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS))
-    assert 62 < latent < recurrent
+    assert 50 < latent < recurrent
 
 
 def release(build, protocol=None):
@@ -232,7 +234,10 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     work = cost_model.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)
     costs = cost_model.prompt_costs(release(11063), work, 4096)
-    assert costs == {"memory of": 80, "computing on": pytest.approx(2 * 512 * 2)}
+    assert costs == {
+        "memory of": 80,
+        "computing on": pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS),
+    }
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
     costs = cost_model.prompt_costs(release(11063), work._replace(link=link), 4096)
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6

@@ -27,26 +27,73 @@ class Family(NamedTuple):
     source: str
     quantised: float = 1.0
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
+    early: float = 1.0
+    """So many times as long took prompts with builds of FIRST_BUILD and before."""
+    factor: float = 1.3
+    """The speed is that of the table times or through this, in four of five measurements of machines that the table was not fitted to."""
 
 
+FITTED = "fitted with docs/performance.md"
 FAMILIES = {
-    "apple": Family(
-        0.89,
-        2.7,
-        0.62,
-        "7B in F16, Q8_0 and Q4_0 on M1 Max to M4 Max (ggml-org/llama.cpp#4167) and on M5 (#16634), field notes",
-    ),
-    "nvidia": Family(0.85, 1.5, 0.7, "docs/hardware.md: H200"),
-    "datacenter": Family(0.85, 1.5, 0.25, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 1.85),
-    "pascal": Family(0.75, 2.9, 1.0, "7B in six quantisations on a P40 (ggml-org/llama.cpp#4766)"),
-    "jetson": Family(0.75, 6.0, 0.5, "assumed"),
-    "amd": Family(0.8, 2.7, 0.3, "assumed like those of graphics inside processors"),
-    "strix": Family(0.85, 2.7, 0.08, "field notes: Vulkan and HIP on gfx1151"),
-    "intel": Family(0.6, 4.0, 0.2, "assumed"),
-    "processor": Family(0.75, 2.0, 1.0, "assumed; prompts with q8_0 and f16 in docs/performance.md", 1.35),
+    "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
+    "nvidia": Family(0.86, 1.2, 1.05, FITTED, 0.85),
+    "nvidia-vulkan": Family(0.86, 1.6, 0.7, FITTED),
+    "datacenter": Family(0.82, 1.9, 0.36, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 2.1),
+    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.5),
+    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.4),
+    "spark": Family(0.83, 1.6, 0.75, FITTED + ": GB10"),
+    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=1.7),
+    "rdna": Family(0.82, 1.1, 0.42, FITTED + ": cards with matrix units"),
+    "rdna-hip": Family(0.62, 2.3, 0.4, FITTED),
+    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=1.5),
+    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=1.5),
+    "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=1.5),
+    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=1.5),
+    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.7),
+    "strix": Family(0.86, 1.1, 0.3, FITTED, early=3.4),
+    "strix-hip": Family(0.88, 2.1, 0.32, FITTED, early=3.4),
+    "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.4),
+    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.4),
+    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", early=4.0, factor=1.6),
+    "processor": Family(0.7, 1.5, 1.0, FITTED, 1.35, factor=1.4),
+    "server": Family(0.42, 1.5, 1.0, FITTED, 1.35, factor=1.6),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
-    "board": Family(0.75, 10.0, 0.5, "assumed"),
+    "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.4),
 }
+"""A family, or one with a backend behind it, which counts first."""
+
+
+def family_of(name: str, backend: str) -> Family:
+    return FAMILIES.get(f"{name}-{backend}") or FAMILIES[name]
+
+
+class TypeCost(NamedTuple):
+    """How much longer than a weight of 16 bits one of a type takes, besides its bytes."""
+
+    read: float
+    """So many times as long in generation."""
+    multiplied: float
+    """The same in prompts."""
+
+
+TYPES = (
+    (r"MXFP4|NVFP4", TypeCost(1.1, 1.05)),
+    (r"IQ[123]|TQ", TypeCost(1.25, 1.4)),
+    (r"Q[23]_K", TypeCost(1.22, 1.3)),
+    (r"Q[456]_K|IQ4_XS", TypeCost(1.06, 1.13)),
+)
+OTHER_TYPE = TypeCost(1.0, 1.0)
+
+
+@functools.lru_cache(maxsize=64)
+def cost_of_type(name: str) -> TypeCost:
+    return next((cost for pattern, cost in TYPES if re.match(pattern, name)), OTHER_TYPE)
+
+
+FIRST_BUILD, LAST_BUILD = 6000, 8700
+"""Of llama.cpp, between which prompts of some families became faster."""
+EARLY_STEPS = {"vulkan": (6600, 3.0), "hip": (8500, 1.6), "cuda": (5000, 1.6), "metal": (3000, 1.6)}
+"""Backend → build from which on more nodes of a graph are computed together, and so many times as long as one takes now it took before."""
 
 
 class Known(NamedTuple):
@@ -62,37 +109,37 @@ class Known(NamedTuple):
 
 AMD = (
     Known(r"gfx1151|80[56]0S|Strix Halo", 256, 59, "strix"),
-    Known(r"gfx115[023]|8[89]0M", 120, 24, "strix"),
-    Known(r"gfx1103|7[48]0M", 90, 17, "strix"),
-    Known(r"gfx103[56]|680M|610M", 75, 7, "strix"),
-    Known(r"gfx1033|VANGOGH", 88, 3, "strix"),
-    Known(r"gfx90[29c]|RAVEN2?|RENOIR", 51, 3.5, "strix"),
-    Known(r"gfx1013|BC-?250", 448, 19, "amd"),
-    Known(r"7900 XTX", 960, 123, "amd"),
-    Known(r"7900 XT", 800, 103, "amd"),
-    Known(r"7900 GRE", 576, 92, "amd"),
-    Known(r"W7900", 864, 123, "amd"),
-    Known(r"W7800(?! 48GB)", 576, 90, "amd"),
-    Known(r"gfx1100", 864, 110, "amd"),
-    Known(r"7700 XT", 432, 70, "amd"),
-    Known(r"gfx1101|7800 XT", 624, 75, "amd"),
-    Known(r"gfx1102|7600", 288, 43, "amd"),
-    Known(r"gfx1200|9060 XT", 320, 103, "amd"),
-    Known(r"gfx1201|9070|R9700", 640, 195, "amd"),
-    Known(r"gfx900|Vega (?:56|64)|MI25", 484, 25, "amd"),
-    Known(r"gfx906|MI[56]0|Radeon VII", 1024, 27, "amd"),
-    Known(r"gfx908|MI100", 1229, 185, "amd"),
-    Known(r"gfx90a|MI2[15]0", 1638, 181, "amd"),
-    Known(r"gfx942|MI300", 5300, 1307, "amd"),
-    Known(r"gfx950|MI35[05]", 8000, 2300, "amd"),
-    Known(r"gfx1030|6[89][05]0", 512, 41, "amd"),
-    Known(r"gfx1031|67[05]0", 384, 26, "amd"),
-    Known(r"gfx1032|66[05]0", 256, 18, "amd"),
-    Known(r"gfx1010|5700", 448, 20, "amd"),
-    Known(r"RX 5[78]0|gfx803", 256, 6, "amd"),
+    Known(r"gfx115[023]|8[89]0M", 120, 24, "igpu"),
+    Known(r"gfx1103|7[48]0M", 90, 17, "igpu"),
+    Known(r"gfx103[56]|680M|610M", 75, 7, "igpu"),
+    Known(r"gfx1033|VANGOGH", 88, 3, "igpu"),
+    Known(r"gfx90[29c]|RAVEN2?|RENOIR", 51, 3.5, "igpu"),
+    Known(r"gfx1013|BC-?250", 448, 19, "gcn"),
+    Known(r"7900 XTX", 960, 123, "rdna"),
+    Known(r"7900 XT", 800, 103, "rdna"),
+    Known(r"7900 GRE", 576, 92, "rdna"),
+    Known(r"W7900", 864, 123, "rdna"),
+    Known(r"W7800(?! 48GB)", 576, 90, "rdna"),
+    Known(r"gfx1100", 864, 110, "rdna"),
+    Known(r"7700 XT", 432, 70, "rdna"),
+    Known(r"gfx1101|7800 XT", 624, 75, "rdna"),
+    Known(r"gfx1102|7600", 288, 43, "rdna"),
+    Known(r"gfx1200|9060 XT", 320, 103, "rdna"),
+    Known(r"gfx1201|9070|R9700", 640, 195, "rdna"),
+    Known(r"gfx900|Vega (?:56|64)|MI25", 484, 25, "gcn"),
+    Known(r"gfx906|MI[56]0|Radeon VII", 1024, 27, "gcn"),
+    Known(r"gfx908|MI100", 1229, 185, "cdna"),
+    Known(r"gfx90a|MI2[15]0", 1638, 181, "cdna"),
+    Known(r"gfx942|MI300", 5300, 1307, "cdna"),
+    Known(r"gfx950|MI35[05]", 8000, 2300, "cdna"),
+    Known(r"gfx1030|6[89][05]0", 512, 41, "rdna2"),
+    Known(r"gfx1031|67[05]0", 384, 26, "rdna2"),
+    Known(r"gfx1032|66[05]0", 256, 18, "rdna2"),
+    Known(r"gfx1010|5700", 448, 20, "gcn"),
+    Known(r"RX 5[78]0|gfx803", 256, 6, "gcn"),
 )
 NVIDIA = (
-    Known(r"GB10", 273, 62, "nvidia"),
+    Known(r"GB10", 273, 62, "spark"),
     Known(r"GH200", 4000, 989, "datacenter"),
     Known(r"G?B[23]00", 8000, 2250, "datacenter"),
     Known(r"H200", 4800, 989, "datacenter"),
@@ -107,9 +154,9 @@ NVIDIA = (
     Known(r"A10G?", 600, 62, "nvidia"),
     Known(r"L40S?", 864, 181, "nvidia"),
     Known(r"L4", 300, 60, "nvidia"),
-    Known(r"T4", 320, 65, "nvidia"),
-    Known(r"V100", 900, 112, "nvidia"),
-    Known(r"TITAN V", 653, 110, "nvidia"),
+    Known(r"T4", 320, 24, "nvidia"),
+    Known(r"V100", 900, 112, "volta"),
+    Known(r"TITAN V", 653, 110, "volta"),
     Known(r"TITAN RTX", 672, 65, "nvidia"),
     Known(r"TITAN Xp", 547, 12, "pascal"),
     Known(r"P100", 732, 21, "pascal"),
@@ -146,12 +193,12 @@ NVIDIA = (
     Known(r"RTX 5080", 960, 112, "nvidia"),
     Known(r"RTX 5070 Ti", 896, 88, "nvidia"),
     Known(r"RTX 5070", 672, 62, "nvidia"),
-    Known(r"RTX 5060(?: Ti)?", 448, 43, "nvidia"),
+    Known(r"RTX 5060(?: Ti)?", 448, 47, "nvidia"),
     Known(r"RTX 5050", 320, 26, "nvidia"),
     Known(r"RTX 4090", 1008, 165, "nvidia"),
     Known(r"RTX 4080(?: SUPER)?", 730, 100, "nvidia"),
     Known(r"RTX 4070 Ti SUPER", 672, 88, "nvidia"),
-    Known(r"RTX 4070(?: Ti| SUPER)?", 504, 68, "nvidia"),
+    Known(r"RTX 4070(?: Ti| SUPER)?", 504, 72, "nvidia"),
     Known(r"RTX 4060(?: Ti)?", 280, 37, "nvidia"),
     Known(r"RTX 3090(?: Ti)?", 936, 71, "nvidia"),
     Known(r"RTX 3080 Ti", 912, 68, "nvidia"),
@@ -159,13 +206,21 @@ NVIDIA = (
     Known(r"RTX 3070 Ti", 608, 43, "nvidia"),
     Known(r"RTX 3070|RTX 3060 Ti", 448, 37, "nvidia"),
     Known(r"RTX 3060", 360, 25, "nvidia"),
-    Known(r"RTX 3050", 224, 18, "nvidia"),
+    Known(r"RTX 3050", 224, 18, "nvidia", 7000),
+    Known(r"RTX 3050", 168, 14, "nvidia"),
     Known(r"RTX 2080 Ti", 616, 54, "nvidia"),
-    Known(r"RTX 20[78]0(?: SUPER)?", 448, 35, "nvidia"),
+    Known(r"RTX 2080 SUPER", 496, 40, "nvidia"),
+    Known(r"RTX 20[678]0.* Max-Q", 384, 22, "nvidia"),
+    Known(r"RTX 20[78]0(?: SUPER)?|RTX 2060 SUPER", 448, 33, "nvidia"),
     Known(r"RTX 2060", 336, 26, "nvidia"),
     Known(r"GTX 1660 SUPER", 336, 10, "pascal"),
     Known(r"GTX 1660 Ti", 288, 11, "pascal"),
     Known(r"GTX 16[56]0", 192, 9, "pascal"),
+    Known(r"T1200|T1000", 192, 3.8, "pascal"),
+    Known(r"T[56]00", 160, 3, "pascal"),
+    Known(r"GTX 9[78]0 Ti|GTX TITAN X", 336, 6, "pascal"),
+    Known(r"GTX 9[78]0", 224, 4.5, "pascal"),
+    Known(r"GTX 1050(?: Ti)?", 112, 2.1, "pascal"),
     Known(r"GTX 1080 Ti", 484, 11, "pascal"),
     Known(r"GTX 1080", 320, 9, "pascal"),
     Known(r"GTX 1070", 256, 6.5, "pascal"),
@@ -185,7 +240,7 @@ APPLE = (
     Known(r"M1 Ultra", 800, 21, "apple"),
     Known(r"M1 Max", 400, 10.6, "apple"),
     Known(r"M1 Pro", 200, 5.3, "apple"),
-    Known(r"M1", 68, 2.6, "apple"),
+    Known(r"M1", 68, 2.0, "apple"),
     Known(r"M2 Ultra", 800, 27.2, "apple"),
     Known(r"M2 Max", 400, 13.6, "apple"),
     Known(r"M2 Pro", 200, 6.8, "apple"),
@@ -195,7 +250,7 @@ APPLE = (
     Known(r"M3 Pro", 150, 6.4, "apple"),
     Known(r"M3", 100, 3.6, "apple"),
     Known(r"M4 Max", 546, 18.4, "apple"),
-    Known(r"M4 Pro", 273, 9.3, "apple"),
+    Known(r"M4 Pro", 273, 8.2, "apple"),
     Known(r"M4", 120, 4.3, "apple"),
     Known(r"M5 Max", 614, 56, "apple"),
     Known(r"M5 Pro", 307, 28, "apple"),
@@ -220,41 +275,48 @@ PROCESSORS = (
     Known(r"Ryzen Threadripper PRO [35]9\d5WX", 205, 3.0, "processor"),
     Known(r"Ryzen Threadripper PRO [79]9\d5WX", 333, 4.0, "processor"),
     Known(r"Ryzen Threadripper [79]", 166, 3.0, "processor"),
-    Known(r"Ryzen Threadripper", 85, 2.0, "processor"),
-    Known(r"EPYC 7\d\d1", 171, 1.5, "processor"),
-    Known(r"EPYC 7\w{3}", 205, 3.0, "processor"),
-    Known(r"EPYC 8\w{3}", 230, 3.0, "processor"),
-    Known(r"EPYC 9\w\w4", 461, 6.0, "processor"),
-    Known(r"EPYC 9\w\w5", 576, 8.0, "processor"),
+    Known(r"Ryzen Threadripper", 102, 4.0, "processor"),
+    Known(r"EPYC 7\d\d1", 171, 1.5, "server"),
+    Known(r"EPYC 7\w{3}", 205, 3.0, "server"),
+    Known(r"EPYC 8\w{3}", 230, 3.0, "server"),
+    Known(r"EPYC 9\w\w4", 461, 6.0, "server"),
+    Known(r"EPYC 9\w\w5", 576, 8.0, "server"),
     Known(r"Ryzen \d (?:PRO )?[789]\d{3}", 83, 1.0, "processor"),
     Known(r"Ryzen \d (?:PRO )?[1-5]\d{3}", 51, 0.8, "processor"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]1\d\d", 128, 1.5, "processor"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]2\d\d", 141, 1.5, "processor"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]3\d\d", 205, 2.5, "processor"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver|Bronze) [3-8][45]\d\d", 307, 4.0, "processor"),
-    Known(r"Xeon.* 69\d\d", 614, 8.0, "processor"),
+    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]1\d\d", 128, 1.5, "server"),
+    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]2\d\d", 141, 1.5, "server"),
+    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]3\d\d", 205, 2.5, "server"),
+    Known(r"Xeon.* (?:Gold|Platinum|Silver|Bronze) [3-8][45]\d\d", 307, 4.0, "server"),
+    Known(r"Xeon.* 69\d\d", 614, 8.0, "server"),
     Known(r"Core\(TM\) Ultra|(?:1[2-5])th Gen", 83, 1.0, "processor"),
     Known(r"Core\(TM\) i\d-1[2-5]\d{3}", 83, 1.0, "processor"),
-    Known(r"Core\(TM\) i\d-(?:[6-9]|1[01])\d{3}", 45, 0.6, "processor"),
+    Known(r"Core\(TM\) i\d-(?:[6-9]|1[01])\d{3}", 43, 0.9, "processor"),
     Known(r"Xeon.* E5-\d{4} v[34]", 68, 0.9, "processor"),
-    Known(r"Raspberry Pi 5|Cortex-A76", 17, 0.1, "board"),
-    Known(r"Raspberry Pi 4|Cortex-A72", 6, 0.03, "board"),
+    Known(r"Neoverse-V2|Neoverse-V3", 537, 8.0, "server"),
+    Known(r"Neoverse-V1", 307, 4.0, "server"),
+    Known(r"Neoverse-N2", 300, 4.0, "server"),
+    Known(r"Neoverse-N1", 205, 3.0, "server"),
+    Known(r"AmpereOne", 333, 6.0, "server"),
+    Known(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
+    Known(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 6, 0.03, "board"),
+    Known(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
+    Known(r"Cortex-A720", 50, 1.0, "processor"),
 )
 """Those of models whose memory channels are known, all filled with the fastest memory that the vendor names."""
 
 ASSUMED = {
-    "discrete": Known("", 400, 25, "amd"),
-    "unified": Known("", 80, 8, "strix"),
+    "discrete": Known("", 400, 25, "rdna2"),
+    "unified": Known("", 80, 8, "igpu"),
     "processor": Known("", 50, 0.8, "processor"),
     "board": Known("", 17, 0.1, "board"),
 }
 """Kind of a device that no table has → what is assumed of it."""
 
-CORE_GB_PER_S = 8.0
-"""So much one core reads per second, threads counted each: assumed."""
-CORE_GFLOPS = {True: 150.0, False: 65.0}
-"""Whether it has AVX-512 → so much one core computes in prompts: 153 and 64 were measured with 2 cores of EPYCs with f16
-(docs/performance.md). Where that is not known, the plan takes it to have them."""
+CORE_GB_PER_S = 5.0
+"""So much one core reads per second, threads counted each: 4 to 6 on processors with 4 to 24 cores."""
+CORE_GFLOPS = {True: 150.0, False: 65.0, None: 50.0}
+"""Whether it has AVX-512, None of an ARM one → so much one core computes in prompts: 153 and 64 were measured with 2 cores of EPYCs with f16
+(docs/performance.md)."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 
@@ -281,6 +343,12 @@ def of_processor(model: str) -> Known | None:
     return next((row for row in PROCESSORS if re.search(row.pattern, model, re.IGNORECASE)), None)
 
 
-def is_board(system: str, architecture: str, memory_mib: int) -> bool:
-    """Whether a host is taken for a small board: its own part of the work for a worker takes longer."""
+def is_board(system: str, architecture: str, memory_mib: int, model: str) -> bool:
+    """Whether a host is taken for a small board: its own part of the work for a worker takes longer.
+
+    :param model: of its processor.
+    """
+    row = of_processor(model)
+    if row:
+        return row.family == "board"
     return system == "Linux" and architecture in ("aarch64", "armv7l") and memory_mib <= BOARD_MIB

@@ -406,8 +406,8 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     if estimate.generation_tokens_per_s is None:
         return []
     return [
-        ["generation", f"{estimate.generation_tokens_per_s:g} tokens per second", f"limited by: {estimate.limited_by}"],
-        ["prompts", f"{estimate.prompt_tokens_per_s:g} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
+        ["generation", f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"],
+        ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
     ]
 
@@ -417,11 +417,10 @@ def speed_notes(plan: Plan) -> list[str]:
     estimate, best = plan.estimate, plan.estimate.best_single_host
     speed = "does not hold the model"
     if best.fits:
-        speed = (
-            f"{best.generation_tokens_per_s:g} tokens per second in generation, {best.prompt_tokens_per_s:g} in prompts"
-        )
+        speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
     return [
         f"{best.host} alone: {speed}",
+        f"Four of five measurements were in such ranges. "
         f"Rates of devices are {RATES.get(estimate.rates or '', estimate.rates)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
         "model is assumed. A prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         _kept(plan),
@@ -465,8 +464,7 @@ def _network(plan: Plan) -> list[str]:
 def _fallbacks(plan: Plan) -> list[str]:
     """What is served while a used worker is away, a line for each."""
     rows = [
-        [f"without {entry.without}:", f"fits, {entry.generation_tokens_per_s:g} tokens per second"]
-        for entry in plan.fallbacks
+        [f"without {entry.without}:", f"fits, {entry.generation_range} tokens per second"] for entry in plan.fallbacks
     ]
     rows += [[f"without {entry.without}:", _why_no_fallback(entry)] for entry in plan.no_fallback]
     after = plan.head.fallback_after

@@ -262,6 +262,18 @@ class UncountedModel(NamedTuple):
     """why"""
 
 
+class SpeedRange(NamedTuple):
+    """Tokens per second between which four of five measurements of other machines were, with two digits."""
+
+    low: float
+    """at least"""
+    high: float
+    """at most"""
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
 class FallbackHead(NamedTuple):
     """llama-server on a fallback."""
 
@@ -284,6 +296,8 @@ class FallbackPlan(NamedTuple):
     """endpoints that it needs"""
     generation_tokens_per_s: float
     """predicted, with an empty context"""
+    generation_range: SpeedRange
+    """how sure that is"""
 
 
 class NoFallback(NamedTuple):
@@ -338,6 +352,12 @@ class SingleHostEstimate(NamedTuple):
     """predicted, or null"""
     prompt_tokens_per_s: Optional[float]
     """predicted, or null"""
+    generation_range: Optional[SpeedRange]
+    """how sure that is"""
+    prompt_range: Optional[SpeedRange]
+    """how sure that is"""
+    faster: bool
+    """whether it is predicted to generate faster than the plan, by more than predictions may be wrong"""
 
 
 class LinkEstimate(NamedTuple):
@@ -368,6 +388,10 @@ class Estimate(NamedTuple):
     """predicted, with an empty context"""
     prompt_tokens_per_s: Optional[float]
     """predicted of a prompt of 512 tokens; less sure than generation"""
+    generation_range: Optional[SpeedRange]
+    """how sure generation is"""
+    prompt_range: Optional[SpeedRange]
+    """how sure prompts are"""
     load_s: Optional[float]
     """predicted seconds until all weights are on their devices, where no worker has them in its cache"""
     limited_by: Optional[str]

@@ -354,14 +354,16 @@ def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
 
 
 def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> FallbackPlan:
-    works = estimate.works_of(_case(prepared._replace(placed=laid.placed)))
+    case = _case(prepared._replace(placed=laid.placed))
+    speeds = estimate.speeds_of(case, estimate.works_of(case))
     return FallbackPlan(
         without=loss.name,
         endpoint=loss.workers[0].endpoint,
         placement=laid.entries,
         head=FallbackHead(heads.argv_of(_serving_head(prepared, laid, runtime_id, False))),
         workers=tuple(worker.endpoint for worker in laid.placed.lent()),
-        generation_tokens_per_s=estimate.generation_of(prepared.release, works),
+        generation_tokens_per_s=speeds.generation,
+        generation_range=speeds.generation_range,
     )
 
 

@@ -37,8 +37,6 @@ SLOW_LOAD_S = 60
 """Predicted seconds of a load from which on it is said what would shorten it; assumed."""
 RPC_LIMITS = "RPC on "
 """What limits such a load, as the estimate names it."""
-FASTER_ALONE = 1.05
-"""So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
 CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
 LARGEST_SEND = 1 << 31
@@ -178,12 +176,10 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """The known-answer model is there to try workers, however fast."""
     estimate, server = context.plan.estimate, context.server
-    together, best = estimate.generation_tokens_per_s, estimate.best_single_host
-    if context.plan.model.known_answer or not estimate.links or not together or not best.fits:
+    together, best = estimate.generation_range, estimate.best_single_host
+    if context.plan.model.known_answer or not estimate.links or not best.faster:
         return []
-    alone, host, head = best.generation_tokens_per_s or 0, best.host, context.cluster.head
-    if alone < FASTER_ALONE * together:
-        return []
+    host, head = best.host, context.cluster.head
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
     if any(own.is_worker for own in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
@@ -195,7 +191,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         given.append("llama_server_gpu_layers")
     given += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in given]
-    return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": ", ".join(steps)})]
+    return [(host, {"together": str(together), "alone": str(best.generation_range), "steps": ", ".join(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:

@@ -34,13 +34,30 @@ class Rate(NamedTuple):
     """Microseconds that each node of the graph takes besides reading."""
     quantised: float = 1.0
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
+    factor: float = 1.3
+    """By which generation may be faster or slower; see device_rates.Family."""
 
 
-def rate_of_row(row: device_rates.Known, source: str) -> Rate:
-    """What llama.cpp reaches of a row's figures."""
-    family = device_rates.FAMILIES[row.family]
-    reached = 1000 * row.tflops * family.prompt_share
-    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us, family.quantised)
+FACTORS = {MEASURED: 1.2, ASSUMED: 1.8}
+"""Source of a rate → its factor, where the family does not say it."""
+
+
+def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name, generation: int = 0) -> Rate:
+    """What llama.cpp reaches of a row's figures.
+
+    :param generation: build; 0 is a new one.
+    """
+    family = device_rates.family_of(row.family, backend)
+    reached, node_us = 1000 * row.tflops * family.prompt_share, family.node_us
+    if generation:
+        first, last = device_rates.FIRST_BUILD, device_rates.LAST_BUILD
+        reached /= family.early ** min(1, max(0, (last - generation) / (last - first)))
+        since, longer = device_rates.EARLY_STEPS.get(backend, (0, 1.0))
+        node_us *= longer if generation < since else 1
+    factor = FACTORS.get(source, family.factor)
+    return Rate(
+        round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(node_us, 2), family.quantised, factor
+    )
 
 
 MEMORY_SHARE = 0.6
@@ -53,17 +70,21 @@ def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
     found = facts.rates.get(device)
     if not found or found.name != name:
         return rate
-    return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED)
+    return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED, factor=FACTORS[MEASURED])
 
 
-def rate_of(device: Device, facts: Facts) -> Rate:
-    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind."""
+def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
+    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind.
+
+    :param generation: build.
+    """
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
     row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     kind = "unified" if accelerator.unified else "discrete"
-    rate = rate_of_row(row, TABLE) if row else rate_of_row(device_rates.ASSUMED[kind], ASSUMED)
+    row, source = (row, TABLE) if row else (device_rates.ASSUMED[kind], ASSUMED)
+    rate = rate_of_row(row, source, accelerator.backend, generation)
     return _measured(rate, facts, device.name, accelerator.name)
 
 
@@ -74,11 +95,12 @@ def processor_rate(facts: Facts) -> Rate:
     row = next(filter(None, map(device_rates.of_processor, (model, *shared))), None)
     rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
     most = cores * device_rates.CORE_GB_PER_S
-    if not (row and row.family == "apple-processor"):
-        reached = cores * device_rates.CORE_GFLOPS[facts.cpu.get("avx512", True)]
+    if not (row and row.family in ("apple-processor", "board")):
+        vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.get("avx512", True)
+        reached = cores * device_rates.CORE_GFLOPS[vectors]
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=most, source=ASSUMED)
+            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, 1.5))
     return _measured(rate, facts, backends.CPU.device, model)
 
 
@@ -92,7 +114,7 @@ def _assumed_processor(facts: Facts) -> device_rates.Known:
 
 
 def is_board(facts: Facts) -> bool:
-    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib)
+    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib, str(facts.cpu.get("model", "")))
 
 
 EXPERTS = re.compile(r"_(?:ch)?exps\b")
@@ -112,13 +134,19 @@ QUANTISED_BITS = 15
 """A weight with fewer is quantised."""
 
 
+PROMPT = 512
+"""Tokens of a prompt: one batch, as llama-bench measures it."""
+EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
+"""So many times as long takes a multiplication with an expert in prompts, and twice that where an expert gets so many tokens."""
+
+
 class PartCost(NamedTuple):
     """What a token does with a tensor."""
 
     read: float
-    """Bytes that it reads."""
+    """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
     multiplied: float
-    """Weights that it is multiplied with."""
+    """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
     quantised: float
     """Of those, quantised ones."""
 
@@ -128,7 +156,8 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     """Of each of the load's parts."""
     summary = load.summary
     active = active_share(summary)
-    bits_of = {(row.name, row.bytes): 8 * row.bytes / math.prod(row.shape) for row in summary.named_tensors}
+    rows = {(row.name, row.bytes): row for row in summary.named_tensors}
+    of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
     weights = sum(part.bytes for part in load.parts)
     average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
     costs = []
@@ -139,9 +168,12 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
         read = part.bytes - experts * (1 - active)
-        bits = bits_of.get((LAYER.sub("blk.*.", part.name), part.bytes)) or average
-        multiplied = 8 * read / bits
-        costs.append(PartCost(read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0))
+        row = rows.get((LAYER.sub("blk.*.", part.name), part.bytes))
+        bits = 8 * row.bytes / math.prod(row.shape) if row else average
+        cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
+        used = part.bytes - experts + experts * active * of_experts
+        multiplied = 8 * used / bits * cost.multiplied
+        costs.append(PartCost(read * cost.read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0))
     return tuple(costs)
 
 
@@ -154,9 +186,11 @@ def units_read(load: device_load.Load) -> list[float]:
     return read
 
 
-NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
-"""Nodes of the graph for each layer, as llama-server's log counts them (31 of llama, 62 of qwen3moe), and so many more where layers have
-experts, latent attention, or a state in place of attention."""
+NODES = {"layer": 31, "experts": 19, "latent": 15, "recurrent": 33, "hyper": 118}
+"""Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, latent
+attention, a state in place of attention, or hyper-connections take besides reading: backends compute many of them together."""
+HYPER = "blk.*.hc_"
+"""How names of tensors of hyper-connections begin."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -165,6 +199,7 @@ def nodes_per_layer(summary: ModelSummary) -> float:
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
     nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
     nodes += NODES["experts"] if active_share(summary) < 1 else 0
+    nodes += NODES["hyper"] if any(row.name.startswith(HYPER) for row in summary.named_tensors) else 0
     return nodes + (NODES["latent"] if summary.architecture in kv_cache.LATENT else 0)
 
 
@@ -186,18 +221,18 @@ KEEPS_SEVERAL_SINCE = 8
 """Protocol from which on it is assumed to keep more than the last graph. Up to 7, as read in the tree of 0.3.36, one to which a token comes more than
 once gets each of them again."""
 
-VISIT_MS = 0.6
-"""Each visit to a worker, besides round trips: 0.73 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
-WAKE_MS = 1.6
+VISIT_MS = 0.7
+"""Each visit to a worker, besides round trips: 0.73 to 1.1 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
+WAKE_MS = 1.4
 """So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
-MAC_MS = 20.0
-"""So much more where a worker on macOS is reached over a network: assumed, between 1 ms on loopback and 32 ms seen on one pair."""
+MAC_MS = 2.0
+"""So much more where a worker on macOS is reached over a network: most owners measure 0.5 to 3, one pair 32."""
 BOARD = 4
 """So many times as long takes a small board: 16 ms were seen for each worker."""
 WAITS = {False: 2, True: 1}
 """Whether the worker keeps the graph → round trips of each visit: the head waits for what the worker's one graph gives, and before for an answer to
 its command in older protocols. Inputs are sent without an answer. Read in the trees of 0.3.16 to 0.3.36, counted with 0.3.36 (docs/performance.md)."""
-NODE_US = {False: 4.9, True: 0.3}
+NODE_US = {False: 3.5, True: 0.3}
 """The same → microseconds for each node of a worker's part of the graph."""
 NODE_BYTES = {False: 420, True: 0}
 """The same → bytes on the wire for each node: 1.4 tensors of 296 bytes."""
@@ -244,7 +279,7 @@ LINKS = {
         ("thunderbolt", 0.2, 9.4),
         ("usb4", 0.24, 9.0),
         ("ethernet", 0.3, 2.5),
-        ("wireless", 4.0, 0.3),
+        ("wireless", 6.0, 0.3),
         ("tunnel", 0.3, 2.5),
     )
 }
@@ -309,8 +344,46 @@ def token_ms(release: Release, works: Sequence[Work]) -> float:
     return sum(device_ms(work) + link_ms(release, work) for work in works)
 
 
-PROMPT = 512
-"""Tokens of a prompt: one batch, as llama-bench measures it."""
+LINK_FACTOR = 1.5
+"""By which the time for a worker, besides what its device computes, may be shorter or longer."""
+PROMPT_SURE = 1.1
+"""Prompts are less sure: the factor of a device to this power."""
+
+
+def _factor(costs: Sequence[tuple[float, float]]) -> float:
+    """That of a sum: the geometric mean of those of its parts, by their times.
+
+    :param costs: milliseconds and factor of each part.
+    """
+    total = sum(ms for ms, _factor in costs)
+    return math.exp(sum(ms * math.log(factor) for ms, factor in costs) / total) if total else 1.0
+
+
+def token_factor(release: Release, works: Sequence[Work]) -> float:
+    """By which generation may be faster or slower than token_ms says."""
+    devices = [(device_ms(work), work.rate.factor) for work in works]
+    return _factor([*devices, *((link_ms(release, work), LINK_FACTOR) for work in works)])
+
+
+LEAST_GAIN = 1.05
+"""So many times as fast something has to be predicted before that is said."""
+
+
+def is_surely_faster(release: Release, one: Sequence[Work], other: Sequence[Work]) -> bool:
+    """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
+    takes part in both is wrong in both alike."""
+    unsure: dict[Rate | None, float] = {}
+    for works, sign in ((one, 1), (other, -1)):
+        total = token_ms(release, works)
+        for work in works:
+            for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(release, work))):
+                unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
+    parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items())
+    return math.log(token_ms(release, other) / token_ms(release, one)) > max(math.log(LEAST_GAIN), sum(parts))
+
+
+PROMPT_STEPS = 3
+"""A node takes so many times as long with the tokens of a prompt as with one."""
 
 
 def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
@@ -322,7 +395,8 @@ def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
     multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * PROMPT * multiplied / work.rate.prompt_gflops / 1e6,
+        "computing on": 2 * PROMPT * multiplied / work.rate.prompt_gflops / 1e6
+        + work.nodes * work.rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
         wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
@@ -333,6 +407,16 @@ def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
 def prompt_ms(release: Release, works: Sequence[Work], width: int) -> float:
     """Milliseconds for a prompt of PROMPT tokens; see prompt_costs."""
     return sum(sum(prompt_costs(release, work, width).values()) for work in works)
+
+
+def prompt_factor(release: Release, works: Sequence[Work], width: int) -> float:
+    """By which prompts may be faster or slower than prompt_ms says."""
+    costs = []
+    for work in works:
+        of_device = work.rate.factor**PROMPT_SURE
+        each = prompt_costs(release, work, width).items()
+        costs += [(ms, LINK_FACTOR if kind == "link to" else of_device) for kind, ms in each]
+    return _factor(costs)
 
 
 DISK_GB_PER_S = 0.8

@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Estimate,
     LinkEstimate,
     SingleHostEstimate,
+    SpeedRange,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     cost_model,
@@ -170,7 +171,7 @@ def works_of(case: Case) -> list[cost_model.Work]:
             cost_model.Work(
                 host=device.host,
                 device=device.buffer,
-                rate=cost_model.rate_of(device, host.facts),
+                rate=cost_model.rate_of(device, host.facts, case.release.generation),
                 layers=share.layers,
                 read=share.read,
                 weights=share.weights,
@@ -231,15 +232,25 @@ class Speeds(NamedTuple):
 
     generation: float
     prompt: float
+    generation_range: SpeedRange
+    prompt_range: SpeedRange
+
+
+def _range(speed: float, factor: float) -> SpeedRange:
+    return SpeedRange(float(f"{speed / factor:.2g}"), float(f"{speed * factor:.2g}"))
 
 
 def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
-    prompt = cost_model.prompt_ms(case.release, works, case.summary.width)
-    return Speeds(1000 / cost_model.token_ms(case.release, works), 1000 * cost_model.PROMPT / prompt if prompt else 0.0)
-
-
-def generation_of(release: Release, works: Sequence[cost_model.Work]) -> float:
-    return _rounded(1000 / cost_model.token_ms(release, works))
+    width = case.summary.width
+    generation = 1000 / cost_model.token_ms(case.release, works)
+    prompt_ms = cost_model.prompt_ms(case.release, works, width)
+    prompt = 1000 * cost_model.PROMPT / prompt_ms if prompt_ms else 0.0
+    return Speeds(
+        _rounded(generation),
+        _rounded(prompt),
+        _range(generation, cost_model.token_factor(case.release, works)),
+        _range(prompt, cost_model.prompt_factor(case.release, works, width)),
+    )
 
 
 def of_plan(case: Case, moved: bool) -> Estimate:
@@ -257,8 +268,10 @@ def of_plan(case: Case, moved: bool) -> Estimate:
     ]
     visits = sum(work.visits for work in lent)
     return Estimate(
-        generation_tokens_per_s=_rounded(speeds.generation) if speeds else None,
-        prompt_tokens_per_s=_rounded(speeds.prompt) if speeds else None,
+        generation_tokens_per_s=speeds.generation if speeds else None,
+        prompt_tokens_per_s=speeds.prompt if speeds else None,
+        generation_range=speeds.generation_range if speeds else None,
+        prompt_range=speeds.prompt_range if speeds else None,
         load_s=_rounded(cost_model.load_s(case.release, works)) if works else None,
         limited_by=_limit_of_generation(case.release, works) if works else None,
         prompt_limited_by=_limit_of_prompts(case, works) if works else None,
@@ -266,7 +279,7 @@ def of_plan(case: Case, moved: bool) -> Estimate:
         disk=DiskEstimate(cost_model.DISK_GB_PER_S, False),
         rates=max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index, default=None),
         devices=tuple(_device(work) for work in works),
-        best_single_host=_best(case),
+        best_single_host=_best(case, works),
         network_ms_per_token=round(sum(cost_model.link_ms(case.release, work) for work in lent), 3),
         bound="at least" if moved and links else "about",
         visits=visits,
@@ -314,12 +327,16 @@ class HostSpeed(NamedTuple):
     """How fast a host would be without others."""
 
     speeds: Speeds
+    works: Sequence[cost_model.Work]
     gpu_layers: int | None
     """``llama_server_gpu_layers`` with which it is; None where all units are on its devices."""
 
 
-def _best(case: Case) -> SingleHostEstimate:
-    """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
+def _best(case: Case, works: Sequence[cost_model.Work]) -> SingleHostEstimate:
+    """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory.
+
+    :param works: of the plan.
+    """
     needs = _needs(case.placed.load)
     single = {name: _single_host(case, host, needs) for name, host in case.hosts.items()}
     fitting = {name: found for name, found in single.items() if found}
@@ -330,8 +347,11 @@ def _best(case: Case) -> SingleHostEstimate:
         host=name,
         fits=bool(best),
         gpu_layers=best.gpu_layers if best else None,
-        generation_tokens_per_s=_rounded(best.speeds.generation) if best else None,
-        prompt_tokens_per_s=_rounded(best.speeds.prompt) if best else None,
+        generation_tokens_per_s=best.speeds.generation if best else None,
+        prompt_tokens_per_s=best.speeds.prompt if best else None,
+        generation_range=best.speeds.generation_range if best else None,
+        prompt_range=best.speeds.prompt_range if best else None,
+        faster=bool(best and works and cost_model.is_surely_faster(case.release, best.works, works)),
     )
 
 
@@ -369,7 +389,7 @@ def _single_host(case: Case, host: Host, needs: Needs) -> HostSpeed | None:
     """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
     own = case.own_devices(host)
     filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
-    found = [HostSpeed(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
+    found = [HostSpeed(speeds_of(case, works), works, gpu_layers) for works, gpu_layers in filled if works]
     return max(found, key=lambda one: one.speeds) if found else None
 
 
@@ -421,11 +441,11 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     kept = load.on_head() - load.in_file("lazy-mode" in case.release.capabilities.server_flags)
     tables = kept if kept > workers.reserve_mib(host.facts.memory_mib, shared=True) * MIB // 2 else 0
     works = []
-    by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts).gb_per_s)
+    by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts, case.release.generation).gb_per_s)
     kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
     for device in by_speed:
         start = end - _units_held(sizes[:end], [device], kept)
-        works.append(part_of(cost_model.rate_of(device, host.facts), start))
+        works.append(part_of(cost_model.rate_of(device, host.facts, case.release.generation), start))
         accelerator = devices.accelerator_of(host.facts, device.name)
         room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
         end = start

@@ -55,7 +55,7 @@ def device_costs(
     nodes = cost_model.nodes_per_layer(summary)
     costs_of = {}
     for device in devices:
-        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts))
+        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts, release.generation))
         if device.endpoint:
             link = estimate.link_of(device.endpoint, hosts[device.host], hosts)
             once = cost_model.worker_ms(release, 0, link)
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 def lay_out(case: Case) -> device_load.Placed:
     """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
     own = [device for device in case.devices if not device.worker]
-    own.sort(key=lambda device: -cost_model.rate_of(device, case.facts).gb_per_s)
+    own.sort(key=lambda device: -cost_model.rate_of(device, case.facts, case.release.generation).gb_per_s)
     places = list(auxiliary_models.candidate_devices(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
     kept = (case.server.prompt_cache_mib or 0) * MIB
