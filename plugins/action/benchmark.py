@@ -250,7 +250,7 @@ class ActionModule(Action):
             "benchmark_job",
             state="started",
             record=typed_json.dump(self._record),
-            job={"timeout": timeout, "loads": [_job_of(one, log) for one, log in zip(loads, logs)]},
+            job={"timeout": timeout, "loads": [_load_of(one, log)._asdict() for one, log in zip(loads, logs)]},
             definition=definitions.definition(host, service, (timeout + END_SECONDS) * len(loads)),
             runner=Path(runner.__file__).read_text(),
         )
@@ -352,17 +352,11 @@ def _plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | 
         return planner.refused(cluster.name, refusal)
 
 
-def _job_of(one: PlannedLoad, log: str) -> dict[str, Any]:
+def _load_of(one: PlannedLoad, log: str) -> runner.Load:
     """What the runner needs of a load."""
-    workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint] if one.load.latencies_ms else []
-    environment = dict(one.plan.head.environment)
-    return {
-        "argv": one.argv,
-        "environment": environment,
-        "log": log,
-        "workers": workers,
-        "latencies_ms": one.load.latencies_ms,
-    }
+    latencies = list(one.load.latencies_ms)
+    workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint] if latencies else []
+    return runner.Load(list(one.argv), dict(one.plan.head.environment), log, workers, latencies)
 
 
 def _service_of(plans: Sequence[Plan]) -> ServicePlan:

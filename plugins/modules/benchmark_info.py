@@ -53,7 +53,7 @@ record:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
 
@@ -69,7 +69,10 @@ def main():
     host, log, same = (module.params[name] for name in ("host", "log", "same"))
     with errors.reported(module, services.ServiceError, commands.CommandError):
         # First of all: what a job writes that has ended is complete.
-        result = {"running": job.Job(host).runs(), "lines": history.lines_of(log) if log else ""}
+        result = {
+            "running": job.Job(typed_json.parse(job.Head, host)).runs(),
+            "lines": history.lines_of(log) if log else "",
+        }
         if same:
             result["record"] = history.find(host["prefix"], same)
     module.exit_json(changed=False, **result)

@@ -63,25 +63,27 @@ EXAMPLES = r"""
 RETURN = r"""
 """
 
+import json
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
 
 
 def apply(params, check):
     """Brings the job to its state; whether that changes something."""
-    service = job.Job(params["host"])
+    service = job.Job(typed_json.parse(job.Head, params["host"]))
     started, exists = params["state"] == "started", service.exists()
     if started and exists:
         raise Refusal(f"{service.name} is there already: run playbooks/benchmark.yml again, which ends it first")
     if check:
         return started or exists
     if params["record"]:
-        history.write(params["host"]["prefix"], params["record"])
+        history.write(params["host"]["prefix"], typed_json.parse(types.Benchmark, params["record"]))
     if started:
-        service.start(params["definition"], params["runner"], params["job"])
+        service.start(params["definition"], params["runner"], json.dumps(params["job"], indent=1) + "\n")
     elif exists:
         service.end()
     return started or exists

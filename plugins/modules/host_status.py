@@ -68,7 +68,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 
 
@@ -92,7 +92,7 @@ def main():
             cluster,
             scope,
             typed_json.parse(HostPlan, planned) if planned else None,
-            head,
+            typed_json.parse(HeadPlan, head) if head else None,
             typed_json.parse(ModelPlan, model) if model else None,
         )
     found = {"drift": typed_json.dump(drift)} if drift else {}

@@ -139,7 +139,7 @@ def main():
         touched = [*(service.name for service in wanted.run), *module.params["names"]]
         with host_lock.hold(host["prefix"], exclusive=not module.check_mode):
             read = {entry.name: services.versions(entry.reads) for entry in planned}
-            changes = job.cancel(host, touched, module.check_mode)
+            changes = job.cancel(typed_json.parse(job.Head, host), touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
                 services.record_reads(host["prefix"], read, changes)

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
     results,
     types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
@@ -451,14 +451,14 @@ def test_records_are_kept_and_found(tmp_path):
     assert (history.ids(prefix), history.find(prefix, "1a2b3c4d")) == ([], None)
     older = {**example, "id": "20251122-150000-1a2b3c4d", "ended": None}
     for record in (example, older):
-        history.write(prefix, record)
+        history.write(prefix, benchmarks.read(record))
     (tmp_path / "benchmarks" / "20261122-150001-ffffffff.json").write_text("{")
     (tmp_path / "benchmarks" / "job.json").write_text("{}")
     assert history.ids(prefix) == ["20261122-150001-ffffffff", example["id"], older["id"]]
     assert history.find(prefix, "1a2b3c4d") == example, "the last one"
     assert history.find(prefix, "ffffffff") is None
     with pytest.raises(Refusal, match="is not the id of a benchmark"):
-        history.write(prefix, {"id": "../x"})
+        history.write(prefix, benchmarks.read(example)._replace(id="../x"))
 
 
 def test_the_last_benchmarks_are_kept_with_their_logs(tmp_path, monkeypatch):
@@ -470,7 +470,7 @@ def test_the_last_benchmarks_are_kept_with_their_logs(tmp_path, monkeypatch):
         logs = tmp_path / "state" / "benchmarks" / identity
         logs.mkdir(parents=True)
         (logs / "link").symlink_to(elsewhere)
-        history.write(str(tmp_path), {**benchmarks.example(), "id": identity})
+        history.write(str(tmp_path), benchmarks.read({**benchmarks.example(), "id": identity}))
     assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == identities[2:]
     assert sorted(path.name for path in (tmp_path / "state" / "benchmarks").iterdir()) == identities[2:]
     assert elsewhere.is_dir()
@@ -507,7 +507,7 @@ def head(request, tmp_path, monkeypatch):
     """A head whose server runs."""
     machine = machine_with(request.param, tmp_path, monkeypatch)
     monkeypatch.setattr(job, "VOLATILE", machine.folder / "units")
-    machine.host["names"] = {"server": SERVER, "cluster": "llama_cluster"}
+    machine.host["names"] = names.DEFAULT.as_dict()
     machine.apply(defined(SERVER))
     machine.lines("calls"), machine.lines("events")
     return machine
@@ -535,7 +535,7 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
         "# runner",
         {"loads": []},
     )
-    text = job.Job(head.host).measuring.path(PROGRAM).read_text()
+    text = job.Job(typed_json.parse(job.Head, head.host)).measuring.path(PROGRAM).read_text()
     if head.name == "systemd":
         unit, _service, own = text.partition("\n[Service]\n")
         assert f"Conflicts={SERVER}.service\nAfter={SERVER}.service\nOnFailure={SERVER}.service\n" in unit
@@ -546,7 +546,7 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
     assert call(module=benchmark_job, **absent, record={**benchmarks.example(), "ended": None})["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert call(module=benchmark_info, **info)["record"]["ended"] is None
-    assert not job.Job(head.host).exists()
+    assert not job.Job(typed_json.parse(job.Head, head.host)).exists()
 
 
 @pytest.mark.parametrize("wanted", ["stopped", "absent", "started"])
@@ -564,12 +564,12 @@ def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
 
 def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
     call(module=benchmark_job, **started(head))
-    job.Job(head.host).measuring.stop([PROGRAM])
+    job.Job(typed_json.parse(job.Head, head.host)).measuring.stop([PROGRAM])
     head.apply(start=[SERVER])
     head.lines("events")
     call(module=service, host=head.host, names=[SERVER])
     assert not [line for line in head.lines("events") if SERVER in line]
-    assert not job.Job(head.host).exists()
+    assert not job.Job(typed_json.parse(job.Head, head.host)).exists()
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
@@ -591,7 +591,8 @@ def test_a_head_whose_manager_starts_what_it_finds_at_boot_is_refused(head, call
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
-    assert job.cancel({**head.host, "scope": "user", "service_manager": "systemd_user"}, [SERVER], check=False) == []
+    place = typed_json.parse(job.Head, head.host)
+    assert job.cancel(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
 
 
 class Host:

@@ -256,7 +256,7 @@ def test_a_program_that_writes_without_an_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "LOG_BYTES", 100_000)
     monkeypatch.setattr(runner, "LINE_BYTES", 1000)
     endless = load(tmp_path, "import sys\nwhile True: sys.stderr.write('x' * 500)")
-    runner.Runner(60).run(endless)
+    runner.Runner(60).run(runner.Load(**endless))
     lines = log_of(endless).splitlines()
     assert lines[-1].endswith(" run ended with -9")
     assert {len(line.split(" ", 2)[2]) for line in lines[:-1]} == {1000}

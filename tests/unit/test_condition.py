@@ -10,6 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from conftest import typed
@@ -54,7 +55,7 @@ def place(tmp_path, monkeypatch):
 
 def head_of(port, **others):
     known = {"own_url": f"http://127.0.0.1:{port}", "tls_certificate_file": None, "api_key_file": None, "argv": ["x"]}
-    return {**known, **others}
+    return HeadPlan(**{**dict.fromkeys(HeadPlan._fields), **known, **others})
 
 
 def read(place, head=None):

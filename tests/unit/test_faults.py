@@ -12,6 +12,7 @@ import stat
 import tarfile
 from pathlib import Path
 
+import benchmarks
 import faults
 import pytest
 import test_firewall
@@ -301,8 +302,8 @@ MODEL = typed_json.dump(ModelPlan("/m", "m", "llama", 0, (), None, "path:/m", No
 BUILD, RELEASE = typed_json.dump(builds.BUILD), typed_json.dump(builds.RELEASE)
 PLUGINS = "ansible_collections.llamacpp.cluster.plugins.modules"
 MODULES = {
-    "benchmark_info": ("job.Job", {"host": {"prefix": "/p"}}),
-    "benchmark_job": ("job.Job", {"host": {"prefix": "/p"}, "state": "absent"}),
+    "benchmark_info": ("job.Job", {"host": EMPTY}),
+    "benchmark_job": ("job.Job", {"host": EMPTY, "state": "absent"}),
     "prune": ("host.place_of", {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
     "firewall": ("managers.apply", {"rules": []}),
     "gguf_info": ("gguf.read_path", {"path": "/m.gguf"}),
@@ -430,8 +431,8 @@ def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
 @KINDS
 def test_a_record_of_a_benchmark_after_a_fault(tmp_path, monkeypatch, kind):
     """Whoever reads it meanwhile finds the one before it, whole."""
-    before = {"id": "20261122-150000-1a2b3c4d", "cells": [], "ended": None}
-    after = {**before, "cells": [{"key": "x" * 9000}], "ended": 1}
+    before = benchmarks.read({**benchmarks.example(), "cells": [], "ended": None})
+    after = benchmarks.read(benchmarks.example())
 
     def make(number):
         (tmp_path / str(number)).mkdir()
@@ -439,7 +440,7 @@ def test_a_record_of_a_benchmark_after_a_fault(tmp_path, monkeypatch, kind):
         return tmp_path / str(number)
 
     def run(host):
-        found = history.find(str(host), "1a2b3c4d")
+        found = benchmarks.read(history.find(str(host), "1a2b3c4d"))
         assert found in (before, after)
         history.write(str(host), after)
         return found != after

@@ -9,13 +9,18 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID, Benchmark
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    files,
+    names,
+    reading,
+    typed_json,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 
@@ -37,11 +42,11 @@ def _path(prefix: str, identity: str) -> Path:
     return Path(prefix, names.BENCHMARKS, f"{identity}.json")
 
 
-def write(prefix: str, record: Mapping[str, Any]) -> None:
+def write(prefix: str, record: Benchmark) -> None:
     """Writes a record, and removes the oldest ones with their logs."""
-    path = _path(prefix, str(record.get("id")))
+    path = _path(prefix, record.id)
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    files.replace_file(path, json.dumps(record, indent=1) + "\n", 0o644)
+    files.replace_file(path, json.dumps(typed_json.dump(record), indent=1) + "\n", 0o644)
     for identity in ids(prefix)[MOST:]:
         removal.remove_below(prefix, "state", names.BENCHMARKS, identity)
         removal.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")

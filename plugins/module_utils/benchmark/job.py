@@ -9,15 +9,15 @@ controller. Supervisor knows no such thing, so there the server serves again whe
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ClusterNames
 
 SYSTEMD = ("systemd", "systemd_user")
 MANAGERS = (*SYSTEMD, "supervisor")
@@ -38,27 +38,36 @@ ExecStopPost=+/usr/bin/env systemctl {scope}--no-block start {server}.service
 SIGKILL is sent to the whole unit; OnFailure does."""
 
 
+class Head(NamedTuple):
+    """What a job needs of the head's part of the plan, or of its facts."""
+
+    scope: str
+    service_manager: str
+    prefix: str
+    cache: str
+    units: str
+    names: ClusterNames
+
+
 class Job:
     """The job of a benchmark on the head."""
 
-    def __init__(self, host: Mapping[str, Any]) -> None:
-        """:param host: the head's part of the plan, or its facts.
-        :raises ServiceError: its service manager cannot run a benchmark.
-        """
-        if host["service_manager"] not in MANAGERS:
+    def __init__(self, host: Head) -> None:
+        """:raises ServiceError: its service manager cannot run a benchmark."""
+        if host.service_manager not in MANAGERS:
             raise services.ServiceError(
-                f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd or supervisor: use a head with one of them"
+                f"the head runs its services by {host.service_manager}, and a benchmark needs systemd or supervisor: use a head with one of them"
             )
-        self._systemd = host["service_manager"] in SYSTEMD
-        self._scope = "--user " if host["scope"] == "user" else ""
+        self._systemd = host.service_manager in SYSTEMD
+        self._scope = "--user " if host.scope == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         volatile = Path(runtime, "systemd/user") if self._scope else VOLATILE
-        place = typed_json.parse(Place, host)
+        place = Place(*host[:-1])
         self.serving = services.manager_of(place)
         self.measuring = services.manager_of(place._replace(units=str(volatile)) if self._systemd else place)
-        self.server = host["names"]["server"]
-        self.name = names.of(host["names"]["cluster"]).service("benchmark")
-        self._folder = Path(host["prefix"], names.BENCHMARKS)
+        self.server = host.names.server
+        self.name = names.of(host.names.cluster).service("benchmark")
+        self._folder = Path(host.prefix, names.BENCHMARKS)
 
     def exists(self) -> bool:
         """Whether a benchmark has begun here, and nobody has ended it."""
@@ -67,10 +76,11 @@ class Job:
     def runs(self) -> bool:
         return self.measuring.state([self.name])[self.name] == services.RUNNING
 
-    def start(self, definition: str, runner: str, job: Mapping[str, Any]) -> None:
+    def start(self, definition: str, runner: str, job: str) -> None:
         """Stops the server, and measures in its place.
 
         :param definition: of a service that runs the runner with the job, without what systemd adds.
+        :param job: as the runner reads it.
         """
         self._folder.mkdir(mode=0o755, exist_ok=True)
         status = self._folder.stat()
@@ -80,7 +90,7 @@ class Job:
                 "runs the playbook, and take the right to write from all others"
             )
         files.replace_file(self._folder / RUNNER, runner, 0o644)
-        files.replace_file(self._folder / JOB, json.dumps(job, indent=1) + "\n", 0o644)
+        files.replace_file(self._folder / JOB, job, 0o644)
         if self._systemd:
             definition += RETURN.format(server=self.server, scope=self._scope)
             self.measuring.path(self.name).parent.mkdir(parents=True, exist_ok=True)
@@ -107,13 +117,12 @@ def _apply(manager: services.Manager, **wanted: Any) -> None:
     services.apply(manager, services.Wanted(**{**every, **wanted}), check=False)
 
 
-def cancel(host: Mapping[str, Any], touched: Collection[str], check: bool) -> list[services.Change]:
+def cancel(host: Head, touched: Collection[str], check: bool) -> list[services.Change]:
     """Ends a benchmark on the head where the head's service is touched: at its end it would start the server, whoever stopped that.
 
-    :param host: its part of the plan, or its facts.
     :param touched: services that are about to be stopped or started.
     """
-    if host["service_manager"] not in MANAGERS or not any(map(names.is_head, touched)):
+    if host.service_manager not in MANAGERS or not any(map(names.is_head, touched)):
         return []
     job = Job(host)
     if job.server not in touched or not job.exists():

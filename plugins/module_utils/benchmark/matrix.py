@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -106,7 +106,7 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     if len(values["latency_ms"]) > MOST_LATENCIES:
         raise Refusal(f"{PREFIX}latency_ms has {len(values['latency_ms'])} values: give {MOST_LATENCIES} or fewer")
     values["vary"] = values["vary"] or {}
-    _check_varied(values["vary"], variables)
+    _check_varied(values["vary"], variables.keys())
     models = tuple(_model(index, model, variables) for index, model in enumerate(values["models"]))
     names = [name_of(model) for model in models]
     duplicates = [name for name in names if names.count(name) > 1]
@@ -124,9 +124,9 @@ def _check_numbers(name: str, value: Any, least: float, most: float) -> None:
         raise Refusal(f"{PREFIX}{name} has a value twice: remove it there")
 
 
-def _check_varied(vary: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+def _check_varied(vary: Mapping[str, Any], known: Collection[str]) -> None:
     for name, values in vary.items():
-        if not name.startswith(VARIED) or name not in variables:
+        if not name.startswith(VARIED) or name not in known:
             raise Refusal(f"{PREFIX}vary has {validation.show(name)}: use a variable that begins with {VARIED}")
         if not isinstance(values, (list, tuple)) or not values:
             raise Refusal(f"{PREFIX}vary.{name} is {validation.show(values)}: give a list of values")

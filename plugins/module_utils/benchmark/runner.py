@@ -22,10 +22,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 CHUNK = 1 << 18
 WAITING_BYTES = 64 << 20
@@ -157,6 +157,16 @@ def with_proxies(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
     return [",".join(endpoints.get(part, part) for part in word.split(",")) for word in words]
 
 
+class Load(NamedTuple):
+    """A program that measures."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    log: str
+    workers: list[str]
+    latencies_ms: list[float]
+
+
 class Runner:
     """Runs the programs of a job. The first SIGTERM ends the one that runs, and the job."""
 
@@ -169,21 +179,21 @@ class Runner:
         if self._child:
             self._child.terminate()
 
-    def run(self, load: Mapping[str, Any]) -> None:
+    def run(self, load: Load) -> None:
         """Runs one program to its end, or until its time is over."""
-        Path(load["log"]).parent.mkdir(parents=True, exist_ok=True)
-        with open(load["log"], "w", encoding="utf-8", errors="replace") as stream:
-            log, latency = Log(stream), Latency([each / 1000 for each in load["latencies_ms"]])
-            proxies = [Proxy(worker, latency, log) for worker in load["workers"]]
-            status = self._run(load, with_proxies(load["argv"], proxies), log, latency)
+        Path(load.log).parent.mkdir(parents=True, exist_ok=True)
+        with open(load.log, "w", encoding="utf-8", errors="replace") as stream:
+            log, latency = Log(stream), Latency([each / 1000 for each in load.latencies_ms])
+            proxies = [Proxy(worker, latency, log) for worker in load.workers]
+            status = self._run(load, with_proxies(load.argv, proxies), log, latency)
             for proxy in proxies:
                 proxy.close()
             with suppress(OSError):
                 log.write("run", f"ended with {status}")
 
-    def _run(self, load: Mapping[str, Any], argv: list[str], log: Log, latency: Latency) -> int:
+    def _run(self, load: Load, argv: list[str], log: Log, latency: Latency) -> int:
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-        environment = {**os.environ, **load["environment"]}
+        environment = {**os.environ, **load.environment}
         try:
             child = subprocess.Popen(argv, env=environment, text=True, errors="replace", **pipes)
         except OSError as error:
@@ -233,7 +243,7 @@ def main(path: str) -> None:
     signal.signal(signal.SIGTERM, runner.end)
     for load in job["loads"]:
         if not runner.ends:
-            runner.run(load)
+            runner.run(Load(**load))
 
 
 if __name__ == "__main__":

@@ -116,19 +116,19 @@ class Benchmark(NamedTuple):
         return self._replace(cells=tuple(cells.get(cell.key, cell) for cell in self.cells))
 
 
-def _unplain(data: Mapping[str, Any]) -> Optional[validation.Problem]:
-    """What cannot be shown. Each cell is looked at by itself: all of them together have more parts than a value may have."""
-    parts = [("", {**data, "cells": ()}), *((f"cells[{number}]", cell) for number, cell in enumerate(data["cells"]))]
-    return next(filter(None, (validation.problem(where, part) for where, part in parts)), None)
-
-
 def read(data: Any, source: str) -> Benchmark:
     """A benchmark of JSON that anybody may have written.
 
     :param source: what it is, for the message.
     :raises Refusal: it has another form.
     """
-    problem = typed_json.problem("", data, Benchmark) or _unplain(data)
+    problem = typed_json.problem("", data, Benchmark)
+    if not problem:  # each cell by itself: all of them together have more parts than a value may have
+        parts = [
+            ("", {**data, "cells": ()}),
+            *((f"cells[{number}]", cell) for number, cell in enumerate(data["cells"])),
+        ]
+        problem = next(filter(None, (validation.problem(where, part) for where, part in parts)), None)
     why = validation.printable(f"{problem.where} {problem.why}") if problem else ""
     if not why:
         benchmark = typed_json.parse(Benchmark, data)

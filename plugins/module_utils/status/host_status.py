@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
 
@@ -47,27 +47,24 @@ class _Server(NamedTuple):
     """None where it does not count, or sleeps: older builds wake to answer."""
 
 
-def _ask(head: Mapping[str, Any], running: Collection[int], account: str | None, asleep: bool) -> _Server:
-    """
-    :param head: the head's part of the plan.
-    :param running: the cluster's processes.
-    """
+def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: bool) -> _Server:
+    """:param running: the cluster's processes."""
     try:
-        certificate = server_client.planned_certificate(head["tls_certificate_file"])
-        found = server_client.wait_for_health(head["own_url"], 0, certificate, ASK_SECONDS)
+        certificate = server_client.planned_certificate(head.tls_certificate_file)
+        found = server_client.wait_for_health(head.own_url, 0, certificate, ASK_SECONDS)
     except ValueError as error:
         return _Server(types.Health(healthy=False, said=validation.printable(error)))
     health = types.Health(*found)
-    if health.healthy and not asleep and metrics.OPTION in head["argv"]:
+    if health.healthy and not asleep and metrics.OPTION in head.argv:
         with suppress(OSError):  # a key that cannot be read
             return _Server(health, _counters(head, running, account, certificate))
     return _Server(health)
 
 
 def _counters(
-    head: Mapping[str, Any], running: Collection[int], account: str | None, certificate: bytes | None
+    head: HeadPlan, running: Collection[int], account: str | None, certificate: bytes | None
 ) -> metrics.Counters | None:
-    address, key = head["own_url"].split("//", 1)[1], server_client.first_key(head["api_key_file"])
+    address, key = head.own_url.split("//", 1)[1], server_client.first_key(head.api_key_file)
     place, port = address.rsplit(":", 1)
 
     def objection() -> str | None:
@@ -77,10 +74,10 @@ def _counters(
     return metrics.counters(reply.text) if reply.status == 200 else None
 
 
-def _head(place: host.Place, account: str | None, head: Mapping[str, Any] | None) -> types.HeadCondition | None:
+def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
     """What the launcher and verify left on the head, and what llama-server says; None on hosts without any of it.
 
-    :param head: the head's part of the plan, on its host.
+    :param head: None on other hosts.
     """
     folder = Path(place.prefix, "state")
     serving, verified = serving_record.read(folder), _verified(Path(place.prefix, names.VERIFIED))
@@ -116,7 +113,7 @@ def read(
     cluster: str,
     scope: str,
     planned: HostPlan | None,
-    head: Mapping[str, Any] | None,
+    head: HeadPlan | None,
     model: ModelPlan | None = None,
 ) -> tuple[Drift | None, types.Condition]:
     """How the host differs from its part of the plan (None where there is none), and how it is.
