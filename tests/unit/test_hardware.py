@@ -28,6 +28,21 @@ def twice(backend, name, architecture, memory_mib, unified=False, count=1):
     return [own] * count + [{**own, "backend": "vulkan", "architecture": ""}] * count
 
 
+def test_a_processor_of_arm_is_named_by_its_board_and_cores(tmp_path):
+    (tmp_path / "proc/device-tree").mkdir(parents=True)
+    core = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\n\n"
+    (tmp_path / "proc/cpuinfo").write_text(core.format("0xd05") + core.format("0xd0b") * 2)
+    bare = hardware.cpu(tmp_path)
+    assert bare["model"] == "Cortex-A55, Cortex-A76"
+    (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
+    found = hardware.cpu(tmp_path)
+    assert found["model"] == "Raspberry Pi 5 Model B Rev 1.0, Cortex-A55, Cortex-A76"
+    assert found["features_id"] == bare["features_id"], "programs of one board run on another"
+    (tmp_path / "proc/cpuinfo").write_text(core.format("0xfff"))
+    (tmp_path / "proc/device-tree/model").unlink()
+    assert hardware.cpu(tmp_path)["model"] == platform.machine()
+
+
 EXPECTED = {
     "constructed/strix_halo": twice("hip", "AMD gfx1151", "gfx1151", 124 * 1024, True),
     "constructed/strix_halo_old_kernel": twice("hip", "AMD gfx1151", "gfx1151", 124 * 1024, True),

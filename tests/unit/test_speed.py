@@ -82,6 +82,11 @@ RATES = {
     ("", "AMD Radeon Graphics (RADV RENOIR)"): 51,
     ("", "Intel(R) Arc(TM) Pro B50 Graphics"): 224,
     ("", "Apple M5"): 153,
+    ("7.5", "NVIDIA T1200 Laptop GPU"): 192,
+    ("7.5", "Tesla T4"): 320,
+    ("7.5", "NVIDIA GeForce RTX 2060 SUPER"): 448,
+    ("7.5", "NVIDIA GeForce RTX 2060"): 336,
+    ("7.5", "NVIDIA GeForce RTX 2070 with Max-Q Design"): 384,
     ("", "Apple M5 Pro"): 307,
     ("", "Apple M5 Max"): 614,
 }
@@ -91,7 +96,17 @@ RATES = {
 def test_names_as_drivers_report_them():
     assert {names: rates.of_accelerator(*names).gb_per_s for names in RATES} == RATES
     assert rates.of_accelerator("", "AMD graphics 1002:67df") is None
-    assert rates.of_processor("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz").gb_per_s == 68
+    processors = {
+        "Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz": 68,
+        "Raspberry Pi Compute Module 5 Rev 1.0, Cortex-A76": 17,
+        "Orange Pi 5, Cortex-A55, Cortex-A76": 30,
+        "Neoverse-V1": 307,
+    }
+    assert {name: rates.of_processor(name).gb_per_s for name in processors} == processors
+    assert rates.is_board("Linux", "aarch64", 64000, "Raspberry Pi 5 Model B")
+    assert not rates.is_board("Linux", "aarch64", 16000, "Neoverse-V1")
+    assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3050", 8192).gb_per_s == 224
+    assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3050", 6144).gb_per_s == 168
 
 
 @pytest.mark.parametrize(

@@ -72,22 +72,55 @@ INSTRUCTIONS = (
 """How flags of /proc/cpuinfo begin that stand for instructions which compilers use. Others come with kernels, microcode and hypervisors."""
 
 
+ARM_CORES = {
+    **{"0x41 0xd03": "Cortex-A53", "0x41 0xd05": "Cortex-A55", "0x41 0xd08": "Cortex-A72", "0x41 0xd0b": "Cortex-A76"},
+    **{
+        "0x41 0xd0c": "Neoverse-N1",
+        "0x41 0xd40": "Neoverse-V1",
+        "0x41 0xd49": "Neoverse-N2",
+        "0x41 0xd4f": "Neoverse-V2",
+    },
+    **{
+        "0x41 0xd41": "Cortex-A78",
+        "0x41 0xd42": "Cortex-A78AE",
+        "0x41 0xd80": "Cortex-A520",
+        "0x41 0xd81": "Cortex-A720",
+    },
+    **{"0x41 0xd84": "Neoverse-V3", "0x41 0xd85": "Cortex-X925", "0x41 0xd87": "Cortex-A725"},
+    **{"0x51 0x001": "Oryon", "0xc0 0xac3": "AmpereOne", "0xc0 0xac4": "AmpereOne"},
+}
+"""Implementer and part of a core, as /proc/cpuinfo has them, which names no model of ARM processors → its name."""
+
+
+def arm_model(cpuinfo: str, board: str) -> str:
+    """The board and the kinds of its cores; empty where neither is known.
+
+    :param board: ``model`` of the device tree.
+    """
+    fields = re.findall(r"^CPU (?:implementer|part)\s*:\s*(\w+)$", cpuinfo, re.MULTILINE)
+    kinds = dict.fromkeys(map(" ".join, zip(fields[::2], fields[1::2])))
+    names = [board.strip("\0 \n"), *(ARM_CORES[kind] for kind in kinds if kind in ARM_CORES)]
+    return ", ".join(filter(None, dict.fromkeys(names)))
+
+
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
     that run the same programs. ``amx`` is true where programs use AMX; ``unusable`` is ``["amx"]`` where it is announced and they cannot.
     Elsewhere these two are missing. ``avx512`` says whether an x86 processor has AVX-512, and is missing of others."""
     if sys.platform == "darwin":
-        model, features = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
+        model, features, board = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), "", ""
     else:
         text = text_of(root / "proc/cpuinfo")
         named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
         flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-        model, features = named.group(1) if named else platform.machine(), flags.group(1) if flags else ""
+        model = named.group(1) if named else platform.machine()
+        board = "" if named else arm_model(text, text_of(root / "proc/device-tree/model"))
+        features = flags.group(1) if flags else ""
     used = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
     unusable = ["amx"] if tiles.unusable(used) else []
     used = [feature for feature in used if not feature.startswith(tuple(unusable))]
     identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
-    facts = {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
+    facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": identity}
     amx = {"amx": True} if set(used) >= tiles.ANNOUNCED else {}
     vectors = {"avx512": "avx512f" in used} if "sse2" in used else {}
     return {**facts, **amx, **vectors, **({"unusable": unusable} if unusable else {})}

@@ -297,10 +297,11 @@ PROCESSORS = (
     Known(r"Neoverse-N2", 300, 4.0, "server"),
     Known(r"Neoverse-N1", 205, 3.0, "server"),
     Known(r"AmpereOne", 333, 6.0, "server"),
+    Known(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
+    Known(r"Cortex-X925", 200, 2.0, "processor"),
     Known(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
     Known(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 6, 0.03, "board"),
-    Known(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
-    Known(r"Cortex-A720", 50, 1.0, "processor"),
+    Known(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
 )
 """Those of models whose memory channels are known, all filled with the fastest memory that the vendor names."""
 
