@@ -18,6 +18,7 @@ from support import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import predicted_speed
+import published_speed
 
 STRIX = {"backend": "vulkan", "name": "8060S", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
 
@@ -52,6 +53,15 @@ def test_measured_figures_are_predicted_within_their_bounds_and_half_of_them_clo
     assert [figure for figure in figures if abs(figure.error) > figure.within] == []
     assert all(figure.within == predicted_speed.WITHIN or figure.why for figure in figures)
     assert statistics.median(abs(figure.error) for figure in figures) <= predicted_speed.MEDIAN_WITHIN
+
+
+def test_published_figures_are_predicted_and_in_ranges_that_say_something():
+    figures = published_speed.figures()
+    errors = [abs(figure.predicted / figure.measured - 1) for figure in figures if figure.test == "tg"]
+    assert statistics.mean(error <= 0.2 for error in errors) >= 0.9
+    inside = [1 / figure.factor <= figure.predicted / figure.measured <= figure.factor for figure in figures]
+    assert statistics.mean(inside) >= 0.9
+    assert statistics.median(figure.factor**2 for figure in figures) <= 1.8
 
 
 RATES = {
@@ -201,8 +211,10 @@ def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
     )
 
 
-def test_the_page_has_the_table_of_the_script():
+def test_the_page_has_the_tables_of_the_scripts():
     page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    mark = "<!-- published: written by tests/benchmarks/published_speed.py -->\n"
+    assert page.split(mark)[1] == published_speed.table()
     mark = "<!-- predicted: written by tests/benchmarks/predicted_speed.py -->\n"
     assert page.split(mark)[1] == predicted_speed.table()
 
