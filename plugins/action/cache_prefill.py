@@ -42,18 +42,16 @@ class ActionModule(Action):
             answer = prefill.ask(
                 self, plan, host, workers=workers, tensors=typed_json.dump(arguments.tensors), local=arguments.local
             )
-            changed |= bool(answer.get("changed"))
-            copied += int(answer.get("copied_mib") or 0)
-            left = int(answer.get("left_mib") or 0)
-            if not left or answer.get("why") or not answer.get("changed") or left >= before:
+            changed |= answer.changed
+            copied += answer.copied_mib
+            if not answer.left_mib or answer.why or not answer.changed or answer.left_mib >= before:
                 break
-            before = left
-            progress.show(copied, left)
-        if copied or answer.get("linked_mib"):
-            got = units.amount((copied + int(answer.get("linked_mib") or 0)) * MIB)
+            before = answer.left_mib
+            progress.show(copied, before)
+        if copied or answer.linked_mib:
+            got = units.amount((copied + answer.linked_mib) * MIB)
             prefill.say(host, f"its workers' caches got {got} from the host itself")
-        why = answer.get("why") or []
-        for sentence in why:
+        for sentence in answer.why:
             prefill.say(host, sentence)
-        missing = answer.get("missing") or {}
-        return {"changed": changed, "missing": missing, "lacking": sum(map(bool, missing.values())), "why": why}
+        missing = answer.missing
+        return {"changed": changed, "missing": missing, "lacking": sum(map(bool, missing.values())), "why": answer.why}

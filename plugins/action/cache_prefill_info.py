@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
@@ -29,4 +30,4 @@ class ActionModule(Action):
             if worker.seed
             for name, size in cache_prefill.names_of(worker.seed.tensors).items()
         }
-        return prefill.ask(self, plan, plan.head.host, names=names)
+        return typed_json.dump(prefill.ask(self, plan, plan.head.host, names=names))

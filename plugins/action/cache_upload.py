@@ -51,9 +51,9 @@ class ActionModule(Action):
         lease = Lease(self, plan.hosts[head].prefix)
         while targets:
             answer = prefill.ask(self, plan, head, targets=[target._asdict() for target in targets], tensors=tensors)
-            changed |= bool(answer.get("changed"))
-            why += answer.get("why") or []
-            targets = _left(targets, answer.get("given") or {})
+            changed |= answer.changed
+            why += answer.why
+            targets = _left(targets, answer.given)
             progress.show(total - mib(targets), mib(targets))
             lease.renew_in_time()
         for sentence in why:

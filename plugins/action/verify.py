@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
@@ -145,7 +146,9 @@ class ActionModule(Action):
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
-            output.write_report(page, plan, report, self._arguments.benchmark)
+            record = self._arguments.benchmark
+            measured = benchmark.read(record, "What was measured") if record else None
+            output.write_report(page, plan, report, measured)
 
 
 def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:

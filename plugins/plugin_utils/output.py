@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
@@ -60,16 +58,9 @@ def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | N
         write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
-def write_report(
-    path: str, plan: Plan | None, verified: Report | None = None, record: Mapping[str, Any] | None = None
-) -> None:
+def write_report(path: str, plan: Plan | None, verified: Report | None, measured: Benchmark | None) -> None:
     """Writes the page of what is served, how it was verified and what was measured of it.
 
-    :param record: what playbooks/benchmark.yml measured, as docs/benchmark.schema.json describes it.
-    :raises AnsibleActionFail: the page cannot be written, or the record has another form.
+    :raises AnsibleActionFail: the page cannot be written.
     """
-    try:
-        measured = types.read(record, "What was measured") if record else None
-    except Refusal as refusal:
-        raise AnsibleActionFail(str(refusal)) from None
     write("llama_report_path", path, html_page.page(plan, (), verified, measured))

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
@@ -36,7 +36,23 @@ ANSWER = {
 """What a step returns. Lists of tensors and of their names may be long, and are looked at one by one."""
 
 
-def ask(action: Action, plan: Plan, host: str, **more: Any) -> dict[str, Any]:
+class Answer(NamedTuple):
+    """What a step returned."""
+
+    changed: bool = False
+    why: Sequence[str] = ()
+    """Why caches stay as they are, a sentence each."""
+    linked_mib: int = 0
+    copied_mib: int = 0
+    left_mib: int = 0
+    missing: Mapping[str, Sequence[str]] = {}
+    """Worker → names of tensors that its cache lacks."""
+    given: Mapping[str, Sequence[str]] = {}
+    """Endpoint of a worker → names of tensors that it got."""
+    tensors: Sequence[Any] = ()
+
+
+def ask(action: Action, plan: Plan, host: str, **more: Any) -> Answer:
     """What the action's module returns on a host; where it fails, the reason is one of ``why``."""
     answer = action.module(path=plan.model.path, account=plan.hosts[host].account, **more)
     try:
@@ -44,10 +60,10 @@ def ask(action: Action, plan: Plan, host: str, **more: Any) -> dict[str, Any]:
             raise Refusal(str(answer.get("msg", "the module failed")))
         return checked(host, answer)
     except Refusal as refusal:
-        return {"changed": False, "tensors": [], "missing": {}, "given": {}, "why": [validation.printable(refusal)]}
+        return Answer(why=[validation.printable(refusal)])
 
 
-def checked(host: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+def checked(host: str, answer: Any) -> Answer:
     """:raises Refusal: a host reports what no module returns."""
     small = validation.reported(host, "the caches of its workers", {key: answer.get(key) for key in ANSWER}, ANSWER)
     lists: list[tuple[str, Any, Any]] = [("it.tensors", small["tensors"] or [], TENSOR)]
@@ -61,7 +77,7 @@ def checked(host: str, answer: Mapping[str, Any]) -> dict[str, Any]:
             problem = validation.Problem(where, "is not a list")
         if problem:
             raise validation.another_form(host, "the caches of its workers", problem)
-    return {key: value for key, value in small.items() if value is not None}
+    return Answer(**{key: value for key, value in small.items() if value is not None})
 
 
 class Progress:

@@ -31,7 +31,8 @@ class SourceFile(NamedTuple):
     """A file of a model."""
 
     name: str
-    bytes: int
+    bytes: int | None
+    """As a host reports it: planning checks it."""
     url: str | None = None
     sha256: str | None = None
     path: str | None = None

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ResolvedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
@@ -28,6 +29,10 @@ MODULE = "llamacpp.cluster.model_info"
 READER = "llamacpp.cluster.gguf_info"
 FILES = [{"name": validation.Text(longest=1024), "bytes": validation.Number()}]
 """Of the files of a summary."""
+
+
+NOTHING_KNOWN = {"bytes": None, "sha256": None}
+"""Of a file in a record that leaves it out."""
 
 
 class Options(NamedTuple):
@@ -62,6 +67,14 @@ def resolve(action: Action, request: ModelRequest, options: Options) -> dict:
             role: source.summary for role, source in sources.items() if source.summary and role != download_record.MODEL
         },
     }
+
+
+class Record(NamedTuple):
+    """The record of a download that a host has."""
+
+    source: str
+    revision: str | None
+    files: tuple[ResolvedFile, ...]
 
 
 class _Resolver:
@@ -137,7 +150,7 @@ class _Resolver:
         if entry.get("closed"):
             raise Refusal(_closed(source, source.path, entry["closed"]))
         name = str(source.path).rpartition("/")[2]
-        file = SourceFile(name, entry.get("bytes"), path=source.path)  # type: ignore[arg-type]  # planning checks it
+        file = SourceFile(name, entry.get("bytes"), path=source.path)
         return ResolvedSource(model_source.shown(source), None, [file], _summary(source, entry))
 
     def _stored(self, source: ModelSource) -> ResolvedSource | None:
@@ -148,12 +161,10 @@ class _Resolver:
         record, summary, wanted = _record(source, entry), entry.get("summary"), source.role == download_record.MODEL
         if record and entry.get("whole") is True and (summary or not wanted):
             files = [
-                SourceFile(file["name"], file["bytes"], self._url(source, file, record), file["sha256"])
-                for file in record["resolved"]
+                SourceFile(file.name, file.bytes, self._url(source, file, record.revision), file.sha256)
+                for file in record.files
             ]
-            return ResolvedSource(
-                record["source"], record.get("revision"), files, _summary(source, entry), entry.get("closed")
-            )
+            return ResolvedSource(record.source, record.revision, files, _summary(source, entry), entry.get("closed"))
         return _of_ollama(source, _entry(self.on_host, "ollama", source.ollama))
 
     def _download(self, source: ModelSource) -> Mapping[str, Any]:
@@ -165,15 +176,15 @@ class _Resolver:
         record = _record(source, self._download(source)) if self.options.prefix else None
         if not source.huggingface or not record:
             return source
-        return source._replace(huggingface=source.huggingface._replace(revision=record["revision"]))
+        return source._replace(huggingface=source.huggingface._replace(revision=str(record.revision)))
 
-    def _url(self, source: ModelSource, file: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    def _url(self, source: ModelSource, file: ResolvedFile, revision: str | None) -> str:
         """Where a file of a record comes from: the host has no say in whom a token is sent to, or what leaves the controller."""
-        name = download_record.base_name(file["name"])
+        name = download_record.base_name(file.name)
         if source.huggingface:
-            return hub.url_of(source.huggingface, record["revision"], file["name"])
+            return hub.url_of(source.huggingface, str(revision), file.name)
         if source.ollama:
-            return ollama.name_of(source.ollama).blob_url(file["sha256"])
+            return ollama.name_of(source.ollama).blob_url(str(file.sha256))
         if source.copy:
             return Query(source, folder=self.folder).local_path.with_name(name).as_uri()
         return lookup.url_of(source, name)
@@ -200,7 +211,7 @@ def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
     return summary if is_projector == (source.role == download_record.MMPROJ) else None
 
 
-def _record(source: ModelSource, entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _record(source: ModelSource, entry: Mapping[str, Any]) -> Record | None:
     """The record that a host has, where it is that of the source, and has enough to know where its files come from."""
     record = entry.get("record")
     if not isinstance(record, Mapping) or download_record.problem_of_record(record):
@@ -209,10 +220,10 @@ def _record(source: ModelSource, entry: Mapping[str, Any]) -> Mapping[str, Any] 
         return None
     if source.huggingface and not re.fullmatch(hub.COMMIT, record.get("revision") or ""):
         return None
-    named = [{key: file.get(key) for key in download_record.RESOLVED} for file in record["resolved"]]
-    if source.ollama and not all(file["sha256"] for file in named):
+    files = tuple(typed_json.parse(ResolvedFile, {**NOTHING_KNOWN, **file}) for file in record["resolved"])
+    if source.ollama and not all(file.sha256 for file in files):
         return None
-    return {**record, "resolved": named}
+    return Record(record["source"], record.get("revision"), files)
 
 
 def _of_ollama(source: ModelSource, entry: Mapping[str, Any]) -> ResolvedSource | None:
