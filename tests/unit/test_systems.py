@@ -417,28 +417,26 @@ def big(layers=40):
     }
 
 
-@pytest.mark.parametrize(
-    "workers, own, refused", [(15, 0, False), (16, 0, True), (11, 4, False), (12, 4, True), (16, 4, True)]
-)
-def test_as_many_devices_as_llama_cpp_uses(workers, own, refused):
+@pytest.mark.parametrize("workers, own", [(15, 0), (16, 0), (11, 4), (12, 4), (16, 4)])
+def test_as_many_devices_as_llama_cpp_uses(workers, own):
     """The head's own are counted, and so is its processor: 15 beside it."""
     found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(workers + 1)}
     found["host0"]["llama_hardware"] = {**CPU_HOST, "accelerators": [GPU] * own}
-    data = cluster_of(False, found, llama_model_known_answer={**KNOWN_ANSWER, "layers": 40})
-    if not refused:
-        assert len(written(data)["placement"]) == workers + own
-        return
-    said = reason(written(data))
-    assert f"needs {workers + own} devices ({workers} of workers, {own} of the head)" in said
-    assert "llama.cpp uses 15 at most beside the head's processor: set llama_placement to fastest" in said
-    assert not written(data, llama_placement="fewest")["refused"]
+    placement = written(cluster_of(False, found, llama_model_known_answer={**KNOWN_ANSWER, "layers": 40}))["placement"]
+    assert len(placement) == 15
+    assert [entry["endpoint"] for entry in placement].count(None) == own
 
 
-def test_more_devices_than_llama_cpp_uses_cannot_be_had():
+def test_of_too_many_devices_those_are_left_out_that_the_model_can_spare():
     found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(17)}
+    hosts = [*found.values()]
+    hosts[3]["llama_hardware"] = {"memory_mib": 8192}
     data = cluster_of(False, found, **big(200), llama_hardware={"memory_mib": 16384})
-    assert "needs 16 devices" in reason(written(data))
-    assert "use fewer, larger ones" in reason(written(data))
+    said = reason(written(data))
+    assert "llama.cpp uses 15 devices at most, so 1 of 16 are left out" in said
+    assert "host3" not in {entry["host"] for entry in written(data)["placement"]}
+    layers = int(re.search(r"set llama_server_gpu_layers to (\d+)", said)[1])
+    check_placement(written(data, llama_server_gpu_layers=layers))
     split = [1] * 16
     assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
     assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
@@ -708,14 +706,14 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     assert "one alone {low:g} to {high:g}.".format(**alone["estimate"]["generation_range"]) in advisory["message"]
 
 
-def test_a_cluster_is_not_told_how_its_head_alone_fits():
-    """It would use the workers too, and more of their memory."""
+def test_a_cluster_may_leave_to_the_heads_processor_what_devices_do_not_hold():
     found = {
         name: {"ansible_host": address, "llama_hardware": {**CPU_HOST, "accelerators": [GPU]}}
         for name, address in (("head", "192.0.2.1"), ("one", "192.0.2.2"))
     }
-    said = reason(written(cluster_of(False, found, llama_server_context=2048, **big(55))))
-    assert "llama_server_gpu_layers" not in said
+    data = cluster_of(False, found, llama_server_context=2048, **big(55))
+    layers = int(re.search(r"set llama_server_gpu_layers to (\d+)", reason(written(data)))[1])
+    check_placement(written(data, llama_server_gpu_layers=layers))
 
 
 def test_a_model_that_no_context_saves_is_refused_without_that_remedy():

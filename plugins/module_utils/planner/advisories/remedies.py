@@ -9,6 +9,7 @@ A change takes the cluster as the inventory and the facts describe it, and retur
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -199,10 +200,14 @@ def _bytes(plan: Plan) -> int:
 
 
 def _layers_beside_the_processor(trial: Trial) -> int | None:
-    """``llama_server_gpu_layers`` with which a head without workers holds the model; None where there are workers, or it does not."""
-    best = trial.plan.estimate.best_single_host
-    lent = any(entry.endpoint for entry in trial.plan.placement)
-    return None if lent or best.host != trial.cluster.head else best.gpu_layers
+    """``llama_server_gpu_layers`` with which a head without workers holds the model, or with workers may hold it; None where it does not."""
+    best, entries = trial.plan.estimate.best_single_host, trial.plan.placement
+    if any(entry.endpoint for entry in entries):
+        held = [entry.weights_mib + entry.kv_mib for entry in entries]
+        missing = [max(0, mib - entry.capacity_mib) for mib, entry in zip(held, entries)]
+        layers = sum(entry.layers for entry in entries)
+        return max(0, layers + 1 - sum(math.ceil(mib * layers / max(1, sum(held))) for mib in missing))
+    return None if best.host != trial.cluster.head else best.gpu_layers
 
 
 def _with_half_the_reserve(trial: Trial) -> tuple[list[str], Change]:

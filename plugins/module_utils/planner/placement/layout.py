@@ -141,12 +141,17 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     else:
         candidates = _candidates(load, devices, device_costs(devices, case.hosts, case.release, model.summary))
         placed, fits = _fastest(_ordered(candidates, load, selects), load, first, every, selects)
-    _check_number(placed.devices, bool(server.tensor_split), every)
+    _check_number(placed.devices, bool(server.tensor_split))
+    few = not fits and len(placed.devices) < len(devices)
     missing = _missing_on_head(case.facts, load, first, beside)
     over, stays = placed.over(), bool(first or overrides)
     reasons = [*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)]
     return placed._replace(
-        reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
+        reasons=(
+            *reasons,
+            *(_without_tensors(overrides, load) if reasons else ()),
+            *([_too_many(devices)] if few else []),
+        ),
         missing_mib=missing + sum(mib for _device, mib in over),
     )
 
@@ -182,6 +187,10 @@ class Candidate(NamedTuple):
     device: Device
     cost: DeviceCost
     place: solver.Place
+
+    def is_needed(self, selects: bool) -> bool:
+        """Whether llama-server uses it without units of its own, too. ``selects`` as of ``_ordered``."""
+        return bool(self.place.fixed) or not (selects or self.device.worker)
 
 
 def _candidates(
@@ -253,6 +262,30 @@ def _ordered(candidates: Sequence[Candidate], load: device_load.Load, selects: b
     return sorted(by_speed, key=lambda candidate: middle.get(candidate.device.buffer, load.units))
 
 
+def _as_many_as_possible(
+    candidates: Sequence[Candidate], first: int, every: bool, selects: bool
+) -> tuple[Sequence[Candidate], Sequence[int] | None]:
+    """The devices, without those that are more than llama.cpp schedules over, and the units of each: the slowest workers are left out, or the smallest
+    where the model needs the room of the others. ``every`` and ``selects`` as of ``_fastest``."""
+    by_speed = sorted(candidates, key=lambda one: (one.device.worker is None, -one.place.group, one.place.capacity))
+    by_size = sorted(candidates, key=lambda one: (one.place.capacity, -one.place.group))
+    for order in (by_speed, by_size):
+        kept, used, units = list(candidates), list(candidates), None
+        for leaving in (None, *order):
+            if leaving and (leaving.is_needed(selects) or leaving not in used):
+                continue
+            kept = [candidate for candidate in kept if candidate is not leaving]
+            places = [candidate.place for candidate in kept]
+            units = solver.solve([place._replace(base=place.base - solver.MUST * every) for place in places], first)
+            used = [one for one, count in zip(kept, units or ()) if count or one.is_needed(selects)]
+            if len(used) <= capabilities.MAX_DEVICES:
+                break
+        if units is not None:
+            return kept, units
+    largest = by_size[-capabilities.MAX_DEVICES :]
+    return [candidate for candidate in candidates if candidate in largest], None
+
+
 def _fastest(
     candidates: Sequence[Candidate], load: device_load.Load, first: int, every: bool, selects: bool
 ) -> tuple[device_load.Placed, bool]:
@@ -261,9 +294,8 @@ def _fastest(
     :param every: whether every device gets layers, as far as there are enough.
     :param selects: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
     """
-    places = [candidate.place for candidate in candidates]
-    must = [place._replace(base=place.base - solver.MUST) for place in places] if every else places
-    units, gpu_layers = solver.solve(must, first), load.units - first
+    candidates, units = _as_many_as_possible(candidates, first, every, selects)
+    places, gpu_layers = [candidate.place for candidate in candidates], load.units - first
     if units is None:
         room = [max(0, place.capacity - place.fixed) for place in places]
         devices, shares = (
@@ -275,11 +307,7 @@ def _fastest(
         ), False
     device_load.check(load, gpu_layers, units)
     why = _why(candidates, units, every)
-    kept = [
-        index
-        for index, candidate in enumerate(candidates)
-        if units[index] or candidate.place.fixed or not (selects or candidate.device.worker)
-    ]
+    kept = [index for index, candidate in enumerate(candidates) if units[index] or candidate.is_needed(selects)]
     placed = device_load.Placed(
         tuple(candidates[index].device for index in kept),
         tuple(units[index] for index in kept),
@@ -317,20 +345,17 @@ def _words(candidate: Candidate, count: int, used: Sequence[int], groups: Sequen
     return "the fastest memory" if len(groups) > 1 else "the only device"
 
 
-def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
-    """Refuses more devices than llama.cpp schedules over; it would end with an assertion.
+def _check_number(used: Sequence[Device], asked: bool) -> None:
+    """Refuses more devices than llama.cpp schedules over (GGML_SCHED_MAX_BACKENDS, and the longest ``-ts``); it would end with an assertion.
 
     :param asked: whether the operator gives each device its share.
-    :param every: whether every device is used.
     """
     if len(used) <= capabilities.MAX_DEVICES:
         return
     lent = sum(device.worker is not None for device in used)
-    remedy = "use fewer, larger ones"
+    remedy = "name fewer of them in llama_server_override_tensor"
     if asked:
         remedy = "give 0 in llama_server_tensor_split to those that can be left out"
-    elif every:
-        remedy = "set llama_placement to fastest, which uses no more than the model needs"
     raise Refusal(
         f"the plan needs {len(used)} devices ({lent} of workers, {len(used) - lent} of the head), but llama.cpp uses {capabilities.MAX_DEVICES} at most "
         f"beside the head's processor: {remedy}"
@@ -349,6 +374,13 @@ def _reads_by_row(case: Case) -> bool:
     )
     mode = given[1] if given else "auto"
     return known and (mode == "on" or (mode == "auto" and not inside))
+
+
+def _too_many(devices: Sequence[Device]) -> str:
+    return (
+        f"llama.cpp uses {capabilities.MAX_DEVICES} devices at most, so {len(devices) - capabilities.MAX_DEVICES} of {len(devices)} are left out; the "
+        "head's processor does not count: llama_server_gpu_layers may leave layers to it"
+    )
 
 
 def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: int) -> int:
