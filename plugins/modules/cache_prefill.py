@@ -51,10 +51,6 @@ options:
     type: list
     elements: dict
     default: []
-  seconds:
-    description: Time after which the module returns with what is done so far.
-    type: float
-    default: 10.0
 seealso:
   - module: llamacpp.cluster.cache_prefill_info
   - module: llamacpp.cluster.cache_upload
@@ -91,7 +87,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import w
 
 def filled(params, check_mode):
     """Looks at the caches, and fills them until the time is over."""
-    until = time.monotonic() + params["seconds"]
+    until = time.monotonic() + cache_prefill.STEP_SECONDS
     known = cache_prefill.by_name(params["tensors"])
     workers = [cache_prefill.worker_of(planned) for planned in params["workers"]]
     answer: dict[str, Any] = {"missing": {}, "linked_mib": 0, "copied_mib": 0, "left_mib": 0, "why": []}
@@ -138,7 +134,6 @@ def main():
             "tensors": {"type": "list", "elements": "dict", "default": []},
             "workers": {"type": "list", "elements": "dict", "default": []},
             "local": {"type": "bool", "default": True},
-            "seconds": {"type": "float", "default": 10.0},
         },
         supports_check_mode=True,
     )

@@ -51,10 +51,6 @@ options:
     type: list
     elements: dict
     default: []
-  seconds:
-    description: Time after which the module returns with what is done so far.
-    type: float
-    default: 10.0
 seealso:
   - module: llamacpp.cluster.cache_prefill
 """
@@ -89,7 +85,7 @@ def sent(params):
         (target["endpoint"], target["fork"], [known[name] for name in target["names"] if name in known])
         for target in params["targets"]
     ]
-    done = cache_prefill.send(params["path"], targets, time.monotonic() + params["seconds"])
+    done = cache_prefill.send(params["path"], targets, time.monotonic() + cache_prefill.STEP_SECONDS)
     failed = {endpoint: given for endpoint, given in done.items() if isinstance(given, cache_prefill.PrefillError)}
     return {
         "given": {
@@ -108,7 +104,6 @@ def main():
             "account": {"type": "str"},
             "tensors": {"type": "list", "elements": "dict", "default": []},
             "targets": {"type": "list", "elements": "dict", "default": []},
-            "seconds": {"type": "float", "default": 10.0},
         },
     )
     answer = cache_prefill.run(module, lambda: sent(module.params))

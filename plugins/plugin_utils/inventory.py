@@ -68,30 +68,20 @@ def packages() -> dict[str, dict]:
     return {"tools": lists["__llama_tool_packages"], "llama": lists["__llama_cpp_packages"]}
 
 
-@functools.cache
-def _validator() -> ArgumentSpecValidator:
-    return ArgumentSpecValidator(specification())
+def _misfits(given: Any, options: Any) -> Iterator[str]:
+    """What Ansible's validator lets through, or ends at in a TypeError without the name: a sentence each.
 
-
-def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
-    """Names of whole numbers that are given as true or false, which Ansible takes for 1 and 0."""
-    for variable, option in spec.items():
-        value = given.get(variable) if isinstance(given, Mapping) else None
-        if option["type"] == "int" and isinstance(value, bool):
-            yield variable
-        for part in value if isinstance(value, list) else [value]:
-            yield from (f"{variable}.{name}" for name in truths(part, option.get("options") or {}))
-
-
-def no_mappings(given: Any, spec: dict[str, dict]) -> Iterator[tuple[str, Any]]:
-    """Names and values of mappings that are given as something else: Ansible's validator ends in a TypeError at a list, without the name."""
-    for variable, option in spec.items():
-        value = given.get(variable) if isinstance(given, Mapping) else None
+    :param options: name → option, of an argument specification.
+    """
+    for name, option in options.items():
+        value = given.get(name) if isinstance(given, Mapping) else None
+        if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
+            yield f"{name} is true or false, but must be a number."
         if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
-            yield variable, value
+            yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes them."
             continue
         for part in value if isinstance(value, list) else [value]:
-            yield from ((f"{variable}.{name}", wrong) for name, wrong in no_mappings(part, option.get("options") or {}))
+            yield from (f"{name}.{why}" for why in _misfits(part, option.get("options") or {}))
 
 
 def _plain(value: Any) -> Any:
@@ -110,13 +100,9 @@ def _variables(name: str, hostvars: Any) -> dict:
     given = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check(name, given)
     given = _plain(given)  # bounded by the check
-    for variable, value in no_mappings(given, spec):
-        raise Refusal(
-            f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
-        )
-    for variable in truths(given, spec):
-        raise Refusal(f"Variables of host {name} are not valid: {variable} is true or false, but must be a number.")
-    checked = _validator().validate(given)
+    for why in _misfits(given, spec):
+        raise Refusal(f"Variables of host {name} are not valid: {why}")
+    checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:
         problems = "; ".join(
             re.sub(

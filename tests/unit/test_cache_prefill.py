@@ -343,7 +343,7 @@ def test_the_modules_read_and_fill(tmp_path, call):
     names = {f"blk.{layer}.ffn_up.weight": BYTES for layer in range(2)}
     tensors = call(module=cache_prefill_info, path=str(path), names=names)["tensors"]
     assert [tensor["name"] for tensor in tensors] == list(names)
-    params = {"path": str(path), "tensors": tensors, "seconds": 60}
+    params = {"path": str(path), "tensors": tensors}
     params["workers"] = [planned_worker(filled, list(names))]
     answer = call(module=prefill, check=True, **params)
     assert (answer["changed"], answer["missing"]) == (False, {"cpu": list(names)})
@@ -361,7 +361,7 @@ def test_the_modules_read_and_fill(tmp_path, call):
 def test_the_launcher_of_another_model_leaves_what_was_filled(tmp_path, call):
     path, filled = model(tmp_path, [1]), worker(tmp_path)
     tensors = [tensor._asdict() for tensor in wanted(path, 1)]
-    params = {"path": str(path), "tensors": tensors, "seconds": 60}
+    params = {"path": str(path), "tensors": tensors}
     params["workers"] = [planned_worker(filled, [tensors[0]["name"]])]
     call(module=prefill, check=True, **params)
     assert not filled.folder.parent.exists()
@@ -377,7 +377,7 @@ def test_the_module_sends_and_names_what_failed(tmp_path, call, monkeypatch):
     server = Server(CacheWorker((7, 0, 0), folder=tmp_path).script)
     ends = [f"127.0.0.1:{port}" for port in (server.port, free_port())]
     targets = [{"endpoint": end, "fork": "llama.cpp", "names": [tensors[0]["name"]]} for end in ends]
-    answer = call(module=cache_upload, path=str(path), tensors=tensors, targets=targets, seconds=60)
+    answer = call(module=cache_upload, path=str(path), tensors=tensors, targets=targets)
     assert answer["given"] == {ends[0]: [tensors[0]["name"]], ends[1]: []}
     assert answer["why"] == [
         f"The head does not fill a cache: the worker at {ends[1]} did not start: nothing listens there."

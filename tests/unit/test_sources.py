@@ -96,15 +96,6 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
     assert resolve(request, find).path == "a.tar.gz", "what is in the cache is not asked for again"
 
 
-def test_a_zip_archive_under_another_name_is_refused_when_planning(tmp_path):
-    (tmp_path / "a.tar.gz").write_bytes(b"PK\x03\x04 and so on")
-    request = {"source": "binary", "path": str(tmp_path / "a.tar.gz"), "checksum": f"sha256:{SHA}", "build": 9500}
-    with pytest.raises(
-        Refusal, match=r"llama_release has the path .*a\.tar\.gz', a zip archive.*pack its content with tar"
-    ):
-        resolve(request, str)
-
-
 @pytest.mark.parametrize("path", [["a.tar.gz"], 5])
 def test_a_path_that_is_none(path):
     request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}

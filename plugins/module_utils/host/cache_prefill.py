@@ -33,6 +33,8 @@ FILE = re.compile(r"[0-9a-f]{16}")
 MOST_FILES = 100_000
 MOST_WORKERS = 16
 """To which the head sends at once (GGML_RPC_MAX_SERVERS)."""
+STEP_SECONDS = 10.0
+"""After which a module returns with what is done so far, for the progress."""
 SECONDS_TO_START = 60.0
 MOST_SECONDS = 3600.0
 """For one call: a large tensor may take half an hour."""
