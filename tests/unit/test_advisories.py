@@ -474,7 +474,13 @@ CASES = [
     (
         "wide-model-abort",
         lambda: accepting(
-            with_model(cluster_of(build=6110), architecture="qwen3moe", width=6144), "rpc-remote-code-execution"
+            with_model(
+                cluster_of(build=6110),
+                architecture="qwen3moe",
+                keys={"expert_count": 128, "expert_used_count": 8},
+                width=6144,
+            ),
+            "rpc-remote-code-execution",
         ),
         {
             "set {variables} to {release}": released(**TREE, build=6141),
@@ -488,6 +494,7 @@ CASES = [
             with_model(
                 cluster_of(llama_release={**TREE, "source": "binary", "build": 6110}),
                 architecture="qwen3moe",
+                keys={"expert_count": 128, "expert_used_count": 8},
                 width=6144,
             ),
             "rpc-remote-code-execution",
@@ -553,8 +560,14 @@ CASES = [
         ["--models-preset=/srv/models.ini", "llama_server_extra_args"],
     ),
     (
+        "architecture-unknown",
+        lambda: with_model(cluster_of(build=8643), architecture="qwen4exp"),
+        {"set {variables} to {release}": released(**TREE, build=11063)},
+        ["architecture qwen4exp, which build 8643 does not know", "build 11063 or newer"],
+    ),
+    (
         "ollama-architecture",
-        lambda: with_model(cluster_of(), architecture="glm4moelite"),
+        lambda: with_model(cluster_of(), architecture="glm4moelite", keys={"expert_count": 64}),
         {"set llama_model_huggingface to a": lambda cluster: with_model(cluster, architecture="deepseek2")},
         ["The model path:/srv/m.gguf has the architecture glm4moelite", "in place of llama_model_path"],
     ),

@@ -159,7 +159,7 @@ def test_agrees_on_every_type(tmp_path):
 def moe():
     """Two layers, the second with experts; the file says nothing of its type, or nothing that is known."""
     return files.model(
-        keys=(*files.LLAMA, ("general.file_type", files.U32, 1024)),
+        keys=(*files.LLAMA, ("general.file_type", files.U32, 1024), ("llama.expert_count", files.U32, 8)),
         tensors=(
             ("token_embd.weight", (64, 32), 0),
             ("blk.0.ffn_down.weight", (64, 64), 1),
@@ -197,6 +197,7 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
         ({"output_bytes": 1 << 63}, "output_bytes, which is a number of 64 bits"),
         ({"layer_bytes": [1]}, "layer_bytes, which has the sizes of 1 layers, not 2"),
         ({"expert_bytes": [1 << 40, 0]}, "expert_bytes, which does not have the sizes of the experts in 2 layers"),
+        ({"architecture": "qwen3moe", "keys": {}}, "keys.expert_count, which is missing"),
         ({"largest_tensor_bytes": "many"}, "largest_tensor_bytes, which is 'many'"),
         ({"keys": {"attention.sliding_window": True}}, "keys.attention.sliding_window, which is True"),
         ({"keys": {"made.up": 1}}, "keys.made.up, which is not known"),

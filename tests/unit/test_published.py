@@ -1,5 +1,6 @@
 """What clusters that owners publish need of planning."""
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from support.clusters import TREE, cards_of, head_with_cards, strix_halo_head, strix_halos
 
@@ -56,7 +57,16 @@ def test_tables_that_stay_in_the_memory_of_the_head_are_counted():
 def test_tables_and_devices_share_the_memory_of_the_head():
     cluster = tables(strix_halo_head(100), 28, "gemma3n")
     (entry,) = cluster.plan()["placement"]
-    cluster.hosts["head"]["facts"]["memory_mib"] = 40000
-    cluster.hosts["head"]["facts"]["accelerators"][0]["memory_mib"] = 30000
+    facts = cluster.hosts["head"]["facts"]
+    facts.update(memory_mib=40000, accelerators=[{**facts["accelerators"][0], "memory_mib": 30000}])
     assert entry["capacity_mib"] > 100000
     assert "the model does not fit: " in cluster.reason()
+
+
+def test_architectures_of_which_it_is_not_known_whether_a_build_has_them():
+    """Between two builds that were read, and after the newest, nothing is said."""
+    lacks = capabilities.lacks_architecture
+    assert [lacks(build, "minimax-m2") for build in (6110, 6170, 6171, 8643)] == [True, True, False, False]
+    assert [lacks(build, "not-yet") for build in (8643, 11063, 11064)] == [True, True, False]
+    cluster = cards_of(20, summary={"architecture": "not-yet"}, llama_release={**TREE, "build": 11063})
+    assert "a build that knows it, which is newer than 11063" in cluster.reason()

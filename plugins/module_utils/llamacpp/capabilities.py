@@ -105,6 +105,36 @@ IK_LLAMA_DEVICE_SINCE = 3933
 """First commit with ``--device``. Before it all devices of the head come first, then the workers, in the order of ``--rpc``."""
 
 
+_ARCHITECTURES = {
+    6170: """
+arcee arctic arwkv7 baichuan bailingmoe bert bitnet bloom chameleon chatglm codeshell cohere2 command-r dbrx deci deepseek deepseek2 dots1
+dream ernie4_5 ernie4_5-moe exaone exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma3n glm4 glm4moe gpt-oss gpt2 gptj gptneox granite
+granitehybrid granitemoe grok hunyuan-dense hunyuan-moe internlm2 jais jamba jina-bert-v2 lfm2 llada llama llama4 mamba mamba2 minicpm
+minicpm3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion phi2 phi3 phimoe plamo plamo2 plm qwen qwen2
+qwen2moe qwen2vl qwen3 qwen3moe refact rwkv6 rwkv6qwen2 rwkv7 smallthinker smollm3 stablelm starcoder starcoder2 t5 t5encoder
+wavtokenizer-dec xverse
+""",
+    8643: """
+afmoe apertus bailingmoe2 clip cogvlm deepseek2-ocr eurobert exaone-moe gemma-embedding gemma4 glm-dsa grovemoe jais2 jina-bert-v3
+kimi-linear lfm2moe llada-moe llama-embed maincoder mimo2 minimax-m2 mistral3 mistral4 modern-bert nemotron_h nemotron_h_moe paddleocr
+pangu-embedded plamo3 qwen35 qwen35moe qwen3next qwen3vl qwen3vlmoe rnd1 seed_oss step35
+""",
+    11063: """
+bailingmoe3 cohere2moe deepseek32 deepseek4 dflash dots3note eagle3 gemma4-assistant glm5-next granite_swa graniteswitch hrm_text hunyuan_vl
+hy_v3 hy_v4 kimi-k3 laguna maple mellum minimax-01 minimax-m3 muse-glimmer nanbeige pockettts qwen3tts qwen4exp spark2_5 talkie
+""",
+}
+ARCHITECTURES = {name: build for build, names in _ARCHITECTURES.items() for name in names.split()}
+"""Architecture of a model → the first build that was read which knows it: LLM_ARCH_NAMES in llama-arch.cpp."""
+NEWEST_READ = max(_ARCHITECTURES)
+
+
+def lacks_architecture(build: int, name: str) -> bool:
+    """Whether it is known that a build of llama.cpp refuses files of this architecture: a newer one, or the newest that was read, has no such."""
+    older = [read for read in _ARCHITECTURES if read < ARCHITECTURES.get(name, NEWEST_READ + 1)]
+    return build <= max(older, default=0)
+
+
 class Capabilities(NamedTuple):
     """What a build understands."""
 

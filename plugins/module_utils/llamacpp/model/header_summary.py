@@ -233,6 +233,17 @@ def problem(summary: Mapping[str, Any]) -> str | None:
     return f"is wrong at {found.where.lstrip('.') or 'a value'}, which {found.why}" if found else None
 
 
+def _has_experts(summary: Mapping[str, Any]) -> bool:
+    """By the names of architecture and tensors, or the bytes that are said to be of experts."""
+    rows = summary.get("tensors")
+    named = (
+        any("_exps." in str(row.get("name")) for row in rows if isinstance(row, Mapping))
+        if isinstance(rows, list)
+        else False
+    )
+    return named or "moe" in summary["architecture"] or any(summary.get("expert_bytes") or ())
+
+
 def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
     """What does not belong together in a summary of this shape."""
     layers, sizes = summary["layers"], summary["layer_bytes"]
@@ -246,6 +257,10 @@ def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
         found = validation.mismatch(f"keys.{key}", value, [numbers] if isinstance(value, list) else numbers)
         if key not in CACHE_KEYS or found:
             return found or Problem(f"keys.{key}", "is not known")
+    if _has_experts(summary) and not (summary.get("keys") or {}).get("expert_count"):
+        return Problem(
+            "keys.expert_count", "is missing, and without it all experts count for each token: run gguf_info again"
+        )
     if not isinstance(rows, (list, type(None))):
         return Problem("tensors", f"is {validation.show(rows)}")
     shape = {**ROW, "layers": Maybe([Number(0, layers - 1)])}

@@ -94,6 +94,14 @@ def modes_without_mmap(context: AdvisoryContext, _finding: Finding) -> list[Fix]
     return [Fix({"mode": mode}, (remedies.serving(load_mode=mode),))]
 
 
+def knowing_architecture(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
+    first = capabilities.ARCHITECTURES.get(context.summary.architecture)
+    if first:
+        return remedies.newer_releases(context.cluster, context.release_variables, first)
+    release = f"a build that knows it, which is newer than {capabilities.NEWEST_READ}"
+    return [Fix({"variables": remedies.listed(context.release_variables), "release": release})]
+
+
 EXTENDING = ("--rope-scal", "--rope-freq-", "--yarn-orig-ctx")
 """How options of llama-server begin with which a model serves a longer context than it was trained for."""
 

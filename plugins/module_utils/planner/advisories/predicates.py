@@ -64,6 +64,8 @@ RDMA = "GGML_RPC_RDMA"
 RDMA_UNTRIED = (
     "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
 )
+ARCHITECTURES_FILE = "src/llama-arch.cpp"
+"""The file of llama.cpp that names them: a patch may add one."""
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 READS_NO_OPTION_FILES = 8643
@@ -407,6 +409,16 @@ def ollama(context: AdvisoryContext) -> Cases:
         return []
     values = {"source": context.plan.model.source, "variable": source.variable, "architecture": architecture}
     return [(context.plan.head.host, values)]
+
+
+def unknown_architecture(context: AdvisoryContext) -> Cases:
+    """A file that llama-server refuses when it starts."""
+    name, release = context.summary.architecture, context.release
+    patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
+    lacks = release.mainline and capabilities.lacks_architecture(context.generation, name)
+    if not lacks or patched or name in OLLAMA_ARCHITECTURES:
+        return []
+    return [(context.plan.head.host, {"build": context.generation, "architecture": name})]
 
 
 def _by_thunderbolt(link: LinkPlan) -> bool:

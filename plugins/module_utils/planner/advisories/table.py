@@ -276,6 +276,15 @@ ADVISORIES = (
         "https://github.com/ollama/ollama",
     ),
     Advisory(
+        "architecture-unknown",
+        "error",
+        predicates.unknown_architecture,
+        "The model has the architecture {architecture}, which build {build} does not know: llama-server refuses the file.",
+        (Remedy("set {variables} to {release}", fixes.knowing_architecture),),
+        "docs/models.md",
+        (("release", "build *first* or newer"),),
+    ),
+    Advisory(
         "link-peer",
         "warning",
         predicates.strange_peers,
