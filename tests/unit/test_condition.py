@@ -111,13 +111,13 @@ def test_no_link_is_followed(place, tmp_path):
 def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them(place, server):
     port, server.metrics = server.server_port, METRICS
     found = read(place, head_of(port))["head"]
-    assert (found["health"], found["metrics"]) == ({"healthy": True, "said": "ok"}, None)
+    assert (found["health"], found["metrics"]) == ({"healthy": True, "detail": "ok"}, None)
     assert server.looked == ["/health"]
     assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"]["generated_tokens"] == 3469
     server.metrics = ""
     assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"] is None
     server.health = 503
-    assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == server_client.LOADING
+    assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["detail"] == server_client.LOADING
 
 
 def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):
@@ -140,14 +140,14 @@ def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, se
     found = read(place, head_of(port, argv=["--metrics"], api_key_file=str(tmp_path / "none")))["head"]
     assert (found["health"]["healthy"], found["metrics"], found["verified"]) == (True, None, VERIFIED)
     found = read(place, head_of(port, tls_certificate_file=str(tmp_path / "none")))["head"]
-    assert "llama_server_tls_certificate_file" in found["health"]["said"]
+    assert "llama_server_tls_certificate_file" in found["health"]["detail"]
 
 
 def test_a_server_that_is_silent_is_not_waited_for(place, monkeypatch):
     monkeypatch.setattr(host_status, "ASK_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = read(place, head_of(silent.getsockname()[1]))["head"]
-    assert found["health"] == {"healthy": False, "said": "no complete answer within 0.1 s"}
+    assert found["health"] == {"healthy": False, "detail": "no complete answer within 0.1 s"}
 
 
 def test_no_worker_is_connected_to(pair, place, monkeypatch):

@@ -51,7 +51,7 @@ def look(plan, name, drift, **others):
     head = None
     if name == plan["head"]["host"]:
         head = {
-            "health": {"healthy": True, "said": "ok"},
+            "health": {"healthy": True, "detail": "ok"},
             "serving": copy.deepcopy(TOLD),
             "current": True,
             "waits_for": [],
@@ -151,13 +151,13 @@ def of_service(plan, answers, drifted, managed):
     return answers
 
 
-SILENT = {"healthy": False, "said": "[Errno 111] Connection refused"}
+SILENT = {"healthy": False, "detail": "[Errno 111] Connection refused"}
 
 
 @pytest.mark.parametrize(
     "drifted, managed, health, told, state, problem",
     [
-        ("running", "running", {"healthy": False, "said": "the model is loading"}, {}, "loading", "it is loading"),
+        ("running", "running", {"healthy": False, "detail": "the model is loading"}, {}, "loading", "it is loading"),
         ("running", "running", SILENT, {"state": "loading"}, "loading", "it is loading"),
         ("running", "running", SILENT, {}, "silent", "it is silent, [Errno 111] Connection refused"),
         ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
@@ -187,7 +187,7 @@ def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed
 
 def test_a_cluster_that_loads_its_model(plan, answers, tmp_path):
     head = answers["head"]["condition"]["head"]
-    head["health"] = {"healthy": False, "said": "the model is loading"}
+    head["health"] = {"healthy": False, "detail": "the model is loading"}
     endpoint = next(entry["endpoint"] for entry in plan["placement"] if entry["endpoint"])
     head["serving"].update(state="loading", load={"seconds": 12.0, "read": 5_000_000, "sent": {endpoint: 1000}})
     told, _error, shown = written(plan, answers, tmp_path)

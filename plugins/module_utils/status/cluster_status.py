@@ -99,7 +99,7 @@ def _state(planned: str | None, defined: str | None, head: types.HeadCondition) 
     if planned == "stopped":
         return "starting", ended
     if health:
-        return ("loading", "") if health.said == server_client.LOADING else ("silent", health.said)
+        return ("loading", "") if health.detail == server_client.LOADING else ("silent", health.detail)
     return (serving.state if serving else "running"), ""
 
 

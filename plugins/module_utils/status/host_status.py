@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Health
 
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
@@ -42,7 +43,7 @@ def _verified(path: Path) -> types.VerifiedRecord | None:
 class _Server(NamedTuple):
     """What llama-server answers."""
 
-    health: types.Health
+    health: Health
     metrics: metrics.Counters | None = None
     """None where it does not count, or sleeps: older builds wake to answer."""
 
@@ -51,10 +52,9 @@ def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: 
     """:param running: the cluster's processes."""
     try:
         certificate = server_client.planned_certificate(head.tls_certificate_file)
-        found = server_client.wait_for_health(head.own_url, 0, certificate, ASK_SECONDS)
+        health = server_client.wait_for_health(head.own_url, 0, certificate, ASK_SECONDS)
     except ValueError as error:
-        return _Server(types.Health(healthy=False, said=validation.printable(error)))
-    health = types.Health(*found)
+        return _Server(Health(False, validation.printable(error)))
     if health.healthy and not asleep and metrics.OPTION in head.argv:
         with suppress(OSError):  # a key that cannot be read
             return _Server(health, _counters(head, running, account, certificate))
@@ -95,7 +95,7 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
         serving=serving,
         current=current,
         waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
-        ends=types.Ends(*evidence.exits(folder / runtime.ENDS)),
+        ends=evidence.exits(folder / runtime.ENDS),
         verified=verified,
         benchmark=next(iter(history.ids(place.prefix)), None),
         metrics=server.metrics if server else None,

@@ -14,22 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
 
 SCHEMA = 2
 Line = Annotated[str, Text(longest=2000)]
 Word = Annotated[str, Text()]
 Path = Annotated[str, Text(longest=4096)]
-
-
-class Ends(NamedTuple):
-    """How llama-server ended."""
-
-    number: int
-    """so often"""
-    how: Line
-    """the last time"""
-    log: tuple[Line, ...]
-    """its last lines then"""
 
 
 class VerifiedRecord(NamedTuple):
@@ -45,15 +35,6 @@ class VerifiedRecord(NamedTuple):
     """that ran"""
 
 
-class Health(NamedTuple):
-    """What llama-server answers."""
-
-    healthy: bool
-    """whether it is ready"""
-    said: Line
-    """why not"""
-
-
 class HeadCondition(NamedTuple):
     """What is known on the head."""
 
@@ -65,7 +46,7 @@ class HeadCondition(NamedTuple):
     """whether that launcher runs"""
     waits_for: tuple[Line, ...]
     """workers that did not shake hands, a sentence for each"""
-    ends: Ends
+    ends: Exits
     """of llama-server"""
     verified: Optional[VerifiedRecord]
     """null where it was never verified"""
@@ -75,7 +56,7 @@ class HeadCondition(NamedTuple):
     """of llama-server; null where it does not count, or sleeps"""
 
 
-NOTHING_KNOWN = HeadCondition(None, None, False, (), Ends(0, "", ()), None, None, None)
+NOTHING_KNOWN = HeadCondition(None, None, False, (), Exits(0, "", ()), None, None, None)
 
 
 class Condition(NamedTuple):

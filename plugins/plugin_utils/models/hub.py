@@ -9,16 +9,17 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ResolvedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
     ModelSource,
@@ -36,7 +37,6 @@ MAX_NAMES = 60
 OFFLINE = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 TOKEN_BYTES = 4096
 TOKEN_FILE = "llama_model_token_file"
-FILE = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(download_record.SHA256))}
 COMMIT = r"[0-9a-f]{40,64}"
 LABEL = re.compile(
     r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
@@ -45,19 +45,11 @@ LABEL = re.compile(
 """A quantisation in the name of a file or a folder, as people write it."""
 
 
-class RepositoryFile(NamedTuple):
-    """A file of a repository."""
-
-    name: str
-    bytes: int | None
-    sha256: str | None
-
-
 class Listing(NamedTuple):
     """What a repository has at a commit."""
 
     commit: str
-    files: tuple[RepositoryFile, ...]
+    files: tuple[ResolvedFile, ...]
 
 
 def endpoint() -> str:
@@ -120,10 +112,13 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _no_hub(source, validation.printable(error, 200)) from None
-    problem = validation.mismatch("", {"commit": about.get("sha")}, {"commit": Text(COMMIT)}) or _problem(files)
+    problem = validation.mismatch("", {"commit": about.get("sha")}, {"commit": Text(COMMIT)})
+    if len(files) > MAX_FILES:
+        problem = validation.Problem("files", f"are {len(files)}")
+    problem = problem or next(filter(None, (typed_json.problem("files", file, ResolvedFile) for file in files)), None)
     if problem:
         raise _no_hub(source, f"{problem.where} {problem.why}")
-    return Listing(about["sha"], tuple(RepositoryFile(**file) for file in files if validation.is_plain(file["name"])))
+    return Listing(about["sha"], tuple(ResolvedFile(**file) for file in files if validation.is_plain(file["name"])))
 
 
 def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
@@ -137,12 +132,6 @@ def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
     if text.count(b"[") + text.count(b"{") > MAX_PARTS:
         raise ValueError(f"its answer has more than {MAX_PARTS} lists and objects")
     return reading.parse(text)
-
-
-def _problem(files: Sequence[Mapping[str, Any]]) -> validation.Problem | None:
-    if len(files) > MAX_FILES:
-        return validation.Problem("files", f"are {len(files)}")
-    return next(filter(None, (validation.mismatch("files", file, FILE) for file in files)), None)
 
 
 def _no_hub(source: ModelSource, reason: str) -> Refusal:
@@ -201,7 +190,7 @@ class Candidate(NamedTuple):
     """A model of a repository: its files, and what its quantisation is called."""
 
     label: str
-    files: tuple[RepositoryFile, ...]
+    files: tuple[ResolvedFile, ...]
     missing: tuple[str, ...]
 
     @property
@@ -264,7 +253,7 @@ def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quan
     return sorted((entry for entry in offered if entry.name), key=lambda entry: entry.bytes)
 
 
-def choose(listing: Listing, source: ModelSource) -> tuple[RepositoryFile, ...]:
+def choose(listing: Listing, source: ModelSource) -> tuple[ResolvedFile, ...]:
     """The files that are repository, parts in their order.
 
     :raises Refusal: the repository does not have them, or several models are meant.
@@ -305,7 +294,7 @@ def _labels(models: Sequence[Candidate]) -> str:
     return _names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
 
 
-def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[RepositoryFile, ...]:
+def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ResolvedFile, ...]:
     files = {file.name: file for file in listing.files}
     missing = [name for name in names if name not in files]
     if len(missing) == len(names) or (missing and not split_files.PART.fullmatch(names[0])):
@@ -322,7 +311,7 @@ def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
         )
 
 
-def _with_sizes(source: ModelSource, files: Sequence[RepositoryFile]) -> tuple[RepositoryFile, ...]:
+def _with_sizes(source: ModelSource, files: Sequence[ResolvedFile]) -> tuple[ResolvedFile, ...]:
     unusable = next(
         (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
     )
