@@ -29,7 +29,7 @@ class Family(NamedTuple):
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
     early: float = 1.0
     """So many times as long took prompts with builds of FIRST_BUILD and before."""
-    factor: float = 1.3
+    factor: float = 1.26
     """The speed is that of the table times or through this, in four of five measurements of machines that the table was not fitted to."""
 
 
@@ -37,28 +37,28 @@ FITTED = "fitted with docs/performance.md"
 FAMILIES = {
     "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
     "nvidia": Family(0.86, 1.2, 1.05, FITTED, 0.85),
-    "nvidia-vulkan": Family(0.86, 1.6, 0.7, FITTED),
+    "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED),
     "datacenter": Family(0.82, 1.9, 0.36, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 2.1),
-    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.5),
-    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.4),
+    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.4),
+    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.34),
     "spark": Family(0.83, 1.6, 0.75, FITTED + ": GB10"),
-    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=1.7),
+    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=1.6),
     "rdna": Family(0.82, 1.1, 0.42, FITTED + ": cards with matrix units"),
     "rdna-hip": Family(0.62, 2.3, 0.4, FITTED),
-    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=1.5),
-    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=1.5),
-    "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=1.5),
-    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=1.5),
-    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.7),
+    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=1.4),
+    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=1.4),
+    "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=1.4),
+    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=1.4),
+    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.6),
     "strix": Family(0.86, 1.1, 0.3, FITTED, early=3.4),
     "strix-hip": Family(0.88, 2.1, 0.32, FITTED, early=3.4),
-    "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.4),
-    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.4),
-    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", early=4.0, factor=1.6),
-    "processor": Family(0.7, 1.5, 1.0, FITTED, 1.35, factor=1.4),
-    "server": Family(0.42, 1.5, 1.0, FITTED, 1.35, factor=1.6),
+    "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.34),
+    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34),
+    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", early=4.0, factor=1.5),
+    "processor": Family(0.7, 1.5, 1.0, FITTED, 1.35, factor=1.34),
+    "server": Family(0.42, 4.0, 1.0, FITTED, 1.35, factor=1.5),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
-    "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.4),
+    "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
 }
 """A family, or one with a backend behind it, which counts first."""
 

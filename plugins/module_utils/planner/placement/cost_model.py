@@ -34,11 +34,11 @@ class Rate(NamedTuple):
     """Microseconds that each node of the graph takes besides reading."""
     quantised: float = 1.0
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
-    factor: float = 1.3
+    factor: float = 1.26
     """By which generation may be faster or slower; see device_rates.Family."""
 
 
-FACTORS = {MEASURED: 1.2, ASSUMED: 1.8}
+FACTORS = {MEASURED: 1.2, ASSUMED: 1.6}
 """Source of a rate → its factor, where the family does not say it."""
 
 
@@ -100,7 +100,7 @@ def processor_rate(facts: Facts) -> Rate:
         reached = cores * device_rates.CORE_GFLOPS[vectors]
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, 1.5))
+            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, FACTORS[ASSUMED]))
     return _measured(rate, facts, backends.CPU.device, model)
 
 
@@ -344,9 +344,9 @@ def token_ms(release: Release, works: Sequence[Work]) -> float:
     return sum(device_ms(work) + link_ms(release, work) for work in works)
 
 
-LINK_FACTOR = 1.5
+LINK_FACTOR = 1.4
 """By which the time for a worker, besides what its device computes, may be shorter or longer."""
-PROMPT_SURE = 1.1
+PROMPT_SURE = 1.15
 """Prompts are less sure: the factor of a device to this power."""
 
 
