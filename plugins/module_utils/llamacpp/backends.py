@@ -239,6 +239,8 @@ class Backend:
     """Whether MATRIX_ROW_PADDING holds for it."""
     maps_weights: bool
     """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
+    early_steps: tuple[int, float]
+    """Build from which on it computes more nodes of a graph together, and so many times as long as one takes now it took before."""
 
 
 def cuda_architecture(capability: str) -> str:
@@ -272,6 +274,7 @@ CPU = Backend(
     alignment=32,
     pads_rows=False,
     maps_weights=False,
+    early_steps=(0, 1.0),
 )
 
 VULKAN = Backend(
@@ -333,6 +336,7 @@ VULKAN = Backend(
     alignment=32,
     pads_rows=False,
     maps_weights=False,
+    early_steps=(6600, 3.0),
 )
 
 _AMD = "AMD's repository of ROCm"
@@ -391,6 +395,7 @@ HIP = Backend(
     alignment=128,
     pads_rows=True,
     maps_weights=False,
+    early_steps=(8500, 1.6),
 )
 
 _NVIDIA = "NVIDIA's repository of CUDA"
@@ -455,6 +460,7 @@ CUDA = Backend(
     alignment=128,
     pads_rows=True,
     maps_weights=False,
+    early_steps=(5000, 1.6),
 )
 
 METAL = Backend(
@@ -482,6 +488,7 @@ METAL = Backend(
     alignment=32,
     pads_rows=False,
     maps_weights=True,
+    early_steps=(3000, 1.6),
 )
 
 _INTEL = "Intel's repository of oneAPI"
@@ -543,6 +550,7 @@ SYCL = Backend(
     alignment=128,
     pads_rows=True,
     maps_weights=False,
+    early_steps=(0, 1.0),
 )
 """Of Intel's graphics, by Level Zero. Read in the trees of builds 6170, 8643 and 11063; it has not been run."""
 

@@ -56,7 +56,7 @@ FAMILIES = {
     "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34),
     "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", early=4.0, factor=1.5),
     "processor": Family(0.7, 1.5, 1.0, FITTED, 1.35, factor=1.34),
-    "server": Family(0.42, 4.0, 1.0, FITTED, 1.35, factor=1.5),
+    "server": Family(0.42, 2.0, 1.0, FITTED, 1.35, factor=1.5),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
 }
@@ -92,8 +92,6 @@ def cost_of_type(name: str) -> TypeCost:
 
 FIRST_BUILD, LAST_BUILD = 6000, 8700
 """Of llama.cpp, between which prompts of some families became faster."""
-EARLY_STEPS = {"vulkan": (6600, 3.0), "hip": (8500, 1.6), "cuda": (5000, 1.6), "metal": (3000, 1.6)}
-"""Backend → build from which on more nodes of a graph are computed together, and so many times as long as one takes now it took before."""
 
 
 class Known(NamedTuple):

@@ -52,7 +52,7 @@ def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CP
     if generation:
         first, last = device_rates.FIRST_BUILD, device_rates.LAST_BUILD
         reached /= family.early ** min(1, max(0, (last - generation) / (last - first)))
-        since, longer = device_rates.EARLY_STEPS.get(backend, (0, 1.0))
+        since, longer = backends.RECORDS[backend].early_steps
         node_us *= longer if generation < since else 1
     factor = FACTORS.get(source, family.factor)
     return Rate(
