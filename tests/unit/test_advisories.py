@@ -5,7 +5,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, table
 from conftest import RELEASE, Cluster, known_answer_of
-from support.clusters import FORK, TOOLS, TREE, model, strix_halo, strix_halos
+from support.clusters import FORK, TOOLS, TREE, model, strix_halo, strix_halo_head, strix_halos
 
 MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
 NVIDIA = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -558,6 +558,12 @@ CASES = [
         lambda: cluster_of(llama_server_extra_args=["--models-preset=/srv/models.ini"]),
         {"remove {option} from {variable},": setting("head", llama_server_extra_args=["--metrics"])},
         ["--models-preset=/srv/models.ini", "llama_server_extra_args"],
+    ),
+    (
+        "head-lends-to-itself",
+        lambda: strix_halo_head(20, "worker"),
+        {"remove {hosts} from llama_workers": lambda cluster: cluster.hosts["head"].update(groups=["head"])},
+        ["llama-server reaches Vulkan0 of head through a worker"],
     ),
     (
         "architecture-unknown",

@@ -2,7 +2,7 @@
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from support.clusters import TREE, cards_of, head_with_cards, strix_halo_head, strix_halos
+from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head, strix_halos
 
 
 def test_half_of_what_is_kept_for_the_system_is_offered_where_that_is_enough():
@@ -70,3 +70,17 @@ def test_architectures_of_which_it_is_not_known_whether_a_build_has_them():
     assert [lacks(build, "not-yet") for build in (8643, 11063, 11064)] == [True, True, False]
     cluster = cards_of(20, summary={"architecture": "not-yet"}, llama_release={**TREE, "build": 11063})
     assert "a build that knows it, which is newer than 11063" in cluster.reason()
+
+
+def test_a_head_that_lends_its_only_device_to_itself_is_told():
+    lent, own = strix_halo_head(100, "worker"), strix_halo_head(100)
+    assert [len(advisories_of(cluster, "head-lends-to-itself")) for cluster in (lent, own)] == [1, 0]
+
+
+def test_devices_of_different_memory_do_not_share_evenly():
+    cluster = head_with_cards(2, 30)
+    (one, two) = cluster.hosts["head"]["facts"]["accelerators"]
+    for size, how in ((24576, "evenly"), (16384, "by their memory")):
+        cluster.hosts["head"]["facts"]["accelerators"] = [one, {**two, "memory_mib": size}]
+        reasons = [entry["reason"] for entry in cluster.plan()["placement"]]
+        assert [reason.rpartition(", shared ")[2] for reason in reasons] == [how] * 2

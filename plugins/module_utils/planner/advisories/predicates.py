@@ -196,6 +196,17 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     return [(host, {"together": str(together), "alone": str(best.generation_range), "steps": ", ".join(steps)})]
 
 
+def lends_to_itself(context: AdvisoryContext) -> Cases:
+    """A head that reaches its own accelerators through workers alone, where llama-server would drive them. With the known-answer model that is a trial."""
+    head = context.plan.head.host
+    host = context.cluster.hosts[head]
+    own = [device for device in context.used if device.host == head and device.backend != backends.CPU.name]
+    direct = any(not device.endpoint for device in own)
+    if context.plan.model.known_answer or not own or direct or host.endpoints or not host.is_worker:
+        return []
+    return [(head, {"where": f"{', '.join(device.name for device in own)} of {head}"})]
+
+
 def slow_load(context: AdvisoryContext) -> Cases:
     """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release

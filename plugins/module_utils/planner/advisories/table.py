@@ -418,6 +418,15 @@ ADVISORIES = (
         (("steps", "leave llama_workers empty"),),
     ),
     Advisory(
+        "head-lends-to-itself",
+        "warning",
+        predicates.lends_to_itself,
+        "llama-server reaches {where} through a worker on its own host, which is slower than to drive it itself.",
+        (fixes.always("remove {hosts} from llama_workers"),),
+        "docs/plan.md",
+        (("where", "*devices* of *host*"),),
+    ),
+    Advisory(
         "slow-load",
         "warning",
         predicates.slow_load,

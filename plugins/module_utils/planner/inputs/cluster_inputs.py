@@ -218,7 +218,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     if len(heads) != 1:
         raise Refusal(
             f"group llama_head has {len(heads)} hosts of this cluster{': ' if heads else ''}{', '.join(heads)}: "
-            "it must have exactly one"
+            "it must have exactly one; each cluster has an inventory of its own, also where they share hosts (docs/operating.md)"
         )
     variables = hosts[heads[0]]["variables"]
     return Cluster(

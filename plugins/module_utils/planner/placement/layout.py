@@ -323,8 +323,14 @@ def _why(candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> 
     used = [group for group, count in zip(groups, units) if count]
     sentences = []
     for candidate, count in zip(candidates, units):
-        rate, several = candidate.cost.rate, used.count(candidate.place.group) > 1
-        even = ", shared evenly" if count and several else ""
+        rate = candidate.cost.rate
+        alike = [
+            one.place.capacity
+            for one, own in zip(candidates, units)
+            if own and one.place.group == candidate.place.group
+        ]
+        how = "evenly" if alike and min(alike) >= solver.ALIKE * max(alike) else "by their memory"
+        even = f", shared {how}" if count and len(alike) > 1 else ""
         words = _words(candidate, count, used, groups, every)
         sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
     return sentences
