@@ -121,7 +121,7 @@ def varied(device: str, micro_batches: list[int]) -> dict[str, list]:
     """Workers come first in a split, then the devices that llama-server drives."""
     return {
         "llama_server_tensor_split": [[1, 0] if device == "CPU" else [0, 1], [1, 1]],
-        "llama_server_extra_args": [["--ubatch-size", str(size)] for size in micro_batches],
+        "llama_server_micro_batch": micro_batches,
     }
 
 

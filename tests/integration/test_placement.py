@@ -129,7 +129,7 @@ CASES = [
     ((1, 1), {}),
     ((5, 1, 2), {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
     ((0.3, 0.45, 0.25), {"parallel": 3, "context": 3000}),
-    ((1, 2), {"gpu_layers": 4, "extra_args": ["--kv-unified", "--ubatch-size", "256"], "parallel": 2}),
+    ((1, 2), {"gpu_layers": 4, "extra_args": ["--kv-unified"], "micro_batch": 256, "parallel": 2}),
     ((2, 1), {"extra_args": ["--swa-full"], "flash_attention": "off", "context": 16384}),
     ((1, 1), {"override_tensor": [r"blk\.[01]\.ffn=CPU", "ffn_(up|down)={1}", "token_embd={0}"]}),
 ]

@@ -5,7 +5,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, table
 from conftest import RELEASE, Cluster, known_answer_of
-from support.clusters import FORK, TOOLS, TREE, model, strix_halo, strix_halo_head, strix_halos
+from support.clusters import FORK, TOOLS, TREE, cards_of, model, strix_halo, strix_halo_head, strix_halos
 
 MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
 NVIDIA = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -862,6 +862,12 @@ CASES = [
             "set llama_server_fallback to false": given({"llama_server_fallback": False}),
         },
         ["nothing can be served while one of these is away: strix0:rocm0 (", " MiB are missing)."],
+    ),
+    (
+        "prompts-not-pipelined",
+        lambda: cards_of(30, 2, llama_server_context=65536, llama_server_gpu_layers=40),
+        {"{steps}": given({"llama_server_gpu_layers": None})},
+        ["Devices compute prompts one after the other: one of 16384 tokens", "Leave llama_server_gpu_layers out"],
     ),
     (
         "slower-than-one-host",

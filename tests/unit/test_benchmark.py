@@ -139,19 +139,19 @@ def test_settings_multiply_and_latencies_are_measured_with_the_first_of_each():
         llama_benchmark_depths=[0, 64],
         llama_benchmark_vary={
             "llama_server_cache_type_k": ["f16", "q8_0"],
-            "llama_server_extra_args": [[], ["-ub", "256"]],
+            "llama_server_micro_batch": [512, 256],
         },
         llama_benchmark_latency_ms=[0.0, 0.2, 5.0],
     )
     loads = loads_of(found)
     cells = [cell for load, plan in loads for cell in matrix.cells_of(load, plan, None)]
     keys = [cell.key for cell in cells]
-    assert len(keys) == len(set(keys)) == 3 * 4 * 2 * 2 + 2 * 3 * 2
-    settings = 'cache_type_k=q8_0/extra_args=["-ub", "256"]'
+    assert len(keys) == len(set(keys)) == 3 * 4 * 2 * 3 + 2 * 3 * 2
+    settings = "cache_type_k=q8_0/micro_batch=256"
     assert f"cpu/2 hosts/{NAME}/tg128/d64/{settings}" in keys
-    assert f"cpu/3 hosts/{NAME}/pp512/d0/cache_type_k=f16/extra_args=[]/0.2ms" in keys
+    assert f"cpu/3 hosts/{NAME}/pp512/d0/cache_type_k=f16/micro_batch=512/0.2ms" in keys
     words = command_line.argv_of(loads[3][1], loads[3][0], 2)
-    assert loads[3][0].settings == {"llama_server_cache_type_k": "q8_0", "llama_server_extra_args": '["-ub", "256"]'}
+    assert loads[3][0].settings == {"llama_server_cache_type_k": "q8_0", "llama_server_micro_batch": "256"}
     assert {"-ctk": "q8_0", "-ub": "256"}.items() <= dict(zip(words, words[1:])).items()
     plan = served_by(found)
     own = matrix.identity(plan, cells, 5, {NAME: "/m"})
@@ -242,7 +242,7 @@ def test_each_generation_gets_the_words_that_it_knows(version):
     assert dict(zip(FORMS[version][::2], FORMS[version][1::2])).items() <= given.items()
     assert (given["-dev"], given["-rpc"]) == ("RPC0/RPC1", "192.0.2.11:50052,192.0.2.12:50052")
     assert re.fullmatch(r"\d+/\d+", given["-ts"])
-    assert (given["-p"], given["-n"], given["-d"]) == ("512", "128", "0,64")
+    assert (given["-p"], given["-n"], given["-d"]) == ("512,2048", "128", "0,64")
 
 
 def test_flash_attention_is_as_planned_where_other_builds_have_a_switch_of_its_name():
@@ -626,7 +626,7 @@ def written_by(argv):
     repetitions = int(given["-r"])
     lines = ["1.0000 err llama_context: constructing llama_context", *["1.0000 run repetition"] * 2 * repetitions]
     for depth in given["-d"].split(","):
-        for word, name in (("-p", "n_prompt"), ("-n", "n_gen")):
+        for name, number in [*(("n_prompt", size) for size in given["-p"].split(",")), ("n_gen", given["-n"])]:
             samples = [10.0, 12.0] * (repetitions // 2)
             row = {
                 "n_prompt": 0,
@@ -636,7 +636,7 @@ def written_by(argv):
                 "avg_ts": 11.0,
                 "stddev_ts": 1.4142,
             }
-            lines.append(f"1.0000 out {json.dumps({**row, name: int(given[word])})}")
+            lines.append(f"1.0000 out {json.dumps({**row, name: int(number)})}")
     return "\n".join([*lines, "2.0000 run ended with 0"])
 
 
@@ -667,7 +667,12 @@ class Measuring:
         return result
 
 
-TWO = {"llama_benchmark_depths": [0, 64], "llama_benchmark_hosts": [1, 2], "llama_benchmark_repetitions": 2}
+TWO = {
+    "llama_benchmark_prompts": [512],
+    "llama_benchmark_depths": [0, 64],
+    "llama_benchmark_hosts": [1, 2],
+    "llama_benchmark_repetitions": 2,
+}
 
 
 @pytest.fixture

@@ -276,11 +276,10 @@ def test_numbers_that_no_program_reads_are_not_read():
     digits = "9" * 5000
     cluster = with_both(head_with_cards(2, 20, llama_server_extra_args=["-ngld", digits]), draft=draft())
     assert advisories_of(cluster, "further-not-counted")
-    for word in ("-cd", "-b"):
-        cluster = head_with_cards(2, 20, llama_server_extra_args=[word, digits], **build(8643))
-        (reason,) = with_both(cluster, draft=draft()).plan()["reasons"]
-        assert f"llama_server_extra_args has {word} '999" in reason
-        assert len(reason) < 200
+    cluster = head_with_cards(2, 20, llama_server_extra_args=["-cd", digits], **build(8643))
+    (reason,) = with_both(cluster, draft=draft()).plan()["reasons"]
+    assert "llama_server_extra_args has -cd '999" in reason
+    assert len(reason) < 200
 
 
 def test_arguments_win_over_variables_as_they_do_in_llama_server():

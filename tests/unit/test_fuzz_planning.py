@@ -157,8 +157,9 @@ USUAL = st.fixed_dictionaries(
         "llama_server_tensor_split": st.lists(st.floats(0, 9), max_size=5),
         "llama_server_override_tensor": st.lists(st.sampled_from(["ffn.*=CPU", "x=CUDA0", "(=CPU"]), max_size=2),
         "llama_server_parallel": st.integers(1, 8),
+        "llama_server_micro_batch": st.sampled_from([None, 64, 4096]),
         "llama_server_extra_args": st.lists(
-            st.sampled_from(["--metrics", "-ub", "64", "--swa-full", "--kv-unified", "--lora"]), max_size=4
+            st.sampled_from(["--metrics", "--swa-full", "--kv-unified", "--lora"]), max_size=4
         ),
         "llama_accept_advisories": st.just([advisory.id for advisory in table.ADVISORIES]),
         "llama_worker_endpoints": st.lists(

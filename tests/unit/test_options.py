@@ -125,8 +125,6 @@ def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
 
 def test_settings_of_the_cache_are_further_arguments(local):
     for name, word in (
-        ("LLAMA_ARG_UBATCH", "--ubatch-size"),
-        ("LLAMA_ARG_BATCH", "--batch-size"),
         ("LLAMA_ARG_SWA_FULL", "--swa-full"),
         ("LLAMA_ARG_KV_UNIFIED", "--kv-unified"),
     ):
@@ -144,38 +142,33 @@ def server(**variables):
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ([], (False, False, 512)),
-        (["--ubatch_size", "256", "--swa_full"], (False, True, 256)),
-        (["-ub", "64", "--ubatch-size", "128"], (False, False, 128)),
-        (["--kv-unified"], (True, False, 512)),
-        (["-kvu", "-no-kvu"], (False, False, 512)),
+        ([], (False, False)),
+        (["--swa_full"], (False, True)),
+        (["--kv-unified"], (True, False)),
+        (["-kvu", "-no-kvu"], (False, False)),
     ],
 )
 def test_settings_of_the_cache_that_count(arguments, expected):
     settings = server_settings.settings_of(
         server(llama_server_extra_args=arguments), models.model("llama", context=4096)
     )
-    assert (settings.unified, settings.full_window, settings.micro_batch) == expected
+    assert (settings.unified, settings.full_window) == expected
 
 
 @pytest.mark.parametrize(
-    "arguments, tokens",
-    [([], 512), (["-b", "256"], 256), (["-b", "4096", "-ub", "4096"], 4000), (["-ub", "4096"], 2048)],
+    "batch, micro_batch, tokens", [(None, None, 512), (256, None, 256), (4096, 4096, 4000), (None, 4096, 2048)]
 )
-def test_tokens_that_are_computed_at_once(arguments, tokens):
+def test_tokens_that_are_computed_at_once(batch, micro_batch, tokens):
     """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""
-    settings = server_settings.settings_of(
-        server(llama_server_extra_args=arguments), models.model("llama", context=4000)
-    )
+    given = server(llama_server_batch=batch, llama_server_micro_batch=micro_batch)
+    settings = server_settings.settings_of(given, models.model("llama", context=4000))
     assert settings.tokens == tokens
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["-ub", "0"], "-ub '0': use a number of tokens, 1 or more"),
-        (["-ub"], "-ub '': use a number of tokens, 1 or more"),
-        (["-b", "many"], "-b 'many': use a number of tokens, 1 or more"),
+        (["-amb"], "-amb '': use a number of MiB, 0 or more"),
         (["-mla", "-1"], "-mla '-1': use a number, 0 or more"),
         (["-amb", "²"], "-amb '²': use a number of MiB, 0 or more"),
     ],

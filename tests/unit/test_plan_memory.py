@@ -28,12 +28,12 @@ def apply(cluster, remedy):
     "gib, variables, remedy",
     [
         (19, {}, "Set llama_server_flash_attention to 'on'."),
-        (20.8, {}, "Set llama_server_flash_attention to 'on', and add -ub 128 to llama_server_extra_args."),
-        (20.8, {"llama_server_flash_attention": "on"}, "Add -ub 128 to llama_server_extra_args."),
+        (20.8, {}, "Set llama_server_flash_attention to 'on', and set llama_server_micro_batch to 128."),
+        (20.8, {"llama_server_flash_attention": "on"}, "Set llama_server_micro_batch to 128."),
         (
             18.5,
             {"llama_server_flash_attention": "on", "llama_server_context": 131072},
-            "Add -ub 256 to llama_server_extra_args.",
+            "Set llama_server_micro_batch to 256.",
         ),
         (
             18,

@@ -2,8 +2,18 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
 from conftest import typed
-from support.clusters import TREE, cards_of, head_with_cards, strix_halo_head
+from support import models
+from support.clusters import (
+    TREE,
+    advisories_of,
+    cards_of,
+    head_with_cards,
+    model,
+    strix_halo_head,
+    strix_halos,
+)
 
 WINDOWS = {
     **{"architecture": "gemma3", "heads": 32, "kv_heads": 16, "key_dimension": 128, "value_dimension": 128},
@@ -78,3 +88,117 @@ def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():
     assert argument(head_with_cards().plan(), "--ctx-checkpoints") is None
     full = head_with_cards(4, summary=WINDOWS, llama_server_extra_args=["--swa-full"]).plan()
     assert argument(full, "--ctx-checkpoints") is None
+
+
+MINIMAX = {"layers": 62, "heads": 48, "kv_heads": 8, "key_dimension": 128, "value_dimension": 128, "width": 3072}
+
+
+def test_a_filled_context_slows_down_as_owners_measured():
+    """MiniMax-M2 on two Strix Halo with 32768 tokens (kyuz0): a token took 100 ms more, one of a prompt 10.9 ms."""
+    cluster = strix_halos(2, 180, llama_server_context=65536)
+    cluster.model["summary"] = model(180, **{**MINIMAX, "context": 65536})
+    plan = cluster.plan()
+    empty, (half, whole) = plan["estimate"], plan["estimate"]["at_context"]
+    assert (half["context"], whole["context"]) == (32768, 65536)
+    for figure, measured, within in (("generation_tokens_per_s", 100, 0.2), ("prompt_tokens_per_s", 10.9, 0.5)):
+        more = [1000 / one[figure] - 1000 / empty[figure] for one in (half, whole)]
+        assert more[0] == pytest.approx(measured, rel=within)
+        assert more[1] == pytest.approx(2 * more[0], rel=0.1)
+    assert f"after 65536 tokens {whole['generation_tokens_per_s']:g} tokens per second" in pages(plan)
+
+
+def test_windows_do_not_slow_down():
+    plan = head_with_cards(
+        4, summary={**WINDOWS, "keys": {**WINDOWS["keys"], "attention.sliding_window_pattern": 40}}
+    ).plan()
+    half, whole = plan["estimate"]["at_context"]
+    assert whole["generation_tokens_per_s"] > 0.95 * half["generation_tokens_per_s"]
+
+
+def works(seconds, links):
+    """Stages of a pipeline that compute so many seconds for 256 tokens."""
+    link = cost_model.LINKS["loopback"]._replace(gbit=1e6, visit_ms=0.0)
+    rate = cost_model.Rate(1e9, 1.0, cost_model.TABLE)
+    return [
+        cost_model.Work("h", str(index), rate, 1, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
+        for index, (time, lent) in enumerate(zip(seconds, links))
+    ]
+
+
+@pytest.mark.parametrize(
+    "seconds, links, micro_batches, expected",
+    [
+        ([1.0], [True], 8, 8),
+        ([0.5, 0.5], [True, True], 8, 0.5 * 9),
+        ([0.5, 0.5], [True, False], 8, 0.5 * 9),
+        ([0.25] * 4, [True] * 4, 8, 0.75 * 8 + 0.25),
+        ([0.25] * 4, [False] * 4, 8, 0.25 * 11),
+        ([0.2, 0.4, 0.4], [True, False, False], 8, 1.0 + 7 * 0.4),
+    ],
+)
+def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_batches, expected):
+    """As phi3 on one to four A100 behind workers: 7099, 9323, 6898, 5782 tokens per second (ggml-org/llama.cpp#18626)."""
+    case = estimate.Case(None, None, models.model("llama"), "h", {}, {}, True, {})
+    pieces = prompts.Batches(256 * micro_batches, 256)
+    found = prompts.prompt_s(case, works(seconds, links), 256 * micro_batches, pieces, len(seconds) > 1)
+    assert found == pytest.approx(expected, rel=0.01)
+    twice = prompts.prompt_s(case, works(seconds, links), 512 * micro_batches, pieces, len(seconds) > 1)
+    assert twice == pytest.approx(2 * expected, rel=0.01)
+    alone = prompts.prompt_s(case, works(seconds, links), 256 * micro_batches, pieces, False)
+    assert alone == pytest.approx(micro_batches * sum(seconds), rel=0.01)
+
+
+def test_pieces_suit_the_pipeline_and_the_memory(pair):
+    long = cards_of(30, 2, llama_server_context=65536)
+    plan = long.plan()
+    prompt = plan["estimate"]["prompt"]
+    assert (prompt["tokens"], prompt["pipelined"], prompt["obstacles"]) == (16384, True, [])
+    assert prompt["tokens_per_s"] == prompt["pipelined_tokens_per_s"]
+    assert argument(plan, "--batch-size") == str(prompt["batch"])
+    assert prompt["batch"] > 2048
+    slow = cards_of(30, 2, llama_server_context=65536, llama_server_batch=512, llama_server_micro_batch=512).plan()
+    assert prompt["tokens_per_s"] > 1.3 * slow["estimate"]["prompt"]["tokens_per_s"]
+    assert f"a prompt of 16384 {prompt['tokens_per_s']:g} tokens per second pipeline, --batch-size" in pages(plan)
+    given = cards_of(30, 2, llama_server_micro_batch=128).plan()
+    assert (argument(given, "--ubatch-size"), given["estimate"]["prompt"]["micro_batch"]) == ("128", 128)
+    for entry in plan["placement"]:
+        assert entry["total_mib"] <= entry["capacity_mib"]
+    assert argument(pair.plan(staging=True), "--ubatch-size") is None
+
+
+@pytest.mark.parametrize(
+    "variables, remedy",
+    [
+        ({"llama_server_override_tensor": ["blk.0.nothing=CPU"]}, "Remove llama_server_override_tensor"),
+        ({"llama_server_gpu_layers": 40}, "Leave llama_server_gpu_layers out"),
+        ({"llama_server_extra_args": ["-nkvo"]}, "Remove -nkvo from llama_server_extra_args"),
+        (
+            {"llama_build_cmake_options": {"GGML_SCHED_MAX_COPIES": "1"}},
+            "Remove GGML_SCHED_MAX_COPIES from llama_build_cmake_options of head",
+        ),
+    ],
+)
+def test_what_switches_the_pipeline_off_is_said_where_it_costs(variables, remedy):
+    cluster = cards_of(30, 2, llama_server_context=65536, **variables)
+    if "llama_server_override_tensor" in variables:
+        rows = [
+            {
+                "name": "blk.*.ffn.weight",
+                "type": "Q4_0",
+                "shape": [7168, 195000],
+                "bytes": 750 << 20,
+                "layers": [*range(40)],
+            }
+        ]
+        cluster.model["summary"]["tensors"] = rows
+    (advisory,) = advisories_of(cluster, "prompts-not-pipelined")
+    assert advisory["remedy"].startswith(remedy)
+    assert advisories_of(cards_of(30, 2, llama_server_context=65536), "prompts-not-pipelined") == []
+
+
+def test_an_older_release_has_no_pipeline():
+    plan = cards_of(30, 2, llama_release={**TREE, "build": 10458}, llama_server_context=65536).plan()
+    prompt = plan["estimate"]["prompt"]
+    assert (prompt["pipelined"], prompt["obstacles"]) == (False, [])
+    assert prompt["tokens_per_s"] < prompt["pipelined_tokens_per_s"]
+    assert "tokens per second one device after the other, --batch-size 2048" in pages(plan)

@@ -270,8 +270,8 @@ def test_strix_halo_pair():
     assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
     assert line(planned).split("bin/", 1)[1] == (
         "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
-        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on --cache-ram 8192 -dio --no-warmup "
-        "--fit off"
+        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --ubatch-size 1024 --flash-attn on "
+        "--cache-ram 8192 -dio --no-warmup --fit off"
     )
     assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     for host in planned["hosts"].values():
@@ -638,7 +638,7 @@ def test_the_remedies_of_a_refusal_work(name, model, extra):
     "gib, variables, remedy",
     [
         (30, {}, r"set (llama_server_gpu_layers) to (\d+)"),
-        (30, {"llama_server_extra_args": ["-ub", "2048"]}, r"set (llama_server_gpu_layers) to (\d+)"),
+        (30, {"llama_server_micro_batch": 2048}, r"set (llama_server_gpu_layers) to (\d+)"),
         (12, {"llama_server_memory_mib": {"CUDA0": 2000}}, "remove (llama_server_memory_mib)"),
         (12, {"llama_server_reserve_mib": 20000}, "remove (llama_server_reserve_mib)"),
     ],

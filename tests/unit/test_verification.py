@@ -54,6 +54,7 @@ def test_a_cluster_that_does_what_was_planned(plan):
         ("handshake", "passed"),
         ("buffers", "passed"),
         ("buffers", "passed"),
+        ("pipeline", "passed"),
         ("known answer", "passed"),
         ("completion", "passed"),
     ]
@@ -270,6 +271,21 @@ def test_the_transport_that_is_used(plan):
         assert texts == {f"protocol 7.0.0, 1 device, 65536 MiB, {transport}"}
 
 
+def test_prompts_flow_as_planned(plan):
+    on = "0.00.047.251 I llama_context: pipeline parallelism enabled\n"
+    full = "W sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism\n"
+    assert plan.estimate.prompt.pipelined
+    for log, complete, status in (
+        (on, True, "passed"),
+        (on + full, True, "failed"),
+        ("", True, "failed"),
+        ("", False, "not tested"),
+    ):
+        evidence = with_server(healthy(plan), pipelined=start_log.is_pipelined(log))
+        found = checks(judged(plan, evidence._replace(log_complete=complete)), "pipeline")
+        assert [check.status for check in found] == [status]
+
+
 def test_buffers_that_the_log_does_not_list_are_not_tested(plan):
     """As with 0.3.25, which logs them with --log-verbosity 4 alone; and on a full disk."""
     none = with_server(healthy(plan), buffers={})
@@ -346,7 +362,7 @@ def test_nothing_that_others_wrote_moves_the_cursor(plan):
 
 def test_the_table_of_checks(plan):
     text = report_text.checks_table(judged(plan, with_server(healthy(plan), completion=RIGHT._replace(tokens=0))))
-    assert text.count("\n") == 9
+    assert text.count("\n") == 10
     assert "  FAILED  completion" in text
 
 

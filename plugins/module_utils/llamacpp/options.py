@@ -466,10 +466,21 @@ TABLE: tuple[Option, ...] = (
     Option(
         "micro-batch",
         _both("--ubatch-size -ub"),
+        "llama_server_micro_batch",
+        owned=True,
+        optional=True,
         environment=_split("LLAMA_ARG_UBATCH"),
-        memory="micro_batch",
+        silent=("512",),
     ),
-    Option("batch", _both("--batch-size -b"), environment=_split("LLAMA_ARG_BATCH"), memory="batch"),
+    Option(
+        "batch",
+        _both("--batch-size -b"),
+        "llama_server_batch",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_BATCH"),
+        silent=("2048",),
+    ),
     Option(
         "experts-on-the-processor",
         (

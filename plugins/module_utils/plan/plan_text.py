@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     LinkEstimate,
     NoFallback,
     Plan,
+    PromptEstimate,
     Refused,
 )
 
@@ -409,7 +410,22 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         ["generation", f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
+        *(
+            [
+                f"after {speed.context} tokens",
+                f"{speed.generation_tokens_per_s:g} tokens per second",
+                f"prompts: {speed.prompt_tokens_per_s:g}",
+            ]
+            for speed in estimate.at_context
+        ),
+        *(_long_prompt(estimate.prompt) if estimate.prompt else []),
     ]
+
+
+def _long_prompt(prompt: PromptEstimate) -> list[list[str]]:
+    how = "pipeline" if prompt.pipelined else "one device after the other"
+    pieces = f"{how}, --batch-size {prompt.batch} --ubatch-size {prompt.micro_batch}"
+    return [[f"a prompt of {prompt.tokens}", f"{prompt.tokens_per_s:g} tokens per second", pieces]]
 
 
 def speed_notes(plan: Plan) -> list[str]:

@@ -381,6 +381,36 @@ class LinkEstimate(NamedTuple):
     """milliseconds of a visit as a benchmark measured it, where `llama_link_visit_ms` says so"""
 
 
+class ContextSpeed(NamedTuple):
+    """How fast a request is whose context holds tokens already."""
+
+    context: int
+    """tokens"""
+    generation_tokens_per_s: float
+    """predicted"""
+    prompt_tokens_per_s: float
+    """predicted of the next 512 tokens of a prompt"""
+
+
+class PromptEstimate(NamedTuple):
+    """A long prompt, in the pieces in which it is computed."""
+
+    tokens: int
+    """of it: a quarter of the context"""
+    tokens_per_s: float
+    """predicted"""
+    batch: int
+    """tokens that llama-server takes at a time"""
+    micro_batch: int
+    """of them, those that a device computes together"""
+    pipelined: bool
+    """whether devices compute different micro-batches at the same time"""
+    pipelined_tokens_per_s: float
+    """predicted if they did"""
+    obstacles: tuple[str, ...]
+    """what to do so that they do"""
+
+
 class Estimate(NamedTuple):
     """How fast the plan is; null where the model does not fit."""
 
@@ -420,6 +450,10 @@ class Estimate(NamedTuple):
     """of each worker with layers"""
     conversation_s: float = 0.0
     """seconds that the KV cache of a request of the longest context takes over the network, there and back"""
+    at_context: tuple[ContextSpeed, ...] = ()
+    """with half and all of a request's context filled; empty where the model does not fit"""
+    prompt: Optional[PromptEstimate] = None
+    """a prompt of a quarter of the context; null where the model does not fit"""
 
 
 class AdvisoryPlan(NamedTuple):

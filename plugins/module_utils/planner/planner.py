@@ -69,6 +69,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     fallbacks,
     layout,
     prompt_cache,
+    prompts,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -325,7 +326,22 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     placed = layout.lay_out(case)
     request = releases.requested(releases.variable_of(serves, cluster.releases), cluster.releases)
     unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
-    return Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused)
+    return _with_batches(Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused))
+
+
+def _with_batches(prepared: Prepared) -> Prepared:
+    """The same with pieces of prompts that suit the placement, where it stays that of the same devices with them. The known-answer model is there to
+    try workers, however fast."""
+    if prepared.placed.reasons or prepared.model.known_answer is not None:
+        return prepared
+    server, case = prepared.cluster.server, _case(prepared)
+    chosen = prompts.batches_of(case, server, estimate.works_of(case))
+    server = server._replace(batch=chosen.batch, micro_batch=chosen.micro_batch)
+    laid = prepared.case._replace(server=server)
+    placed = layout.lay_out(laid)
+    if placed.reasons or placed.devices != prepared.placed.devices:
+        return prepared
+    return prepared._replace(cluster=prepared.cluster._replace(server=server), case=laid, placed=placed)
 
 
 class Laid(NamedTuple):
@@ -422,6 +438,12 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
     case = _case(prepared)
     predicted = estimate.of_plan(case, bool(cluster.server.override_tensor))
     predicted = predicted._replace(conversation_s=round(prompt_cache.move_s(case, cluster.server), 2))
+    if case.fits:
+        works = estimate.works_of(case)
+        predicted = predicted._replace(
+            prompt=prompts.of_plan(case, cluster.server, works),
+            at_context=prompts.speeds_at_context(case, cluster.server, works),
+        )
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,

@@ -150,6 +150,8 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("tensor-split", [f"{share:.9g}" for share in placed.split] if len(placed.devices) > 1 else None),
         ("context", str(server_settings.context_of(server, serving.model.summary))),
         ("parallel", str(server.parallel)),
+        ("batch", str(server.batch or "")),
+        ("micro-batch", str(server.micro_batch or "")),
         ("cache-type-k", server.cache_type_k),
         ("cache-type-v", server.cache_type_v),
         ("flash-attention", server.flash_attention),

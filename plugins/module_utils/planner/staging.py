@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import HostAnswer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest
@@ -40,6 +41,8 @@ def cluster_of(cluster: Cluster) -> Cluster:
             environment={name: value for name, value in server.environment.items() if not _is_argument(name)},
             fallback=False,
             prompt_cache_mib=0,
+            batch=kv_cache.BATCH,
+            micro_batch=kv_cache.MICRO_BATCH,
         ),
     )
 

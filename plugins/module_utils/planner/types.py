@@ -236,6 +236,10 @@ class Server(NamedTuple):
     """What stays free of each of these devices; None where that follows from its memory."""
     prompt_cache_mib: int | None = None
     """Of the head's memory for conversations that left their slot; None where the plan decides."""
+    batch: int | None = None
+    """Tokens that llama-server takes at a time; None where the plan decides."""
+    micro_batch: int | None = None
+    """Of them, those that a device computes together."""
 
     @property
     def tls(self) -> bool:

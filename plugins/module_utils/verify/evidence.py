@@ -94,6 +94,7 @@ def collect(subject: Subject, seconds: float) -> Evidence:
             start_log.rdma_connections(first_load),
             _ask(subject, running, certificate),
             shown,
+            start_log.is_pipelined(first_load),
         ),
         drift=None if subject.staging else state.drift(host),
     )

@@ -347,6 +347,8 @@ def _of_server(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterat
         yield _certificate(plan.head.tls_certificate_file or url, server.certificate)
     yield from _handshakes(plan, evidence.handshakes, _transport(plan, evidence, server))
     yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
+    if plan.estimate.prompt and plan.estimate.prompt.pipelined and not (evidence.fallback or plan.staging):
+        yield _pipeline(plan, server.pipelined, evidence.log_complete)
     yield _known_answer(url, plan.model, completion)
     yield _completion(url, completion)
 
@@ -357,6 +359,16 @@ def _certificate(subject: str, shown: Certificate) -> Check:
         return _check("certificate", subject, False, f"{shown.error}: clients refuse it")
     valid_for = f"for {', '.join(shown.names)}" if shown.names else "for no name, so that most clients refuse it"
     return _check("certificate", subject, True, f"{valid_for}; valid until {shown.until}")
+
+
+def _pipeline(plan: Plan, pipelined: bool, log_complete: bool) -> Check:
+    """Whether devices compute micro-batches of a prompt at the same time, as the plan's speed of prompts takes for granted."""
+    if pipelined:
+        return _check("pipeline", plan.head.host, True, "devices compute prompts at the same time")
+    if not log_complete:
+        return _check("pipeline", plan.head.host, None, "start.log on the head is incomplete")
+    text = "the log does not have «pipeline parallelism enabled»: devices compute prompts one after the other, slower than planned"
+    return _check("pipeline", plan.head.host, False, text)
 
 
 def _transport(plan: Plan, evidence: Evidence, server: ServerEvidence) -> str:

@@ -27,6 +27,12 @@ def buffers(log: str) -> dict[str, dict[str, LoggedBuffers]]:
     return devices
 
 
+def is_pipelined(log: str) -> bool:
+    """Whether the log of one start says that devices compute micro-batches at the same time, and not that their buffers found no room for that
+    (llama-context.cpp in the trees of 0.3.20 and 0.3.36)."""
+    return "pipeline parallelism enabled" in log and "retrying without pipeline parallelism" not in log
+
+
 def rdma_connections(log: str) -> int:
     """How many connections to workers the log of one start reports as moved from TCP to RDMA (transport.cpp and transport-apple.cpp of
     ggml-rpc, in the trees of 0.3.25, 0.3.35 and 0.3.36). A connection that stays on TCP is not reported."""

@@ -153,6 +153,8 @@ class ServerEvidence(NamedTuple):
     """connections to workers that use RDMA"""
     completion: Completion
     certificate: Optional[Certificate] = None
+    pipelined: bool = False
+    """whether devices compute micro-batches of a prompt at the same time, by that log"""
 
 
 class Evidence(NamedTuple):

@@ -52,7 +52,8 @@ def healthy(plan, completion=RIGHT):
         for entry in plan.placement
     }
     handshakes = Handshakes(dict.fromkeys(endpoints, ANSWER))
-    return unhealthy(health=Health(True, "ok"), handshakes=handshakes, server=ServerEvidence(buffers, 0, completion))
+    server = ServerEvidence(buffers, 0, completion, pipelined=True)
+    return unhealthy(health=Health(True, "ok"), handshakes=handshakes, server=server)
 
 
 def reports(plan):

@@ -38,14 +38,12 @@ def _smaller(settings: kv_cache.Settings, flashes: bool, parallel: int) -> Itera
         settings = settings._replace(attention_batch=ATTENTION_BATCH)
         words = f"-amb {ATTENTION_BATCH}"
         yield f"{before}add {words} to llama_server_extra_args", settings
-        before = f"{before}add {words} and "
-    else:
-        before = f"{before}add "
+        before = f"{before}add {words} to llama_server_extra_args, and "
     for tokens in MICRO_BATCHES:
         if tokens < settings.tokens:
-            yield f"{before}-ub {tokens} to llama_server_extra_args", settings._replace(micro_batch=tokens)
+            yield f"{before}set llama_server_micro_batch to {tokens}", settings._replace(micro_batch=tokens)
     settings = settings._replace(micro_batch=min(settings.tokens, MICRO_BATCHES[-1]))
-    words = f"{before}-ub {settings.micro_batch} to llama_server_extra_args"
+    words = f"{before}set llama_server_micro_batch to {settings.micro_batch}"
     for tokens in remedies.shorter_contexts(settings.context, parallel):
         yield f"{words}, and set llama_server_context to {tokens}", settings._replace(context=tokens)
 

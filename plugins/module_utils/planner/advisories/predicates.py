@@ -37,6 +37,8 @@ SLOW_LOAD_S = 60
 """Predicted seconds of a load from which on it is said what would shorten it; assumed."""
 RPC_LIMITS = "RPC on "
 """What limits such a load, as the estimate names it."""
+FASTER_PIPELINED = 1.25
+"""So many times as fast have prompts to be predicted with the pipeline before it is said."""
 CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
 LARGEST_SEND = 1 << 31
@@ -173,6 +175,17 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             values = {"kinds": kinds, "built": remedies.as_list(context.backends_of(name))}
             cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
     return cases
+
+
+def unpipelined_prompts(context: AdvisoryContext) -> Cases:
+    """Prompts that would be read faster if devices computed at the same time."""
+    prompt = context.plan.estimate.prompt
+    if not prompt or not prompt.obstacles or context.plan.model.known_answer:
+        return []
+    if prompt.pipelined_tokens_per_s < FASTER_PIPELINED * prompt.tokens_per_s:
+        return []
+    values = {"tokens": prompt.tokens, "now": f"{prompt.tokens_per_s:g}", "then": f"{prompt.pipelined_tokens_per_s:g}"}
+    return [(None, {**values, "steps": ", and ".join(prompt.obstacles)})]
 
 
 def slower_than_one_host(context: AdvisoryContext) -> Cases:

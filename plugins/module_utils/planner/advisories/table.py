@@ -427,6 +427,16 @@ ADVISORIES = (
         (("where", "*devices* of *host*"),),
     ),
     Advisory(
+        "prompts-not-pipelined",
+        "warning",
+        predicates.unpipelined_prompts,
+        "Devices compute prompts one after the other: one of {tokens} tokens is read at about {now} tokens per second, and at {then} if they did it at "
+        "the same time.",
+        (fixes.always("{steps}"),),
+        THREAD.format(18626),
+        (("steps", "remove llama_server_override_tensor"),),
+    ),
+    Advisory(
         "slow-load",
         "warning",
         predicates.slow_load,

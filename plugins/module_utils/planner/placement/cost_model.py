@@ -326,6 +326,8 @@ class Work(NamedTuple):
     """How often a token comes to it."""
     quantised: float = 0.0
     """Of the weights that a token is multiplied with, those of less than 16 bits."""
+    attended: float = 0.0
+    """Numbers that each token of a prompt is multiplied with by attention."""
 
 
 def device_ms(work: Work) -> float:
@@ -386,20 +388,20 @@ PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
 
-def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
-    """Milliseconds of a prompt of PROMPT tokens on one device, by what takes them. Every expert is read once, each token is multiplied with those
-    that it uses.
+def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT) -> dict[str, float]:
+    """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
+    with those that it uses.
 
     :param width: of the model, of which each token crosses the network as 32-bit numbers.
     """
-    multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
+    multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1) + work.attended
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * PROMPT * multiplied / work.rate.prompt_gflops / 1e6
+        "computing on": 2 * tokens * multiplied / work.rate.prompt_gflops / 1e6
         + work.nodes * work.rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
-        wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
+        wire = work.visits * 2 * 8 * tokens * 4 * width / work.link.gbit / 1e6
         costs["link to"] = link_ms(release, work) + wire
     return costs
 

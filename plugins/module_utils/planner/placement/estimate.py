@@ -185,7 +185,7 @@ def works_of(case: Case) -> list[cost_model.Work]:
     return works
 
 
-def _rounded(number: float) -> float:
+def rounded(number: float) -> float:
     """With three digits: more would say more than is known."""
     return float(f"{number:.3g}")
 
@@ -246,8 +246,8 @@ def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     prompt_ms = cost_model.prompt_ms(case.release, works, width)
     prompt = 1000 * cost_model.PROMPT / prompt_ms if prompt_ms else 0.0
     return Speeds(
-        _rounded(generation),
-        _rounded(prompt),
+        rounded(generation),
+        rounded(prompt),
         _range(generation, cost_model.token_factor(case.release, works)),
         _range(prompt, cost_model.prompt_factor(case.release, works, width)),
     )
@@ -272,7 +272,7 @@ def of_plan(case: Case, moved: bool) -> Estimate:
         prompt_tokens_per_s=speeds.prompt if speeds else None,
         generation_range=speeds.generation_range if speeds else None,
         prompt_range=speeds.prompt_range if speeds else None,
-        load_s=_rounded(cost_model.load_s(case.release, works)) if works else None,
+        load_s=rounded(cost_model.load_s(case.release, works)) if works else None,
         limited_by=_limit_of_generation(case.release, works) if works else None,
         prompt_limited_by=_limit_of_prompts(case, works) if works else None,
         load_limited_by=_limit_of_load(case, works) if works else None,
@@ -295,7 +295,7 @@ def _device(work: cost_model.Work) -> DeviceEstimate:
         gb_per_s=work.rate.gb_per_s,
         prompt_gflops=work.rate.prompt_gflops,
         source=work.rate.source,
-        ms_per_token=_rounded(cost_model.device_ms(work)),
+        ms_per_token=rounded(cost_model.device_ms(work)),
     )
 
 
@@ -316,7 +316,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     one_way_ms=round(link.round_trip_ms / 2, 4),
                     gbit_per_s=link.gbit,
                     measured=link.measured,
-                    ms_per_token=_rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
+                    ms_per_token=rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
                     visit_ms=link.visit_ms,
                 )
             )

@@ -1,0 +1,212 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How fast prompts are, in which pieces they are best computed, and what a filled context does to them and to generation.
+
+llama-server cuts a batch into micro-batches. With the pipeline one device computes a micro-batch while the devices before it have the next one.
+But RPC has no copy from device to device: the head's one thread waits for every worker before it hands the result on, so only what comes last
+computes beside the others (ggml_backend_sched_compute_splits of build 11063). After each batch it waits for all (update_slots).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ContextSpeed, PromptEstimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    auxiliary_models,
+    cost_model,
+    device_load,
+    estimate,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release, Server
+
+CACHE_SHARE = 0.45
+"""Of the rate at which a device reads weights, at which it reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
+(ggml-org/llama.cpp#15405)."""
+ATTENTION_COST = 2
+"""So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
+PIPELINE_SINCE = 6
+"""RPC protocol from which on its devices have events (ggml-org/llama.cpp#18626)."""
+PIPELINE_BUILD = 10809
+"""Oldest build that was seen with it."""
+WITHOUT_EVENTS = {"GGML_CUDA_NO_PEER_COPY": "ON", "GGML_SYCL_NO_PEER_COPY": "ON", "GGML_SCHED_MAX_COPIES": "1"}
+"""Option of cmake → value with which the head's own devices have no events, or the scheduler no second copy of what it hands on."""
+WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
+MICRO_BATCHES, BATCHES = (256, 512, 1024, 2048), (2048, 4096, 8192)
+"""What is compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
+WORTH = 0.9
+"""llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
+ALIKE = 1.02
+PART = 4
+"""Prompts are planned for this part of the context."""
+
+
+class Batches(NamedTuple):
+    batch: int
+    micro_batch: int
+
+
+def at_depth(
+    case: estimate.Case, works: Sequence[cost_model.Work], settings: kv_cache.Settings, depth: int
+) -> list[cost_model.Work]:
+    """The parts of the model with what a token reads, and is multiplied with, of so many tokens before it."""
+    placed = case.placed
+    owners = device_load.assign(placed.load.layers, placed.gpu_layers, placed.split if placed.devices else ())
+    names = [device_load.CPU if owner is None else placed.devices[owner].buffer for owner in owners]
+    read: dict[str, float] = {}
+    attended: dict[str, float] = {}
+    for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.generation, max(1, depth))):
+        read[name] = read.get(name, 0.0) + cached / CACHE_SHARE
+        attended[name] = attended.get(name, 0.0) + cells * ATTENTION_COST
+    return [
+        work._replace(read=work.read + read.get(work.device, 0.0), attended=attended.get(work.device, 0.0))
+        for work in works
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _of_layers(
+    summary: ModelSummary, settings: kv_cache.Settings, generation: int, depth: int
+) -> tuple[list[int], list[float]]:
+    """Of each layer: bytes of cache that a token reads, and multiplications of its attention."""
+    filled = settings._replace(context=depth, parallel=1)
+    build = kv_cache.readings(generation)[-1]
+    full, short = kv_cache.cells(summary, filled, build)
+    heads = summary.by_layer("attention.head_count", summary.heads)
+    each = summary.key_dimension + summary.value_dimension
+    layers = kv_cache.layers_of(summary, build, True, False)
+    return kv_cache.sizes(summary, filled, generation)[0], [
+        float(head * each * (short if layer.windowed else full)) if layer.key else 0.0
+        for head, layer in zip(heads, layers)
+    ]
+
+
+def obstacles(case: estimate.Case, server: Server) -> list[str]:
+    """What switches the pipeline off that this release would have, each as what to do about it (llama_context of build 11063)."""
+    placed, steps = case.placed, []
+    if len(placed.devices) < 2 or not _has_events(case.release):
+        return []
+    if placed.gpu_layers < placed.load.units:
+        steps.append("leave llama_server_gpu_layers out, so that all layers are on devices")
+    if server.override_tensor:
+        steps.append("remove llama_server_override_tensor")
+    steps += [f"remove {word} from llama_server_extra_args" for word in server.extra_args if word in WITHOUT_OFFLOAD]
+    given = case.hosts[case.head].cmake_options
+    steps += [
+        f"remove {name} from llama_build_cmake_options of {case.head}"
+        for name, value in WITHOUT_EVENTS.items()
+        if given.get(name, "").upper() == value
+    ]
+    return steps
+
+
+def _has_events(release: Release) -> bool:
+    """Whether its workers have them, and the head's own devices too: all backends of these builds."""
+    if release.protocol:
+        return release.mainline and int(release.protocol.split(".")[0]) >= PIPELINE_SINCE
+    return release.mainline and release.generation >= PIPELINE_BUILD
+
+
+def prompt_s(
+    case: estimate.Case, works: Sequence[cost_model.Work], tokens: int, batches: Batches, pipelined: bool
+) -> float:
+    """Seconds for a prompt in these pieces.
+
+    :param works: of the depth that the prompt has in the middle.
+    """
+    batch = min(batches.batch, tokens)
+    size = min(batches.micro_batch, batch)
+    stages = [sum(cost_model.prompt_costs(case.release, work, case.summary.width, size).values()) for work in works]
+    count, drained = tokens / size, math.ceil(tokens / batch)
+    if not pipelined:
+        return count * sum(stages) / 1000
+    waits = [bool(work.link or following.link) for work, following in zip(works, works[1:])] + [False]
+    held = sum(stage for stage, waited in zip(stages, waits) if waited)
+    beside = max(stage for stage, waited in zip(stages, waits) if not waited)
+    return (drained * sum(stages) + max(0.0, count - drained) * max(held, beside)) / 1000
+
+
+def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> Batches:
+    """The pieces in which a prompt of a part of the context takes the fewest predicted seconds, of those that devices have room for."""
+    default = Batches(server.batch or max(kv_cache.BATCH, server.micro_batch or 0), server.micro_batch or 0)
+    default = default._replace(micro_batch=default.micro_batch or min(kv_cache.MICRO_BATCH, default.batch))
+    if not case.placed.devices or server.override_tensor or (server.batch and server.micro_batch):
+        return default
+    settings = server_settings.settings_of(server, case.summary, case.release.fork)
+    tokens = prompt_tokens(server, case.summary)
+    filled, pipelined = at_depth(case, works, settings, tokens // 2), is_pipelined(case, server)
+    seconds = {
+        one: prompt_s(case, filled, tokens, one, pipelined)
+        for one in _candidates(server, settings.context)
+        if one == default or _has_room(case, settings._replace(micro_batch=one.micro_batch, batch=one.batch))
+    }
+    seconds.setdefault(default, prompt_s(case, filled, tokens, default, pipelined))
+    least = min(seconds.values())
+    if least > WORTH * seconds[default]:
+        return default
+    near = [one for one, time in seconds.items() if time <= ALIKE * least]
+    return min(near, key=lambda one: (one.batch, abs(one.micro_batch - default.micro_batch)))
+
+
+def _candidates(server: Server, context: int) -> Iterator[Batches]:
+    for batch in [server.batch] if server.batch else BATCHES:
+        for micro in [server.micro_batch] if server.micro_batch else MICRO_BATCHES:
+            if micro <= batch and (batch <= max(context, kv_cache.BATCH) or server.batch):
+                yield Batches(batch, micro)
+
+
+def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
+    """Whether each device holds its layers with the compute buffer and windows of these pieces."""
+    placed = case.placed
+    load = device_load.load_of(case.summary, settings, case.release.generation, ())
+    moved = placed._replace(load=load)
+    return all(
+        share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
+        <= device.capacity_mib * MIB
+        for device, share in zip(placed.devices, moved.shares())
+    )
+
+
+def is_pipelined(case: estimate.Case, server: Server) -> bool:
+    return len(case.placed.devices) > 1 and _has_events(case.release) and not obstacles(case, server)
+
+
+def prompt_tokens(server: Server, summary: ModelSummary) -> int:
+    """Of the prompt that is planned for."""
+    return max(1, server_settings.context_of(server, summary) // PART)
+
+
+def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
+    """A prompt in the planned pieces, and what the pipeline would make of it."""
+    settings = server_settings.settings_of(server, case.summary, case.release.fork)
+    batches, tokens = Batches(settings.batch, settings.micro_batch), prompt_tokens(server, case.summary)
+    filled, steps = at_depth(case, works, settings, tokens // 2), obstacles(case, server)
+    pipelined = is_pipelined(case, server)
+    speed, possible = (
+        estimate.rounded(tokens / (prompt_s(case, filled, tokens, batches, flows) or math.inf))
+        for flows in (pipelined, len(works) > 1)
+    )
+    return PromptEstimate(tokens, speed, batches.batch, batches.micro_batch, pipelined, possible, tuple(steps))
+
+
+def speeds_at_context(
+    case: estimate.Case, server: Server, works: Sequence[cost_model.Work]
+) -> tuple[ContextSpeed, ...]:
+    """Of one request with half and all of its context filled."""
+    settings = server_settings.settings_of(server, case.summary, case.release.fork)
+    whole = server_settings.context_per_request(server, case.summary)
+    speeds = [
+        (depth, estimate.speeds_of(case, at_depth(case, works, settings, depth))) for depth in (whole // 2, whole)
+    ]
+    return tuple(
+        ContextSpeed(depth, estimate.rounded(speed.generation), estimate.rounded(speed.prompt))
+        for depth, speed in speeds
+    )
