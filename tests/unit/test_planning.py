@@ -8,6 +8,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
@@ -21,13 +22,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
+from support.drift import drifts
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
 
 
 def obstacles(plan, answers):
-    return staging.obstacles(typed_json.parse(Refused if plan["refused"] else Plan, plan), answers)
+    if plan["refused"]:
+        return staging.obstacles(typed_json.parse(Refused, plan), {})
+    planned = typed_json.parse(Plan, plan)
+    return staging.obstacles(planned, changes.read(planned.hosts, answers))
 
 
 def test_the_local_cluster(local):
@@ -321,7 +326,7 @@ def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
 
 def test_a_release_is_proven_on_the_heads_own_devices_too(own):
     plan = own.plan(staging=True)
-    found = {name: {"drift": {"missing_builds": [], "changed_files": []}, "free_mib": {}} for name in own.hosts}
+    found = {name: {"drift": drift, "free_mib": {}} for name, drift in drifts(plan).items()}
     assert [entry["host"] for entry in plan["placement"]][-2:] == ["head", "head"]
     assert obstacles(plan, found) == []
     found["head"]["free_mib"] = {"CUDA0": 90000, "CUDA1": 1024}
@@ -994,9 +999,8 @@ def test_the_staging_port_of_the_server_is_its_own(local, port, other):
     assert other in reason
 
 
-def said(free):
-    drift = {"missing_builds": [], "changed_files": []}
-    return {name: {"drift": copy.deepcopy(drift), "free_mib": sizes} for name, sizes in free.items()}
+def said(plan, free):
+    return {name: {"drift": drift, "free_mib": free[name]} for name, drift in drifts(plan).items()}
 
 
 def test_room_for_staging(staged):
@@ -1006,18 +1010,18 @@ def test_room_for_staging(staged):
     staged.hosts["worker2"]["facts"]["toolchain"]["nvcc"] = "12.9"
     plan = staged.plan(staging=True)
     free = {"head": {"CPU": 1023}, "worker1": {"CPU": 30000}, "worker2": {"CPU": 500, "CUDA0": 700}}
-    told = obstacles(plan, said(free))
+    told = obstacles(plan, said(plan, free))
     assert [reason.partition(", but ")[0] for reason in told] == [
         "head has 1023 MiB free on CPU",
         "worker2 has 700 MiB free on CUDA0",
     ]
     enough = {"head": {}, "worker1": {"CPU": 30000}, "worker2": {"CUDA0": 8000}}
-    assert obstacles(plan, said(enough)) == []
+    assert obstacles(plan, said(plan, enough)) == []
 
 
 def test_what_else_stands_in_the_way_of_staging(staged):
     plan = staged.plan(staging=True)
-    found = said({"head": {}, "worker1": {}, "worker2": {}})
+    found = said(plan, {"head": {}, "worker1": {}, "worker2": {}})
     found["worker1"]["drift"]["missing_builds"] = ["x"]
     assert obstacles(plan, found) == ["the planned release is missing on worker1: run site.yml"]
     found["head"]["drift"]["changed_files"] = [plan["hosts"]["head"]["runtime"] + "/runtime.py", "/elsewhere"]
@@ -1026,7 +1030,7 @@ def test_what_else_stands_in_the_way_of_staging(staged):
     found["worker2"] = {}
     assert obstacles(plan, found) == [
         "worker1: Something else already uses 192.0.2.11:50152",
-        "worker2 could not be reached",
+        "worker2: it could not be reached",
     ]
     staged.hosts["head"]["variables"]["llama_server_staging_port"] = 8080
     refused = staged.plan(staging=True)

@@ -33,7 +33,7 @@ def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str,
 def _read(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     data = answer
     if isinstance(answer, Mapping):
-        data = {key: answer[key] for key in ("drift", "free_mib") if answer.get(key)}
+        data = {"drift": answer.get("drift") or None, "free_mib": answer.get("free_mib")}
     found = typed_json.parse(HostAnswer, validation.reported(name, "itself", data, typed_json.shape(HostAnswer)))
     if found.drift:
         check_services(name, host, found.drift)
