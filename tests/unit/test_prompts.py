@@ -158,7 +158,7 @@ def test_pieces_suit_the_pipeline_and_the_memory(pair):
     assert prompt["batch"] > 2048
     slow = cards_of(30, 2, llama_server_context=65536, llama_server_batch=512, llama_server_micro_batch=512).plan()
     assert prompt["tokens_per_s"] > 1.3 * slow["estimate"]["prompt"]["tokens_per_s"]
-    assert f"a prompt of 16384 {prompt['tokens_per_s']:g} tokens per second pipeline, --batch-size" in pages(plan)
+    assert f"a prompt of 16384 {prompt['tokens_per_s']:g} tokens per second pipeline, -b " in pages(plan)
     given = cards_of(30, 2, llama_server_micro_batch=128).plan()
     assert (argument(given, "--ubatch-size"), given["estimate"]["prompt"]["micro_batch"]) == ("128", 128)
     for entry in plan["placement"]:
@@ -201,4 +201,4 @@ def test_an_older_release_has_no_pipeline():
     prompt = plan["estimate"]["prompt"]
     assert (prompt["pipelined"], prompt["obstacles"]) == (False, [])
     assert prompt["tokens_per_s"] < prompt["pipelined_tokens_per_s"]
-    assert "tokens per second one device after the other, --batch-size 2048" in pages(plan)
+    assert "tokens per second one device after the other, -b 2048" in pages(plan)

@@ -46,8 +46,8 @@ class Server(threading.Thread):
         for client in self.connections:
             if client.fileno() < 0:
                 continue
-            client.settimeout(2)
             try:
+                client.settimeout(2)
                 while client.recv(4096):
                     pass
             except socket.timeout:

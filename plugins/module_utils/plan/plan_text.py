@@ -424,7 +424,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
 
 def _long_prompt(prompt: PromptEstimate) -> list[list[str]]:
     how = "pipeline" if prompt.pipelined else "one device after the other"
-    pieces = f"{how}, --batch-size {prompt.batch} --ubatch-size {prompt.micro_batch}"
+    pieces = f"{how}, -b {prompt.batch} -ub {prompt.micro_batch}"
     return [[f"a prompt of {prompt.tokens}", f"{prompt.tokens_per_s:g} tokens per second", pieces]]
 
 

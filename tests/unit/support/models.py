@@ -31,7 +31,7 @@ def as_json(model):
         **data,
         "keys": {name: list(value) if isinstance(value, tuple) else value for name, value in model.keys},
         "layer_bytes": list(model.layer_bytes),
-        "expert_bytes": list(model.expert_bytes or model.layer_bytes),
+        "expert_bytes": list(model.expert_bytes),
         "tensors": [
             {**row._asdict(), "shape": list(row.shape), "layers": None if row.layers is None else list(row.layers)}
             for row in model.named_tensors
