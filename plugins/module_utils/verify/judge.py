@@ -362,13 +362,13 @@ def _certificate(subject: str, shown: Certificate) -> Check:
 
 
 def _pipeline(plan: Plan, pipelined: bool, log_complete: bool) -> Check:
-    """Whether devices compute micro-batches of a prompt at the same time, as the plan's speed of prompts takes for granted."""
-    if pipelined:
-        return _check("pipeline", plan.head.host, True, "devices compute prompts at the same time")
-    if not log_complete:
-        return _check("pipeline", plan.head.host, None, "start.log on the head is incomplete")
-    text = "the log does not have «pipeline parallelism enabled»: devices compute prompts one after the other, slower than planned"
-    return _check("pipeline", plan.head.host, False, text)
+    """Whether devices compute micro-batches of a prompt at the same time. Without that answers are as right, so it fails no release."""
+    text = "devices compute prompts at the same time"
+    if not pipelined:
+        text = "start.log on the head is incomplete"
+        if log_complete:
+            text = "prompts are slower than planned: start.log on the head does not have «pipeline parallelism enabled»"
+    return _check("pipeline", plan.head.host, pipelined or None, text)
 
 
 def _transport(plan: Plan, evidence: Evidence, server: ServerEvidence) -> str:
