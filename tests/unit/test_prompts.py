@@ -176,6 +176,14 @@ def test_pieces_suit_the_pipeline_and_the_memory(pair):
             {"llama_build_cmake_options": {"GGML_SCHED_MAX_COPIES": "1"}},
             "Remove GGML_SCHED_MAX_COPIES from llama_build_cmake_options of head",
         ),
+        (
+            {"llama_build_cmake_options": {"GGML_CUDA_NO_PEER_COPY": True}},
+            "Remove GGML_CUDA_NO_PEER_COPY from llama_build_cmake_options of head",
+        ),
+        (
+            {"llama_server_environment": {"LLAMA_ARG_KV_OFFLOAD": "0"}},
+            "Remove LLAMA_ARG_KV_OFFLOAD from llama_server_environment",
+        ),
     ],
 )
 def test_what_switches_the_pipeline_off_is_said_where_it_costs(variables, remedy):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ContextSpeed, PromptEstimate
@@ -37,9 +38,11 @@ PIPELINE_SINCE = 6
 """RPC protocol from which on its devices have events (ggml-org/llama.cpp#18626)."""
 PIPELINE_BUILD = 10809
 """Oldest build that was seen with it."""
-WITHOUT_EVENTS = {"GGML_CUDA_NO_PEER_COPY": "ON", "GGML_SYCL_NO_PEER_COPY": "ON", "GGML_SCHED_MAX_COPIES": "1"}
-"""Option of cmake → value with which the head's own devices have no events, or the scheduler no second copy of what it hands on."""
-WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
+WITHOUT_EVENTS = ("GGML_CUDA_NO_PEER_COPY", "GGML_SYCL_NO_PEER_COPY")
+"""Options of cmake with which the head's own devices have no events."""
+WITHOUT_OFFLOAD, FALSE = ("--no-kv-offload", "-nkvo"), ("0", "off", "false", "disabled")
+COPIES = "GGML_SCHED_MAX_COPIES"
+"""That of how often the scheduler has what it hands on: with one copy no device goes on before the next has read it."""
 MICRO_BATCHES, BATCHES = (256, 512, 1024, 2048), (2048, 4096, 8192)
 """What is compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 WORTH = 0.9
@@ -98,14 +101,20 @@ def obstacles(case: estimate.Case, server: Server) -> list[str]:
         steps.append("leave llama_server_gpu_layers out, so that all layers are on devices")
     if server.override_tensor:
         steps.append("remove llama_server_override_tensor")
-    steps += [f"remove {word} from llama_server_extra_args" for word in server.extra_args if word in WITHOUT_OFFLOAD]
+    steps += [f"remove {place}" for place in _without_offload(server)]
     given = case.hosts[case.head].cmake_options
-    steps += [
-        f"remove {name} from llama_build_cmake_options of {case.head}"
-        for name, value in WITHOUT_EVENTS.items()
-        if given.get(name, "").upper() == value
-    ]
-    return steps
+    switches = [name for name in WITHOUT_EVENTS if backends.is_on(given.get(name, ""))]
+    switches += [COPIES] if given.get(COPIES) == "1" else []
+    return steps + [f"remove {name} from llama_build_cmake_options of {case.head}" for name in switches]
+
+
+def _without_offload(server: Server) -> list[str]:
+    """What keeps the KV cache in the head's memory, and the variable that has it."""
+    word, value = auxiliary_models.given_option(server, "kv-offload") or ("", "")
+    if word in server.environment:
+        off = "_NO_" in word or value.lower() in FALSE
+        return [f"{word} from llama_server_environment"] if off else []
+    return [f"{word} from llama_server_extra_args"] if options.normalize(word) in WITHOUT_OFFLOAD else []
 
 
 def _has_events(release: Release) -> bool:
