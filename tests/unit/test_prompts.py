@@ -210,3 +210,21 @@ def test_an_older_release_has_no_pipeline():
     assert (prompt["pipelined"], prompt["obstacles"]) == (False, [])
     assert prompt["tokens_per_s"] < prompt["pipelined_tokens_per_s"]
     assert "tokens per second one device after the other, -b 2048" in pages(plan)
+
+
+def test_a_kernel_that_takes_a_little_memory_changes_no_command_line():
+    """The cache is planned in steps, and so is the room of checkpoints, each of which may be small."""
+    lines = set()
+    for memory in range(8300, 8420, 8):
+        cluster = head_with_cards(4, summary={**WINDOWS, "kv_heads": 4})
+        cluster.hosts["head"]["facts"]["memory_mib"] = memory
+        lines.add(tuple(cluster.plan()["head"]["argv"]))
+    assert len(lines) == 1
+    assert 1 < int(argument(cluster.plan(), "--ctx-checkpoints")) < 32
+
+
+def test_a_micro_batch_is_no_larger_than_its_batch():
+    wrong = cards_of(30, 2, llama_server_batch=512, llama_server_micro_batch=1024).reason()
+    assert "llama_server_micro_batch is 1024, more than llama_server_batch, which is 512" in wrong
+    plan = cards_of(30, 2, llama_server_micro_batch=4096).plan()
+    assert (argument(plan, "--batch-size"), argument(plan, "--ubatch-size")) == ("4096", "4096")

@@ -58,7 +58,7 @@ def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINL
         unified="unified" in given and options.meaning(given["unified"][0]) != "off",
         full_window="full_window" in given,
         micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
-        batch=server.batch or kv_cache.BATCH,
+        batch=server.batch or max(kv_cache.BATCH, server.micro_batch or 0),
         fork=fork,
         latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
         attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
@@ -162,6 +162,11 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
         limit = validation.limit(getattr(server, field), least, most)
         if limit:
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
+    if server.batch and (server.micro_batch or 0) > server.batch:
+        raise Refusal(
+            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server computes "
+            f"{server.batch} tokens together: use {server.batch} or less, or a larger llama_server_batch"
+        )
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
     _check_files(server)

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 LIMIT_MIB, CHECKPOINTS = 8192, 32
 """llama-server's defaults: of ``--cache-ram``, and of ``--ctx-checkpoints``."""
 STEP_MIB = 256
-"""What is planned is a multiple of this, so that a kernel which takes a little more restarts no server."""
+"""Room and cache are multiples of this: where a kernel takes a little more, that rarely restarts a server."""
 
 
 class PromptCache(NamedTuple):
@@ -54,7 +54,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         for name in ("prompt-cache", "context-checkpoints")
         if options.of_name(name).spelled(release.generation, release.fork)
     }
-    room = min(LIMIT_MIB, _free_mib(placed, facts, case.head) // 2)
+    room = min(LIMIT_MIB, _free_mib(placed, facts, case.head) // 2) // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server, release.generation)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
