@@ -6,6 +6,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from conftest import typed
 from support import models
 from support.clusters import (
+    CARD,
     TREE,
     advisories_of,
     cards_of,
@@ -18,6 +19,11 @@ from support.clusters import (
 WINDOWS = {
     **{"architecture": "gemma3", "heads": 32, "kv_heads": 16, "key_dimension": 128, "value_dimension": 128},
     "keys": {"attention.sliding_window": 1024},
+}
+
+MIXTURE = {
+    **{"architecture": "qwen3moe", "width": 4096, "heads": 32, "kv_heads": 8, "value_dimension": 128},
+    **{"keys": {"expert_count": 128, "expert_used_count": 8}, "expert_bytes": [90 << 20] * 40},
 }
 
 
@@ -228,3 +234,18 @@ def test_a_micro_batch_is_no_larger_than_its_batch():
     assert "llama_server_micro_batch is 1024, more than llama_server_batch, which is 512" in wrong
     plan = cards_of(30, 2, llama_server_micro_batch=4096).plan()
     assert (argument(plan, "--batch-size"), argument(plan, "--ubatch-size")) == ("4096", "4096")
+
+
+def test_a_fallback_has_pieces_of_prompts_for_which_its_devices_have_room():
+    """A large card has room for the compute buffer of large micro-batches, the small ones that stand in have none."""
+    cluster = cards_of(4, 4, MIXTURE, llama_server_context=131072)
+    small, large = ("NVIDIA GeForce RTX 3060", "8.6", 12288), ("NVIDIA H100 80GB HBM3", "9.0", 81559)
+    for name in ("gpu1", "gpu2", "gpu3", "gpu4"):
+        device = dict(zip(("name", "architecture", "memory_mib"), large if name == "gpu1" else small))
+        cluster.hosts[name]["facts"]["accelerators"] = [{**CARD["accelerators"][0], **device}]
+    plan = cluster.plan()
+    assert plan["estimate"]["prompt"]["micro_batch"] > 512
+    (fallback,) = plan["fallbacks"]
+    for entry in fallback["placement"]:
+        assert entry["total_mib"] <= entry["capacity_mib"]
+    assert "--ubatch-size" not in fallback["head"]["argv"]

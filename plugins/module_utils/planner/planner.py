@@ -194,6 +194,8 @@ class Prepared(NamedTuple):
     placed: device_load.Placed
     idle: Sequence[idle.UnusedMemory]
     """What could hold layers of a model that does not fit."""
+    requested: Server
+    """With pieces of prompts as the operator asks for them."""
 
     @property
     def head(self) -> Equipped:
@@ -326,7 +328,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     placed = layout.lay_out(case)
     request = releases.requested(releases.variable_of(serves, cluster.releases), cluster.releases)
     unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
-    return _with_batches(Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused))
+    return _with_batches(Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused, cluster.server))
 
 
 def _with_batches(prepared: Prepared) -> Prepared:
@@ -342,6 +344,14 @@ def _with_batches(prepared: Prepared) -> Prepared:
     if placed.reasons or placed.devices != prepared.placed.devices:
         return prepared
     return prepared._replace(cluster=prepared.cluster._replace(server=server), case=laid, placed=placed)
+
+
+def _without_batches(prepared: Prepared) -> Prepared:
+    """The same for fallbacks: planned pieces suit devices with more room than those that are left may have."""
+    server = prepared.requested
+    return prepared._replace(
+        cluster=prepared.cluster._replace(server=server), case=prepared.case._replace(server=server)
+    )
 
 
 class Laid(NamedTuple):
@@ -387,9 +397,10 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     laid = _lay(prepared, prepared.placed)
     fits = not prepared.placed.reasons
-    lost = fallbacks.of_plan(prepared.case, prepared.placed) if with_fallbacks and fits else []
+    spare = _without_batches(prepared)
+    lost = fallbacks.of_plan(spare.case, prepared.placed) if with_fallbacks and fits else []
     plan = _write(prepared, laid, lost, runtime_id, staged)
-    judged = _judge_fallbacks(prepared, plan, laid, lost, runtime_id)
+    judged = _judge_fallbacks(spare, plan, laid, lost, runtime_id)
     if judged != lost:
         plan = _write(prepared, laid, judged, runtime_id, staged)
     hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
@@ -472,7 +483,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
             for name, entry in prepared.equipped.items()
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ),
-        fallbacks=tuple(_fallback(prepared, loss, other, runtime_id) for loss, other in spare),
+        fallbacks=tuple(_fallback(_without_batches(prepared), loss, other, runtime_id) for loss, other in spare),
         no_fallback=tuple(entry.as_plan() for entry in lost if not entry.placed),
         estimate=predicted,
         advisories=(),
