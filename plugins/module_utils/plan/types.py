@@ -408,7 +408,7 @@ class PromptEstimate(NamedTuple):
     pipelined_tokens_per_s: float
     """predicted if they did"""
     obstacles: tuple[str, ...]
-    """what to do so that they do"""
+    """what to do so that they do; empty where devices do not hold the whole model"""
 
 
 class Estimate(NamedTuple):

@@ -184,6 +184,13 @@ def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     )
 
 
+def _hold_all(case: estimate.Case, settings: kv_cache.Settings) -> bool:
+    """Whether the used devices may hold the whole model, so that nobody has to leave a part of it on the head's processor."""
+    load, used = device_load.load_of(case.summary, settings, case.release.generation, ()), case.placed.devices
+    held = sum(load.weights) + sum(load.kv) + len(used) * load.compute
+    return held <= sum(device.capacity_mib for device in used) * MIB
+
+
 def is_pipelined(case: estimate.Case, server: Server) -> bool:
     return len(case.placed.devices) > 1 and _has_events(case.release) and not obstacles(case, server)
 
@@ -197,8 +204,8 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
     """A prompt in the planned pieces, and what the pipeline would make of it."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
     batches, tokens = Batches(settings.batch, settings.micro_batch), prompt_tokens(server, case.summary)
-    filled, steps = at_depth(case, works, settings, tokens // 2), obstacles(case, server)
-    pipelined = is_pipelined(case, server)
+    filled, pipelined = at_depth(case, works, settings, tokens // 2), is_pipelined(case, server)
+    steps = obstacles(case, server) if _hold_all(case, settings) else []
     speed, possible = (
         estimate.rounded(tokens / (prompt_s(case, filled, tokens, batches, flows) or math.inf))
         for flows in (pipelined, len(works) > 1)
