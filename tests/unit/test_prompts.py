@@ -89,8 +89,13 @@ def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():
     kept = plan["head"]["checkpoints_mib"]
     assert 1 < int(argument(plan, "--ctx-checkpoints")) < 32
     assert kept <= 8192
-    assert plan["head"].get("prompt_cache_mib", 0) == (8192 - kept) // 256 * 256
-    assert f"Checkpoints take up to {kept} MiB there." in pages(plan)
+    assert plan["head"]["prompt_cache_mib"] == 8192
+    assert f"Checkpoints of context take up to {kept} MiB of the memory of head." in pages(plan)
+    cluster = head_with_cards(4, summary=WINDOWS, llama_server_parallel=2)
+    cluster.hosts["head"]["facts"]["memory_mib"] = 22528
+    head = cluster.plan()["head"]
+    assert 0 < head["prompt_cache_mib"] < 8192
+    assert head["prompt_cache_mib"] + head["checkpoints_mib"] <= (22528 - 2252) // 2
     assert argument(head_with_cards().plan(), "--ctx-checkpoints") is None
     full = head_with_cards(4, summary=WINDOWS, llama_server_extra_args=["--swa-full"]).plan()
     assert argument(full, "--ctx-checkpoints") is None

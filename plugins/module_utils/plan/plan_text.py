@@ -438,7 +438,7 @@ def speed_notes(plan: Plan) -> list[str]:
         f"{best.host} alone: {speed}",
         f"Four of five measurements were in such ranges. "
         f"Rates of devices are {RATES.get(estimate.rates or '', estimate.rates)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
-        "model is assumed. A prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
+        "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         _kept(plan),
     ]
 
@@ -446,13 +446,14 @@ def speed_notes(plan: Plan) -> list[str]:
 def _kept(plan: Plan) -> str:
     """What the head keeps of conversations, and what that costs the next one."""
     head, moved = plan.head, plan.estimate.conversation_s
-    kept = f"Conversations that left their slot are kept in {head.prompt_cache_mib} MiB of the memory of {head.host}"
+    memory = f"MiB of the memory of {head.host}"
+    kept = f"Conversations that left their slot are kept in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
         kept = "Conversations that left their slot are not kept"
     moving = (
         f"; the KV cache of {head.context_per_request} tokens takes {moved:g} seconds over the network, there and back"
     )
-    points = f" Checkpoints take up to {head.checkpoints_mib} MiB there." if head.checkpoints_mib else ""
+    points = f" Checkpoints of context take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     return f"{kept}{moving if moved else ''}.{points}"
 
 

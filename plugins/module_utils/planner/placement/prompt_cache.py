@@ -43,8 +43,8 @@ class PromptCache(NamedTuple):
 
 
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptCache:
-    """The half of what is free in the head's memory, llama-server's own limit at most: first for checkpoints, then for conversations where
-    fetching one and sending it back takes less time than computing it again.
+    """The half of what is free in the head's memory: first for checkpoints, then for conversations where fetching one and sending it back takes
+    less time than computing it again, llama-server's own limit of these at most for each.
 
     :param works: estimate.works_of the case; empty where the model does not fit.
     """
@@ -54,16 +54,16 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         for name in ("prompt-cache", "context-checkpoints")
         if options.of_name(name).spelled(release.generation, release.fork)
     }
-    room = min(LIMIT_MIB, _free_mib(placed, facts, case.head) // 2) // STEP_MIB * STEP_MIB
+    room = _free_mib(placed, facts, case.head) // 2 // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server, release.generation)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
-        checkpoints = max(1, min(CHECKPOINTS, room * MIB // size))
+        checkpoints = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
         checkpoints_mib = -(-checkpoints * size // MIB)
     tokens = server_settings.context_per_request(server, case.summary)
     compute_s = tokens * cost_model.prompt_ms(release, works, case.summary.width) / cost_model.PROMPT / 1000
     pays = move_s(case, server) < compute_s and "prompt-cache" in known
-    planned = max(0, room - checkpoints_mib) // STEP_MIB * STEP_MIB if pays else 0
+    planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
     mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)
 
