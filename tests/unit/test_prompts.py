@@ -63,6 +63,8 @@ def test_what_is_asked_for_is_taken_from_the_memory_of_layers():
     assert strix_halo_head(100).plan()["fits"]
     plan = strix_halo_head(100, llama_server_prompt_cache_mib=16384).plan()
     assert "remove llama_server_prompt_cache_mib" in plan["reasons"][-1]
+    alone = cards_of(30, 2, llama_server_prompt_cache_mib=100000).reason()
+    assert "0 MiB of the model's tables and 100000 MiB of llama_server_prompt_cache_mib: make that smaller" in alone
     assert argument(strix_halo_head(100, llama_server_prompt_cache_mib=1000).plan(), "--cache-ram") == "1000"
     assert "llama_server_prompt_cache_mib is -1" in head_with_cards(llama_server_prompt_cache_mib=-1).reason()
 

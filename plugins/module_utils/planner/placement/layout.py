@@ -145,7 +145,8 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     few = not fits and len(placed.devices) < len(devices)
     missing = _missing_on_head(case.facts, load, first, beside)
     over, stays = placed.over(), bool(first or overrides)
-    reasons = [*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)]
+    cache = server.prompt_cache_mib or 0
+    reasons = [*_over_on_head(case.head, load, first, missing, stays, cache), *_over_on_devices(over, fits)]
     return placed._replace(
         reasons=(
             *reasons,
@@ -402,16 +403,20 @@ def _over_without_devices(name: str, missing: int) -> tuple[str, ...]:
     return (f"the model does not fit into the memory of {name}: {missing} MiB are missing; add a worker",)
 
 
-def _over_on_head(name: str, load: device_load.Load, first: int, missing: int, stays: bool) -> tuple[str, ...]:
+def _over_on_head(
+    name: str, load: device_load.Load, first: int, missing: int, stays: bool, cache: int
+) -> tuple[str, ...]:
     """A sentence if the layers before ``first`` do not fit into the head's memory.
 
     :param stays: whether the operator leaves any of the model there.
+    :param cache: MiB that the operator gives to conversations there.
     """
     if not missing:
         return ()
     if not stays:
-        kept = f", which keeps {load.on_head() // MIB} MiB of the model's tables: choose a head with more memory"
-        return (f"{missing} MiB are missing in the memory of {name}{kept}",)
+        tables = f", which keeps {load.on_head() // MIB} MiB of the model's tables"
+        smaller = f" and {cache} MiB of llama_server_prompt_cache_mib: make that smaller, or" if cache else ":"
+        return (f"{missing} MiB are missing in the memory of {name}{tables}{smaller} choose a head with more memory",)
     return (
         f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
         f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",
