@@ -178,6 +178,16 @@ def test_latencies_share_a_load_where_the_program_repeats():
     assert one == [(), (0.0,), (1.0,), (5.0,)], "llama-sweep-bench repeats nothing"
 
 
+def test_a_long_prompt_is_not_predicted_to_be_as_slow_as_one_micro_batch():
+    found = cluster_of("worker1", "worker2", llama_benchmark_prompts=[256, 4096], llama_benchmark_hosts=[1, 3])
+    (alone, plan), (pipelined, other) = loads_of(found)
+    assert not plan.estimate.prompt.pipelined
+    assert all(cell.predicted for cell in matrix.cells_of(alone, plan, None))
+    assert other.estimate.prompt.pipelined
+    unknown = [cell.test for cell in matrix.cells_of(pipelined, other, None) if not cell.predicted]
+    assert unknown == ["pp4096"]
+
+
 def test_why_a_load_cannot_be_measured():
     found = cluster_of("worker1", llama_benchmark_models=[{"known_answer": known_answer_of(16, 8192)}])
     found.hosts["worker1"]["facts"]["memory_mib"] = found.hosts["head"]["facts"]["memory_mib"] = 8192

@@ -294,12 +294,15 @@ def _key(load: Load, test: str, depth: int, latency: float | None) -> str:
 
 
 def _predicted(plan: Plan, test: str, depth: int, latency: float | None) -> float | None:
-    """Tokens per second by the plan. Generation through the proxy takes the plan's crossings times the latency more."""
+    """Tokens per second by the plan; None of prompts that a pipeline computes, other than the one that is planned for. Generation through the proxy
+    takes the plan's crossings times the latency more."""
     prompt = test.startswith("pp")
     mean = plan.estimate.prompt_tokens_per_s if prompt else plan.estimate.generation_tokens_per_s
     long = plan.estimate.prompt
     if long and test == f"pp{long.tokens}":
         mean = long.tokens_per_s
+    elif long and long.pipelined and prompt and int(test[2:]) > long.micro_batch:
+        return None
     if not mean or depth or (prompt and latency is not None):
         return None
     return round(1000 / (1000 / mean + plan.estimate.crossings * (latency or 0)), 3)
