@@ -156,7 +156,7 @@ def test_settings_of_the_cache_that_count(arguments, expected):
 
 
 @pytest.mark.parametrize(
-    "batch, micro_batch, tokens", [(None, None, 512), (256, None, 256), (4096, 4096, 4000), (None, 4096, 2048)]
+    "batch, micro_batch, tokens", [(None, None, 512), (256, None, 256), (4096, 4096, 4000), (None, 4096, 4000)]
 )
 def test_tokens_that_are_computed_at_once(batch, micro_batch, tokens):
     """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""

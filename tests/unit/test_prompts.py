@@ -236,11 +236,12 @@ def test_a_kernel_that_takes_a_little_memory_changes_no_command_line():
     assert 1 < int(argument(cluster.plan(), "--ctx-checkpoints")) < 32
 
 
-def test_a_micro_batch_is_no_larger_than_its_batch():
+def test_a_micro_batch_is_no_larger_than_its_batch(pair):
     wrong = cards_of(30, 2, llama_server_batch=512, llama_server_micro_batch=1024).reason()
     assert "llama_server_micro_batch is 1024, more than llama_server_batch, which is 512" in wrong
-    plan = cards_of(30, 2, llama_server_micro_batch=4096).plan()
-    assert (argument(plan, "--batch-size"), argument(plan, "--ubatch-size")) == ("4096", "4096")
+    pair.hosts["head"]["variables"]["llama_server_micro_batch"] = 4096
+    for plan in (cards_of(30, 2, llama_server_micro_batch=4096).plan(), pair.plan()):
+        assert (argument(plan, "--batch-size"), argument(plan, "--ubatch-size")) == ("4096", "4096")
 
 
 def test_a_fallback_has_pieces_of_prompts_for_which_its_devices_have_room():

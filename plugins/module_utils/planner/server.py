@@ -150,7 +150,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("tensor-split", [f"{share:.9g}" for share in placed.split] if len(placed.devices) > 1 else None),
         ("context", str(server_settings.context_of(server, serving.model.summary))),
         ("parallel", str(server.parallel)),
-        ("batch", str(server.batch or "")),
+        ("batch", str(server_settings.batch_of(server))),
         ("micro-batch", str(server.micro_batch or "")),
         ("cache-type-k", server.cache_type_k),
         ("cache-type-v", server.cache_type_v),

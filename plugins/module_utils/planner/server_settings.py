@@ -58,11 +58,16 @@ def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINL
         unified="unified" in given and options.meaning(given["unified"][0]) != "off",
         full_window="full_window" in given,
         micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
-        batch=server.batch or max(kv_cache.BATCH, server.micro_batch or 0),
+        batch=batch_of(server),
         fork=fork,
         latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
         attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
     )
+
+
+def batch_of(server: Server) -> int:
+    """Tokens that llama-server takes at a time: its default, where that is not less than a micro-batch."""
+    return server.batch or max(kv_cache.BATCH, server.micro_batch or 0)
 
 
 def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:

@@ -145,7 +145,7 @@ def prompt_s(
 
 def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> Batches:
     """The pieces in which a prompt of a part of the context takes the fewest predicted seconds, of those that devices have room for."""
-    default = Batches(server.batch or max(kv_cache.BATCH, server.micro_batch or 0), server.micro_batch or 0)
+    default = Batches(server_settings.batch_of(server), server.micro_batch or 0)
     default = default._replace(micro_batch=default.micro_batch or min(kv_cache.MICRO_BATCH, default.batch))
     if not case.placed.devices or server.override_tensor or (server.batch and server.micro_batch):
         return default
