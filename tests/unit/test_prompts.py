@@ -262,7 +262,11 @@ def test_a_fallback_has_pieces_of_prompts_for_which_its_devices_have_room():
 def test_nobody_is_told_to_put_on_devices_what_they_do_not_hold():
     """As the remedy of a model that does not fit says: leave layers on the head's processor."""
     large = cards_of(46, 2, MIXTURE, llama_server_context=65536)
-    large.hosts["head"]["facts"]["cpu"] = {"model": "AMD EPYC 9755 128-Core Processor", "cores": 256, "features_id": "f"}
+    large.hosts["head"]["facts"]["cpu"] = {
+        "model": "AMD EPYC 9755 128-Core Processor",
+        "cores": 256,
+        "features_id": "f",
+    }
     large.model["summary"]["expert_bytes"] = [1000 << 20] * 40
     assert "set llama_server_gpu_layers to" in large.reason()
     large.hosts["head"]["variables"]["llama_server_gpu_layers"] = 32

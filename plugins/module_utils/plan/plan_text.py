@@ -439,11 +439,11 @@ def speed_notes(plan: Plan) -> list[str]:
         f"Four of five measurements were in such ranges. "
         f"Rates of devices are {RATES.get(estimate.rates or '', estimate.rates)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
         "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
-        _kept(plan),
+        _conversations(plan),
     ]
 
 
-def _kept(plan: Plan) -> str:
+def _conversations(plan: Plan) -> str:
     """What the head keeps of conversations, and what that costs the next one."""
     head, moved = plan.head, plan.estimate.conversation_s
     memory = f"MiB of the memory of {head.host}"

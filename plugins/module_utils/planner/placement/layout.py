@@ -92,15 +92,15 @@ def lay_out(case: Case) -> device_load.Placed:
     own.sort(key=lambda device: -cost_model.rate_of(device, case.facts, case.release.generation).gb_per_s)
     places = list(auxiliary_models.candidate_devices(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
-    kept = (case.server.prompt_cache_mib or 0) * MIB
+    cache = (case.server.prompt_cache_mib or 0) * MIB
     for held, reserved in [
         *zip(places, places),
         *((held, auxiliary_models.without_buffers(held)) for held in places if held),
     ]:
-        left = auxiliary_models.remaining_capacity(case.devices, reserved, case.head, case.facts, kept)
+        left = auxiliary_models.remaining_capacity(case.devices, reserved, case.head, case.facts, cache)
         if left is None:
             continue
-        placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved) + kept)
+        placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved) + cache)
         placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), auxiliary=held)
         if not placed.reasons:
             return placed

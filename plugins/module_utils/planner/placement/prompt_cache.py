@@ -73,16 +73,21 @@ def checkpoint_bytes(load: device_load.Load, server: Server, generation: int) ->
     summary = load.summary
     windows = kv_cache.windowed(summary, kv_cache.readings(generation)[-1])
     full = server_settings.settings_of(server, summary).full_window
-    kept = [
+    saved = [
         (window and not full) or recurrent for window, recurrent in zip(windows, kv_cache.recurrent_layers(summary))
     ]
-    return sum(size for size, counts in zip(load.kv, kept) if counts)
+    return sum(size for size, counts in zip(load.kv, saved) if counts)
 
 
 def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
     """Of the head's memory beside the reserve, what no plan uses."""
-    kept, load = placed.on_head(), placed.load
-    used = kept.weights + kept.kv + (load.compute if kept.layers else 0) + auxiliary_models.in_memory(placed.auxiliary)
+    on_head, load = placed.on_head(), placed.load
+    used = (
+        on_head.weights
+        + on_head.kv
+        + (load.compute if on_head.layers else 0)
+        + auxiliary_models.in_memory(placed.auxiliary)
+    )
     for device, share in zip(placed.devices, placed.shares()):
         if device.host == head and auxiliary_models.shares_memory(device, facts):
             used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)

@@ -138,9 +138,9 @@ def prompt_s(
     if not pipelined:
         return count * sum(stages) / 1000
     waits = [bool(work.link or following.link) for work, following in zip(works, works[1:])] + [False]
-    held = sum(stage for stage, waited in zip(stages, waits) if waited)
-    beside = max(stage for stage, waited in zip(stages, waits) if not waited)
-    return (drained * sum(stages) + max(0.0, count - drained) * max(held, beside)) / 1000
+    serial = sum(stage for stage, waited in zip(stages, waits) if waited)
+    overlapped = max(stage for stage, waited in zip(stages, waits) if not waited)
+    return (drained * sum(stages) + max(0.0, count - drained) * max(serial, overlapped)) / 1000
 
 
 def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> Batches:
