@@ -262,8 +262,9 @@ class ActionModule(Action):
 
         :raises AnsibleActionFail: one of them could not be fetched.
         """
-        models = {one.plan.model.path: one.plan.model for one in loads if one.plan.model.fetched_by}
-        for path, model in models.items():
+        for path, model in {one.plan.model.path: one.plan.model for one in loads}.items():
+            if model.fetched_by is None:
+                continue
             folder = str(PurePosixPath(model.records[0].path).parent.parent)
             wanted = ModelArguments(model.files, folder, model.records, token_file, fetched_by=model.fetched_by)
             result = self.action("llamacpp.cluster.model", **typed_json.dump(wanted))
