@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
     server_of,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import PromptCache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -84,6 +85,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         runtime=None,
         state="",
         service="",
+        cache=PromptCache(0, None, 0),
     )
     return placed, heads.argv_of(serving)[1:]
 
