@@ -73,7 +73,7 @@ class Option(NamedTuple):
     :param owned: whether only the plan sets it.
     :param optional: whether the plan does not write it where its variable is left out.
     :param environment: variables that stand for it in the environment of the program.
-    :param memory: what it changes: a field of caches.Settings, UNPLANNED, or nothing.
+    :param memory: what it changes: a field of kv_cache.Settings, UNPLANNED, or nothing.
     :param silent: values that are never written.
     :param implied: values for which nothing is written where no spelling can say them.
     :param remedy: what to do instead of giving it, where no variable sets it.

@@ -88,7 +88,7 @@ def number_of(text: str) -> int | None:
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Field of caches.Settings → the further argument that sets it, and the one after it. The last one counts."""
+    """Field of kv_cache.Settings → the further argument that sets it, and the one after it. The last one counts."""
     given = {}
     for word, following in zip(arguments, [*arguments[1:], ""]):
         option = options.of_word(word)

@@ -4,7 +4,7 @@
 """An upper bound of the compute buffer of a device: what llama.cpp reserves for the results of the layers that it works on.
 
 Without flash attention the scores of all heads are there at once, for each token that is computed and each one of the context. With it
-there are masks alone. Learnt from src/llama-graph.cpp of the builds in caches.READ, and from build_deepseek2 of ik_llama.cpp's commit 3770.
+there are masks alone. Learnt from src/llama-graph.cpp of the builds in kv_cache.READ, and from build_deepseek2 of ik_llama.cpp's commit 3770.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The types of tensors in GGUF files: their numbers, their sizes, and which builds load them.
 
-Read in ggml.h, and type_traits of ggml.c, of the builds in caches.READ, and of ik_llama.cpp's commit 4840 (8337e4cd).
+Read in ggml.h, and type_traits of ggml.c, of the builds in kv_cache.READ, and of ik_llama.cpp's commit 4840 (8337e4cd).
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ MICRO_BATCHES, BATCHES = (256, 512, 1024, 2048), (2048, 4096, 8192)
 """What is compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 WORTH = 0.9
 """llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
-ALIKE = 1.02
+NOISE = 1.02
+"""Pieces that take up to so many times as long count as equal: the smallest batch is chosen of them."""
 PART = 4
 """Prompts are planned for this part of the context."""
 
@@ -161,7 +162,7 @@ def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.W
     least = min(seconds.values())
     if least > WORTH * seconds[default]:
         return default
-    near = [one for one, time in seconds.items() if time <= ALIKE * least]
+    near = [one for one, time in seconds.items() if time <= NOISE * least]
     return min(near, key=lambda one: (one.batch, abs(one.micro_batch - default.micro_batch)))
 
 
