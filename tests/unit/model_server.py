@@ -55,8 +55,8 @@ class Server:
         end = last + 1 if self.cut is None else min(last + 1, first + self.cut)
         while first < end:
             piece = data[first : min(end, first + (1 << 16))]
+            self.sent += len(piece)  # before the client has it and looks
             handler.wfile.write(piece)
-            self.sent += len(piece)
             first += len(piece)
         handler.close_connection = True
 
