@@ -82,7 +82,7 @@ devices:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 
@@ -104,10 +104,10 @@ def main():
         module.fail_json(
             msg=f"{params['address']}:{params['port']} is not the endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
         )
-    text = f"The worker at {params['address']}:{params['port']} is {answer['state']}"
-    if answer["detail"]:
-        text += f": {answer['detail']}. Check its service and its log"
-    module.exit_json(changed=False, msg=text + ".", **answer)
+    text = f"The worker at {params['address']}:{params['port']} is {answer.state}"
+    if answer.detail:
+        text += f": {answer.detail}. Check its service and its log"
+    module.exit_json(changed=False, msg=text + ".", **typed_json.dump(answer))
 
 
 if __name__ == "__main__":

@@ -77,14 +77,14 @@ def test_a_held_worker_is_silent_and_a_free_one_tells_its_device(served):
         stderr=subprocess.DEVNULL,
     )
     try:
-        answer = until(lambda: (found := rpc.probe("127.0.0.1", port))["state"] == "ok" and found)
-        assert answer["protocol"] == "7.0.0"
-        assert len(answer["devices"]) == 1
-        assert rpc.probe("127.0.0.1", port)["state"] == "ok", "the probe left its connection open"
-        assert rpc.probe("127.0.0.1", port, protocol="3.6.1")["state"] == "protocol_mismatch"
+        answer = until(lambda: (found := rpc.probe("127.0.0.1", port)).state == "ok" and found)
+        assert answer.protocol == "7.0.0"
+        assert len(answer.devices) == 1
+        assert rpc.probe("127.0.0.1", port).state == "ok", "the probe left its connection open"
+        assert rpc.probe("127.0.0.1", port, protocol="3.6.1").state == "protocol_mismatch"
         with socket.create_connection(("127.0.0.1", port)) as holder:
             holder.sendall(struct.pack("<BQ", rpc.HELLO, 24))
-            assert rpc.probe("127.0.0.1", port, timeout=1)["state"] == "silent"
+            assert rpc.probe("127.0.0.1", port, timeout=1).state == "silent"
     finally:
         worker.kill()
         worker.wait()

@@ -9,14 +9,13 @@ import ssl
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Exits,
-    Handshake,
     Handshakes,
     Health,
-    WorkerDevice,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,7 +133,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
         "",
         '{"workers": 1}',
         '{"workers": {"a": {"state": "ok"}}}',
-        '{"workers": {"a": {"state": "ok", "detail": "", "protocol": "", "devices": [{"total_mib": 1e999}]}}}',
+        '{"workers": {"a": {"state": "ok", "detail": "", "protocol": "", "devices": [{"free_mib": 1, "total_mib": 1e999}]}}}',
     ]
     path = tmp_path / "file"
     assert evidence.exits(path) == Exits(0, "", ())
@@ -159,11 +158,10 @@ def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
 
 
 def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path):
-    answer = {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [{"free_mib": 1, "total_mib": 2}]}
-    runtime.write_handshakes(tmp_path, {"x": answer})
+    answers = {"x": Handshake("ok", "", "7.0.0", (WorkerDevice(1, 2),))}
+    runtime.write_handshakes(tmp_path, answers)
     path = tmp_path / runtime.HANDSHAKES
-    expected = Handshakes({"x": Handshake("ok", "", "7.0.0", (WorkerDevice(2),))})
-    assert evidence.handshakes(path, [os.getpid()]) == expected
+    assert evidence.handshakes(path, [os.getpid()]) == Handshakes(answers)
     found = evidence.handshakes(path, [1])
     assert found.workers == {}
     assert "of an earlier start: the disk may be full or read-only" in found.error

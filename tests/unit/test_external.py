@@ -1,9 +1,10 @@
 """Workers that others run: planned with, shaken hands with, and never changed."""
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshake, Handshakes, WorkerDevice
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshakes
 from conftest import typed
 from support.verification import checks, healthy, judged
 
@@ -133,7 +134,7 @@ def test_the_page_names_them(mixed):
 
 
 def answer(*total_mib, state="ok", detail=""):
-    return Handshake(state, detail, "7.0.0", tuple(map(WorkerDevice, total_mib)))
+    return Handshake(state, detail, "7.0.0", tuple(WorkerDevice(mib, mib) for mib in total_mib))
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,14 @@ def probe(script, **options):
 @pytest.mark.parametrize("version", [(1, 0, 0), (2, 0, 0), (3, 6, 1), (4, 0, 0), (7, 0, 0), (8, 1, 0)])
 def test_every_generation_answers(version):
     found = probe(worker(version))
-    assert found["state"] == "ok"
-    assert found["protocol"] == ".".join(map(str, version))
-    assert found["devices"] == [{"free_mib": 3072, "total_mib": 4096}]
+    assert found.state == "ok"
+    assert found.protocol == ".".join(map(str, version))
+    assert found.devices == (rpc.WorkerDevice(3072, 4096),)
 
 
 def test_every_device_of_a_worker_is_reported():
     found = probe(worker((7, 0, 0), devices=((GIB, 2 * GIB), (5 * GIB, 6 * GIB))))
-    assert [device["total_mib"] for device in found["devices"]] == [2048, 6144]
+    assert [device.total_mib for device in found.devices] == [2048, 6144]
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_every_device_of_a_worker_is_reported():
 )
 def test_protocol_of_the_head(head, state):
     found = probe(worker((7, 0, 3)), protocol=head)
-    assert found["state"] == state
-    assert state == "ok" or (head in found["detail"] and "7.0.3" in found["detail"])
+    assert found.state == state
+    assert state == "ok" or (head in found.detail and "7.0.3" in found.detail)
 
 
 def test_a_worker_with_a_higher_minor_version_is_a_mismatch():
-    assert probe(worker((3, 6, 1)), protocol="3.5.0")["state"] == "protocol_mismatch"
+    assert probe(worker((3, 6, 1)), protocol="3.5.0").state == "protocol_mismatch"
 
 
 def test_silent_when_nothing_is_answered():
-    assert probe(lambda client: time.sleep(2), timeout=0.3)["state"] == "silent"
+    assert probe(lambda client: time.sleep(2), timeout=0.3).state == "silent"
 
 
 def test_silent_when_bytes_drip_slower_than_the_deadline():
@@ -108,20 +108,20 @@ def test_silent_when_bytes_drip_slower_than_the_deadline():
             client.sendall(bytes([byte]))
             time.sleep(0.1)
 
-    assert probe(drip, timeout=0.5)["state"] == "silent"
+    assert probe(drip, timeout=0.5).state == "silent"
 
 
 def test_refused():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert rpc.probe("127.0.0.1", port)["state"] == "refused"
+    assert rpc.probe("127.0.0.1", port).state == "refused"
 
 
 @pytest.mark.parametrize("error", [OSError(113, "No route to host"), socket.timeout("timed out")])
 def test_a_worker_to_which_no_connection_comes_about_is_unreachable(monkeypatch, error):
     monkeypatch.setattr(rpc.socket, "create_connection", mock.Mock(side_effect=error))
     found = rpc.probe("192.0.2.1", 50052)
-    assert (found["state"], error.args[-1] in found["detail"]) == ("unreachable", True)
+    assert (found.state, error.args[-1] in found.detail) == ("unreachable", True)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_worker_to_which_no_connection_comes_about_is_unreachable(monkeypatch,
     ],
 )
 def test_not_rpc(script):
-    assert probe(script)["state"] == "not_rpc"
+    assert probe(script).state == "not_rpc"
 
 
 def test_a_server_that_closes_and_then_refuses_is_no_worker():
@@ -153,11 +153,11 @@ def test_a_server_that_closes_and_then_refuses_is_no_worker():
         server.listener.close()
 
     server = Server(close_all)
-    assert rpc.probe("127.0.0.1", server.port)["state"] == "not_rpc"
+    assert rpc.probe("127.0.0.1", server.port).state == "not_rpc"
 
 
 def test_a_worker_without_a_device_cannot_be_used():
-    assert probe(worker((7, 0, 0), devices=()))["state"] == "no_device"
+    assert probe(worker((7, 0, 0), devices=())).state == "no_device"
 
 
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENOBUFS])
@@ -166,7 +166,7 @@ def test_a_connection_that_the_network_loses_is_unreachable(monkeypatch, number,
     lost = mock.Mock(**{f"{verb}.side_effect": OSError(number, os.strerror(number))})
     monkeypatch.setattr(rpc.socket, "create_connection", lambda *_arguments, **_options: lost)
     found = rpc.probe("192.0.2.1", 50052)
-    assert (found["state"], os.strerror(number) in found["detail"]) == ("unreachable", True)
+    assert (found.state, os.strerror(number) in found.detail) == ("unreachable", True)
     assert lost.close.called
 
 
@@ -218,6 +218,6 @@ ANYTHING = st.one_of(
 def test_whatever_answers_a_handshake_has_a_state(parts, broken, protocol):
     with mock.patch.object(rpc.socket, "create_connection", side_effect=lambda *_, **__: Scripted(parts, broken)):
         found = rpc.probe("192.0.2.1", 50052, protocol=protocol)
-    assert found["state"] in {"ok", "protocol_mismatch", "no_device", "silent", "unreachable", "not_rpc"}
-    assert (found["state"] == "ok") == (found["detail"] == "")
-    assert found["state"] != "ok" or (found["devices"] and all(device["total_mib"] >= 0 for device in found["devices"]))
+    assert found.state in {"ok", "protocol_mismatch", "no_device", "silent", "unreachable", "not_rpc"}
+    assert (found.state == "ok") == (found.detail == "")
+    assert found.state != "ok" or (found.devices and all(device.total_mib >= 0 for device in found.devices))

@@ -11,6 +11,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -23,7 +24,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     LoggedBuffers,
     Report,
     Staged,
-    WorkerDevice,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from conftest import typed
@@ -100,8 +100,12 @@ WRONG_EVIDENCE = [
     ("handshake", "recorded no handshake", partial(changed, handshakes=Handshakes({ONE: ANSWER}))),
     ("handshake", "handshakes.json cannot be used", partial(changed, handshakes=BROKEN_RECORD)),
     ("handshake", "silent: held", partial(with_answer, endpoint=ONE, state="silent", detail="held")),
-    ("handshake", "planned: 1 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(9),))),
-    ("handshake", "2 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(65536), WorkerDevice(1)))),
+    ("handshake", "planned: 1 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(9, 9),))),
+    (
+        "handshake",
+        "2 device",
+        partial(with_answer, endpoint=ONE, devices=(WorkerDevice(65536, 65536), WorkerDevice(1, 1))),
+    ),
     ("buffers", "model 3.0 MiB, planned", partial(with_buffers, device=WORKER, model=(3.0, 1))),
     ("buffers", "model 0.0 MiB", partial(without_device, device=WORKER)),
     ("buffers", "KV 99 MiB", partial(with_buffers, device=WORKER, KV=(99, 1))),

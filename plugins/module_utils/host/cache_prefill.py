@@ -260,15 +260,15 @@ def wait(endpoint: str, fork: str, runs: Callable[[], bool] = lambda: True) -> r
         answer = rpc.probe(address, int(port))
         if not runs():
             raise PrefillError(f"the worker at {endpoint} ended as it started")
-        if answer["state"] == "ok":
+        if answer.state == "ok":
             break
         if time.monotonic() > end:
-            raise PrefillError(f"the worker at {endpoint} did not start: {answer['detail']}")
+            raise PrefillError(f"the worker at {endpoint} did not start: {answer.detail}")
         time.sleep(0.2)
-    form = rpc_upload.form_of(fork, answer["protocol"])
+    form = rpc_upload.form_of(fork, answer.protocol)
     if not form:
         raise PrefillError(
-            f"the worker at {endpoint} speaks protocol {answer['protocol']} of {fork}, whose messages are not known"
+            f"the worker at {endpoint} speaks protocol {answer.protocol} of {fork}, whose messages are not known"
         )
     return form
 

@@ -17,7 +17,7 @@ import importlib
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -52,10 +52,12 @@ FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
+Answers = Mapping[str, rpc.Handshake]
+"""Endpoint of a worker → its last answer."""
 
 
-def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> dict:
-    """The answer of rpc.probe. Nobody may use the worker."""
+def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
+    """Nobody may use the worker."""
     journal.alive()
     address, port = endpoint.rsplit(":", 1)
     return rpc.probe(address, int(port), timeout, protocol)
@@ -65,42 +67,45 @@ def shake_hands(
     endpoints: list[str],
     protocol: str | None,
     timeout: float,
-    note: Callable[[dict], object],
+    note: Callable[[Answers], object],
     pause: float = 1.0,
-    enough: Callable[[dict], object] = lambda answers: False,
-) -> dict:
+    enough: Callable[[Answers], object] = lambda answers: False,
+) -> Answers:
     """Waits until every worker answers; returns their answers.
 
     A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
 
-    :param note: called with ``{endpoint: last answer of rpc.probe}`` whenever one of them has changed.
+    :param note: called with the last answer of each endpoint whenever one of them has changed.
     :param enough: called with the same after each round; ends the wait where it says so.
     """
-    answers: dict = {}
+    answers: dict[str, rpc.Handshake] = {}
     asked: dict[str, float] = {}
     while True:
         journal.alive()
         for endpoint in endpoints:
-            before = answers.get(endpoint, {}).get("state")
+            before = answers[endpoint].state if endpoint in answers else ""
             if before == "ok" and time.monotonic() - asked[endpoint] < FRESH_SECONDS:
                 continue
             answers[endpoint] = ask_worker(endpoint, protocol, timeout)
             asked[endpoint] = time.monotonic()
-            if answers[endpoint]["state"] != before:
+            state, detail, *_rest = answers[endpoint]
+            if state != before:
                 note(answers)
-                if answers[endpoint]["state"] != "ok":
-                    journal.say(
-                        f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}"
-                    )
-        if all(answer["state"] == "ok" for answer in answers.values()) or enough(answers):
+                if state != "ok":
+                    journal.say(f"waiting for worker {endpoint}: {state}, {detail}")
+        if all(answer.state == "ok" for answer in answers.values()) or enough(answers):
             return answers
         time.sleep(pause)
 
 
-def write_handshakes(state: Path, answers: dict) -> bool:
+def write_handshakes(state: Path, answers: Answers) -> bool:
     """Older answers would be believed in place of these, so they go where these cannot be written; False then."""
     path = state / HANDSHAKES
-    written = journal.write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": answers})
+    workers = {
+        endpoint: {**answer._asdict(), "devices": [device._asdict() for device in answer.devices]}
+        for endpoint, answer in answers.items()
+    }
+    written = journal.write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": workers})
     if not written:
         with suppress(OSError):
             path.unlink()
@@ -152,7 +157,7 @@ class Chosen(NamedTuple):
 
     argv: list[str]
     endpoints: list[str]
-    answers: dict
+    answers: Answers
     fallback: serving.Fallback | None = None
 
     @property
@@ -217,12 +222,12 @@ class Start:
         patience = 0.0 if self.record.served_on_fallback else self.settings.fallback_after
         found: list[Chosen] = []
 
-        def note(answers: dict) -> None:
+        def note(answers: Answers) -> None:
             write_handshakes(self.state, answers)
-            waiting = tuple(endpoint for endpoint, answer in answers.items() if answer["state"] != "ok")
+            waiting = tuple(endpoint for endpoint, answer in answers.items() if answer.state != "ok")
             self.record.set(serving.WAITING, waiting_for=waiting)
 
-        def enough(answers: dict) -> bool:
+        def enough(answers: Answers) -> bool:
             self.record.set(serving.WAITING, waiting_for=self.record.waiting_for)
             if self.settings.fallbacks and time.monotonic() - began >= patience:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
@@ -232,21 +237,22 @@ class Start:
         answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough)
         return found[0] if found else self.full._replace(answers=answers)
 
-    def _fallback(self, path: Path, answers: dict) -> list[Chosen]:
+    def _fallback(self, path: Path, answers: Answers) -> list[Chosen]:
         """The fallback that fits now, if there is one."""
         try:
             fallbacks = serving.read_fallbacks(path)
         except (OSError, ValueError) as error:
             journal.say_once(f"{path} gives no fallback: {error}")
             return []
-        away = [endpoint for endpoint, answer in answers.items() if answer["state"] != "ok"]
         others = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
-        more = {worker: ask_worker(worker, self.protocol, RETURN_TIMEOUT) for worker in sorted(others)}
-        fallback = serving.fitting(fallbacks, away, {**answers, **more})
+        asked = {worker: ask_worker(worker, self.protocol, RETURN_TIMEOUT) for worker in sorted(others)}
+        answers = {**answers, **asked}
+        away = [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
+        fallback = serving.fitting(fallbacks, away, {endpoint for endpoint in answers if endpoint not in away})
         if fallback is None:
             return []
         workers = list(fallback.workers)
-        shaken = {worker: {**answers, **more}[worker] for worker in workers}
+        shaken = {worker: answers[worker] for worker in workers}
         self.record.note(f"worker {', '.join(away)} stays away: llama-server is started without {fallback.name}")
         return [Chosen(list(fallback.argv), workers, shaken, fallback)]
 
@@ -313,7 +319,7 @@ class Start:
             self.asked = now
             away = [endpoint for endpoint in self.full.endpoints if endpoint not in chosen.endpoints]
             answers = [ask_worker(endpoint, self.protocol, RETURN_TIMEOUT) for endpoint in away]
-            self.back.seconds("back", all(answer["state"] == "ok" for answer in answers), now)
+            self.back.seconds("back", all(answer.state == "ok" for answer in answers), now)
         since = self.back.since.get("back", now)
         return now - since >= self.record.steady and not head.busy()
 

@@ -235,10 +235,9 @@ def _is_endpoint(text: str) -> bool:
         return False
 
 
-def fitting(fallbacks: Collection[Fallback], away: Collection[str], answers: Mapping[str, dict]) -> Fallback | None:
+def fitting(fallbacks: Collection[Fallback], away: Collection[str], ready: Collection[str]) -> Fallback | None:
     """The first fallback without one of the workers that are away, all of whose workers shook hands."""
     for fallback in fallbacks:
-        ready = all(answers.get(endpoint, {}).get("state") == "ok" for endpoint in fallback.workers)
-        if fallback.without in away and ready:
+        if fallback.without in away and all(endpoint in ready for endpoint in fallback.workers):
             return fallback
     return None

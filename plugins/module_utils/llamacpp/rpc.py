@@ -8,15 +8,13 @@ may be used against a worker that a head holds. The wire format is that of ggml-
 ``u8 command | u64 size | payload`` there and ``u64 size | payload`` back.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import NamedTuple, Optional, Union
 
 HELLO = 14
 DEVICE_COUNT = 15
@@ -27,6 +25,23 @@ HELLO_PLAIN_TCP = bytes(24)
 
 MAX_DEVICES = 64
 MIB = 1024 * 1024
+
+
+class WorkerDevice(NamedTuple):
+    """Memory of a device that a worker lends."""
+
+    free_mib: int
+    total_mib: int
+
+
+class Handshake(NamedTuple):
+    """What a worker answered."""
+
+    state: str
+    """of those that ``probe`` names"""
+    detail: str
+    protocol: Optional[str] = None
+    devices: tuple[WorkerDevice, ...] = ()
 
 
 class Closed(Exception):
@@ -76,7 +91,7 @@ class Connection:
             raise socket.timeout("timed out")
         return left
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> "Connection":
         return self
 
     def __exit__(self, *_ignored: object) -> None:
@@ -93,7 +108,7 @@ class Connection:
             received += part
         return received
 
-    def send(self, data: bytes | memoryview) -> None:
+    def send(self, data: Union[bytes, memoryview]) -> None:
         self.socket.settimeout(self._left())
         with _over_network():
             self.socket.sendall(data)
@@ -108,7 +123,7 @@ class Connection:
         return self._receive(size)
 
 
-def _devices(connection: Connection, major: int) -> list[dict[str, Any]]:
+def _devices(connection: Connection, major: int) -> tuple[WorkerDevice, ...]:
     if major < 3:
         requests = [b""]
     else:
@@ -119,11 +134,11 @@ def _devices(connection: Connection, major: int) -> list[dict[str, Any]]:
     devices = []
     for request in requests:
         free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, request, (16,)))
-        devices.append({"free_mib": free // MIB, "total_mib": total // MIB})
-    return devices
+        devices.append(WorkerDevice(free // MIB, total // MIB))
+    return tuple(devices)
 
 
-def _converse(address: str, port: int, deadline: float, hello: bytes) -> dict[str, Any]:
+def _converse(address: str, port: int, deadline: float, hello: bytes) -> Handshake:
     with Connection(address, port, deadline) as connection:
         reply = connection.ask(HELLO, hello, (3, 28))
         version = tuple(reply[:3])
@@ -131,7 +146,7 @@ def _converse(address: str, port: int, deadline: float, hello: bytes) -> dict[st
             devices = _devices(connection, version[0])
         except Closed as error:
             raise Foreign("it answered the handshake, then closed the connection when asked for its devices") from error
-    return {"protocol": ".".join(map(str, version)), "devices": devices}
+    return Handshake("ok", "", ".".join(map(str, version)), devices)
 
 
 def compatible(client: str, server: str) -> bool:
@@ -141,17 +156,13 @@ def compatible(client: str, server: str) -> bool:
     return client_major == server_major and server_minor <= client_minor
 
 
-def _answer(state: str, detail: str, **more: object) -> dict[str, Any]:
-    return {"state": state, "detail": detail, "protocol": None, "devices": [], **more}
-
-
-def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = None) -> dict[str, Any]:
+def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str] = None) -> Handshake:
     """Shakes hands with the worker at ``address:port`` and asks for its devices.
 
     :param address: numeric IPv4 address; workers listen on nothing else.
     :param timeout: seconds for the whole conversation, however slowly the other side sends.
     :param protocol: version that a head speaks (``7.0.0``); without it any version is accepted.
-    :returns: ``{"state", "detail", "protocol", "devices": [{"free_mib", "total_mib"}]}`` where state is one of
+    :returns: with state one of
 
         - ``ok``: a worker that a head can use;
         - ``protocol_mismatch``: a worker of another generation;
@@ -176,28 +187,25 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
             except Closed:
                 connected = True
         else:
-            return _answer("not_rpc", "it closes the connection on every known form of the handshake")
+            return Handshake("not_rpc", "it closes the connection on every known form of the handshake")
     except Foreign as error:
-        return _answer("not_rpc", str(error))
+        return Handshake("not_rpc", str(error))
     except ConnectionRefusedError:
         if connected:
-            return _answer("not_rpc", "it closed the connection on the handshake and accepts no other")
-        return _answer("refused", "nothing listens there")
+            return Handshake("not_rpc", "it closed the connection on the handshake and accepts no other")
+        return Handshake("refused", "nothing listens there")
     except Unreachable as error:
-        return _answer("unreachable", f"no connection was possible: {error}")
+        return Handshake("unreachable", f"no connection was possible: {error}")
     except socket.timeout:
-        return _answer(
+        return Handshake(
             "silent",
             f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or not an RPC worker",
         )
     except OSError as error:
-        return _answer("unreachable", f"the connection was lost: {error.strerror or error}")
-    if protocol and not compatible(protocol, reply["protocol"]):
-        return {
-            "state": "protocol_mismatch",
-            "detail": f"it speaks protocol {reply['protocol']}, the head speaks {protocol}",
-            **reply,
-        }
-    if not reply["devices"]:
-        return {"state": "no_device", "detail": "it is a worker without a device", **reply}
-    return {"state": "ok", "detail": "", **reply}
+        return Handshake("unreachable", f"the connection was lost: {error.strerror or error}")
+    if protocol and reply.protocol and not compatible(protocol, reply.protocol):
+        detail = f"it speaks protocol {reply.protocol}, the head speaks {protocol}"
+        return reply._replace(state="protocol_mismatch", detail=detail)
+    if not reply.devices:
+        return reply._replace(state="no_device", detail="it is a worker without a device")
+    return reply

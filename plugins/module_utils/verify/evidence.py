@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -30,7 +31,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Completion,
     Evidence,
     Exits,
-    Handshake,
     Handshakes,
     Health,
     LinkMeasurement,
@@ -38,7 +38,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     ServedFallback,
     ServerEvidence,
     Subject,
-    WorkerDevice,
 )
 
 RECORD_BYTES = 1024 * 1024
@@ -136,7 +135,7 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
 
 
 def _handshake(answer: Mapping[str, Any]) -> Handshake:
-    devices = tuple(WorkerDevice(int(device["total_mib"])) for device in answer["devices"])
+    devices = tuple(WorkerDevice(int(device["free_mib"]), int(device["total_mib"])) for device in answer["devices"])
     protocol = answer["protocol"]
     return Handshake(
         printable(answer["state"]),
@@ -178,7 +177,7 @@ def _with_unused_workers(recorded: Handshakes, subject: Subject, served: ServedF
         used = worker.endpoint in on_fallback.workers if on_fallback else worker.used
         if not used:
             address, port = worker.endpoint.rsplit(":", 1)
-            workers[worker.endpoint] = _handshake(rpc.probe(address, int(port), protocol=worker.protocol))
+            workers[worker.endpoint] = rpc.probe(address, int(port), protocol=worker.protocol)
     return recorded._replace(workers=workers)
 
 

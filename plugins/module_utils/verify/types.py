@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -64,21 +65,6 @@ class Exits(NamedTuple):
     how: Line
     log: tuple[Line, ...]
     """last lines before that"""
-
-
-class WorkerDevice(NamedTuple):
-    """A device that a worker lends."""
-
-    total_mib: int
-
-
-class Handshake(NamedTuple):
-    """What a worker answered."""
-
-    state: Line
-    detail: Line
-    protocol: Optional[str]
-    devices: tuple[WorkerDevice, ...]
 
 
 class Handshakes(NamedTuple):

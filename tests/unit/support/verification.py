@@ -7,25 +7,24 @@ from unittest import mock
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
     Evidence,
     Exits,
-    Handshake,
     Handshakes,
     Health,
     LoggedBuffers,
     ServerEvidence,
     Subject,
-    WorkerDevice,
 )
 
 from support import actions
 from support.drift import drifts
 
-ANSWER = Handshake("ok", "", "7.0.0", (WorkerDevice(65536),))
+ANSWER = Handshake("ok", "", "7.0.0", (WorkerDevice(65536, 65536),))
 RIGHT = Completion(known_answer.SENTENCE, 33, 700.0)
 
 

@@ -176,11 +176,11 @@ def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
     with _start([str(program), *arguments, *processor], place) as worker:
         while True:
             answer = rpc.probe(LOOPBACK, port, worker.left())
-            if answer["state"] == "ok":
+            if answer.state == "ok":
                 return
             worker.expect()
-            if answer["state"] != "refused":
-                raise worker.failure(f"did not answer as a worker ({answer['state']}: {answer['detail']})", OTHERWISE)
+            if answer.state != "refused":
+                raise worker.failure(f"did not answer as a worker ({answer.state}: {answer.detail})", OTHERWISE)
             time.sleep(PAUSE_SECONDS)
 
 
