@@ -188,6 +188,20 @@ def test_a_long_prompt_is_not_predicted_to_be_as_slow_as_one_micro_batch():
     assert unknown == ["pp4096"]
 
 
+def test_prompts_are_measured_in_the_pieces_that_are_served():
+    found, plan = cluster_of(), served_by(cluster_of())
+    prompt = plan.estimate.prompt._replace(batch=4096, micro_batch=1024)
+    plan = plan._replace(model=plan.model._replace(known_answer=None), estimate=plan.estimate._replace(prompt=prompt))
+    varied = ({}, {"llama_server_micro_batch": 8192}, {"llama_server_batch": 256})
+    variants = [
+        ({}, cluster_inputs.read("llama_cluster", inventory.with_values(found.hosts, "head", values)))
+        for values in varied
+    ]
+    loads = matrix.loads_of(request_of(found, hosts=[3]), variants, plan)
+    pieces = [(cluster.server.batch, cluster.server.micro_batch) for _load, cluster in loads]
+    assert pieces == [(4096, 1024), (8192, 8192), (256, 256)]
+
+
 def test_why_a_load_cannot_be_measured():
     found = cluster_of("worker1", llama_benchmark_models=[{"known_answer": known_answer_of(16, 8192)}])
     found.hosts["worker1"]["facts"]["memory_mib"] = found.hosts["head"]["facts"]["memory_mib"] = 8192

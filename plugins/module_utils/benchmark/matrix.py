@@ -214,17 +214,21 @@ def loads_of(
         raise Refusal(
             f"the variables {PREFIX}… ask for {cells} measurements, and {MOST_CELLS} are possible: give shorter lists"
         )
-    return [(load, _cluster_of(cluster, load)) for load, cluster in loads]
+    return [(load, _cluster_of(cluster, load, plan)) for load, cluster in loads]
 
 
-def _cluster_of(cluster: Cluster, load: Load) -> Cluster:
+def _cluster_of(cluster: Cluster, load: Load, plan: Plan) -> Cluster:
     """The cluster as it would serve this load: with these hosts alone, all of their devices, a cache for the tests, and the model alone, since
-    programs that measure load neither projector nor draft."""
+    programs that measure load neither projector nor draft. Prompts are in the pieces of the plan that serves, which are planned for its context."""
+    server, served = cluster.server, None if plan.model.known_answer else plan.estimate.prompt
+    if served:
+        batch = server.batch or max(served.batch, server.micro_batch or 0)
+        server = server._replace(batch=batch, micro_batch=server.micro_batch or min(served.micro_batch, batch))
     return cluster._replace(
         model=load.model._replace(mmproj=None, draft=None),
         within=frozenset(load.hosts),
         placement="all",
-        server=cluster.server._replace(backend=load.backend, context=load.context, parallel=1, fallback=False),
+        server=server._replace(backend=load.backend, context=load.context, parallel=1, fallback=False),
     )
 
 
