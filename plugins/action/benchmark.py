@@ -70,6 +70,24 @@ class Matrix(NamedTuple):
     """On the controller, for servers of models."""
 
 
+class Inputs(NamedTuple):
+    """What loads are planned from."""
+
+    name: str
+    hosts: Mapping[str, Any]
+    catalogue: Any
+    cluster: Cluster
+    request: matrix.Request
+
+    def with_values(self, values: Mapping[str, Any]) -> Cluster:
+        """The cluster with other variables of its head.
+
+        :raises Refusal: they are not valid.
+        """
+        hosts = inventory.with_values(self.hosts, self.cluster.head, values)
+        return cluster_inputs.read(self.name, hosts)._replace(releases=self.cluster.releases)
+
+
 class Arguments(NamedTuple):
     plan: Plan
     facts: Mapping[str, Any]
@@ -117,7 +135,7 @@ class ActionModule(Action):
 
     # -------------------------------------------------------------------------------------------------------- matrix
 
-    def _matrix(self, arguments: Arguments) -> Matrix:
+    def _inputs(self, arguments: Arguments) -> Inputs:
         """:raises Refusal: a variable is wrong, or the release has no program that measures."""
         served = self._head.plan
         name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
@@ -129,26 +147,25 @@ class ActionModule(Action):
             raise Refusal(
                 f"the release on {cluster.head} has no {program}: set llama_benchmark_programs to true, run site.yml, and then this playbook again"
             )
-        variants = [
-            (
-                matrix.settings_of(values),
-                cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))._replace(
-                    releases=cluster.releases
-                ),
-            )
-            for values in request.variants
-        ]
+        return Inputs(name, hosts, catalogue, cluster, request)
+
+    def _matrix(self, arguments: Arguments) -> Matrix:
+        """:raises Refusal: as of _inputs."""
+        served, inputs = self._head.plan, self._inputs(arguments)
+        cluster, request = inputs.cluster, inputs.request
+        variants = [(matrix.settings_of(values), inputs.with_values(values)) for values in request.variants]
         reports = {matrix.name_of(model): self._read_model(model) for model in request.models}
         reports = reports or {matrix.name_of(cluster.model): arguments.model}
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
         first: dict[str, matrix.Load] = {}
         for load, smaller in matrix.loads_of(request, variants, served):
-            plan = _plan(smaller, reports[matrix.name_of(load.model)], catalogue)
+            plan = _plan(smaller, reports[matrix.name_of(load.model)], inputs.catalogue)
             why, argv = matrix.obstacle(plan, served, load), []
             if isinstance(plan, Plan) and not why:
                 argv = command_line.argv_of(plan, load, request.repetitions)
                 same = first.setdefault(f"{argv} {load.latencies_ms} {plan.head.environment}", load)
+                program = PurePosixPath(argv[0]).name
                 why = None if same is load else f"{program} gets the same command line as with {dict(same.settings)}"
             new = matrix.cells_of(load, plan, why)
             if isinstance(plan, Plan):
@@ -156,21 +173,7 @@ class ActionModule(Action):
             cells += new
         models = dict.fromkeys(reports, "")
         models.update({matrix.name_of(one.load.model): one.plan.model.path for one in loads})
-        now = int(time.time())
-        identity = matrix.identity(served, cells, request.repetitions, models)
-        record = types.Benchmark(
-            schema=types.SCHEMA,
-            cluster=served.cluster,
-            id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{identity}",
-            time=now,
-            ended=None,
-            plan=served.id or "",
-            release=matrix.release_of(served),
-            hosts=matrix.machines(cluster, served),
-            models=models,
-            cells=tuple(cells),
-        )
-        return Matrix(request, loads, record, cluster.model.token_file)
+        return Matrix(request, loads, _record(served, inputs, cells, models), cluster.model.token_file)
 
     def _read_model(self, model: ModelRequest) -> Mapping[str, Any]:
         """What the module model reports of a model. A generated one is written on the head first.
@@ -351,6 +354,29 @@ def _plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | 
         return planner.make(cluster, model, catalogue, "")
     except Refusal as refusal:
         return planner.refused(cluster.name, refusal)
+
+
+def _record(
+    served: Plan, inputs: Inputs, cells: Sequence[types.Cell], models: Mapping[str, str]
+) -> types.Benchmark:
+    """A new record of these cells.
+
+    :param models: name → path on the head.
+    """
+    now = int(time.time())
+    identity = matrix.identity(served, cells, inputs.request.repetitions, models)
+    return types.Benchmark(
+        schema=types.SCHEMA,
+        cluster=served.cluster,
+        id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{identity}",
+        time=now,
+        ended=None,
+        plan=served.id or "",
+        release=matrix.release_of(served),
+        hosts=matrix.machines(inputs.cluster, served),
+        models=models,
+        cells=tuple(cells),
+    )
 
 
 def _load_of(one: PlannedLoad, log: str) -> runner.Load:
