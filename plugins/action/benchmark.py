@@ -356,9 +356,7 @@ def _plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | 
         return planner.refused(cluster.name, refusal)
 
 
-def _record(
-    served: Plan, inputs: Inputs, cells: Sequence[types.Cell], models: Mapping[str, str]
-) -> types.Benchmark:
+def _record(served: Plan, inputs: Inputs, cells: Sequence[types.Cell], models: Mapping[str, str]) -> types.Benchmark:
     """A new record of these cells.
 
     :param models: name → path on the head.
