@@ -10,9 +10,9 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from machines import NAMES, Machine
 

@@ -7,8 +7,9 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Interface, Link
 from conftest import Cluster, identity, typed
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
@@ -86,7 +87,7 @@ def test_a_visit_that_costs_nothing_or_too_much_is_refused(pair, wrong):
     ],
 )
 def test_the_kind_of_a_link(endpoint, interface, kind):
-    links = [Link(interface, "198.51.100.2/30", None, None, False)]
+    links = [LinkPlan(interface, "198.51.100.2/30", None, None, False)]
     assert estimate.kind_of(endpoint, links) == kind
 
 
@@ -101,7 +102,7 @@ def test_the_kind_of_a_link(endpoint, interface, kind):
     ],
 )
 def test_the_kind_that_is_declared_or_that_the_host_tells(declared, interface, known, kind):
-    links = [Link(interface, "198.51.100.2/30", None, None, False, kind=declared)]
+    links = [LinkPlan(interface, "198.51.100.2/30", None, None, False, kind=declared)]
     interfaces = [Interface("eth0", "ethernet", ("192.0.2.11",)), Interface("thunderbolt0", known, ("198.51.100.2",))]
     interfaces.append(Interface("en5", known, ()))
     assert estimate.kind_of("198.51.100.2:50052", links, interfaces) == kind

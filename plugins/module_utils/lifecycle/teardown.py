@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import SHAPE
 
 NOTHING: dict[str, Any] = {
     "services": [],
@@ -21,7 +21,7 @@ NOTHING: dict[str, Any] = {
     "tuning": {"parameters": {}, "profile": "", "reboot": False},
 }
 READ: dict[str, Any] = {
-    **{key: cluster_inputs.KNOWN[key] for key in ("scope", "prefix", "cache")},
+    **{key: SHAPE[key] for key in ("scope", "prefix", "cache")},
     "accounts": Each(Text()),
     "made_accounts": Maybe([Text()]),
     "defined": [Text()],

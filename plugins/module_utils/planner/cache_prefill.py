@@ -17,8 +17,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     CachePrefill,
     PrefillTensor,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Endpoint, Facts, Release, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Endpoint, Release, Worker
 
 SHARE_OF_DISK = 2
 """A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator, Facts, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
 DRIVER = "amdgpu"
 """Of the kernel, whose devices these parameters are for."""

@@ -14,9 +14,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Facts, Server, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Server, Worker
 
 SCHEMA = 1
 

@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     FolderPlan,
     HostPlan,
     KernelTuning,
-    LinkPlan,
     PortPlan,
     WorkerPlan,
 )
@@ -55,6 +54,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Finding,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
     model_source,
@@ -73,12 +73,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Accelerator,
     Catalogue,
     Cluster,
     Device,
     Equipped,
-    Facts,
     Host,
     Model,
     Quantisation,
@@ -783,7 +781,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
         knocks=() if staged else _knocks(prepared, entry),
-        links=tuple(LinkPlan(**link._asdict()) for link in host.links),
+        links=host.links,
         services=(),
     )
 

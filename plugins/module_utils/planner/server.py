@@ -16,19 +16,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     device_load,
     devices,
     prompt_cache,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Facts,
-    Host,
-    Model,
-    Release,
-    Server,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Release, Server
 
 HANDED_OVER = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""

@@ -12,134 +12,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import f
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE, Capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan, PortPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, PatchPlan, ReleasePlan
-
-
-class Accelerator(NamedTuple):
-    """A device as one backend drives it; facts/hardware.py says what the fields mean."""
-
-    backend: str
-    name: str
-    architecture: str
-    memory_mib: int
-    unified: bool
-
-
-class Distribution(NamedTuple):
-    """``id`` and ``version`` of /etc/os-release, and the family whose packages it uses."""
-
-    id: str
-    version: str
-    family: str
-
-
-class Packaged(NamedTuple):
-    """The distribution's packages of llama.cpp: upstream's version of the one that is offered, and those that are installed."""
-
-    version: str | None
-    installed: tuple[str, ...]
-
-
-class Thunderbolt(NamedTuple):
-    """A connection to another host."""
-
-    device: str
-    lanes: int
-    gbit_per_lane: float
-
-
-class Measured(NamedTuple):
-    """What was measured of a device."""
-
-    name: str
-    """Of the accelerator, or the processor's model."""
-    gb_per_s: float
-    """Bytes (1e9) that it reads of its memory per second, with two digits."""
-
-
-class Interface(NamedTuple):
-    """A network interface with hardware, as facts/interfaces.py finds it."""
-
-    name: str
-    kind: str
-    addresses: tuple[str, ...]
-
-
-class Neighbour(NamedTuple):
-    """Another cluster that has an installation on a host."""
-
-    cluster: str
-    ports: tuple[PortPlan, ...]
-    memory_mib: Mapping[str, int]
-    """Device → what that cluster plans with there."""
-
-
-class Facts(NamedTuple):
-    """What planning knows of a host."""
-
-    system: str
-    architecture: str
-    distribution: Distribution
-    cpu: Mapping[str, Any]
-    """``model``, ``cores`` and ``features_id``, as facts/hardware.py returns it."""
-    memory_mib: int
-    accelerators: tuple[Accelerator, ...]
-    toolchain: Mapping[str, str | None]
-    """Tool or library → version."""
-    toolchains: tuple[Mapping[str, Any], ...] | None
-    """As facts/toolchains.py returns them; None where the host was not asked."""
-    packaged: Packaged | None
-    scope: str
-    python: str | None
-    service_manager: str
-    prefix: str
-    cache: str
-    units: str
-    accounts: Mapping[str, str]
-    """Account whose name begins like ours → its home."""
-    device_groups: tuple[str, ...]
-    firewall: str | None
-    units_filter: bool | None
-    """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
-    kernel: str
-    firmware: str
-    unified_heap: bool
-    """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
-    option_files: tuple[str, ...]
-    """Files of somebody else with options for llama-server, as facts/host.py finds them."""
-    thunderbolt: tuple[Thunderbolt, ...]
-    interfaces: tuple[Interface, ...]
-    addresses: tuple[str, ...]
-    """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
-    round_trips: Mapping[str, float | None]
-    """Of a head: host → milliseconds that were measured of its link."""
-    link_mbit: Mapping[str, float | None] = {}
-    """The same: host → Mbit/s."""
-    neighbours: tuple[Neighbour, ...] = ()
-    rates: Mapping[str, Measured] = {}
-    """Device, as workers name it → what was measured of it."""
-    disk_gib: int | None = None
-    """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
-
-    def of_backend(self, backend: str) -> list[Accelerator]:
-        """The accelerators that this backend drives, in the order in which it numbers them."""
-        return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
-
-    def architectures(self, backend: str) -> list[str]:
-        return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
-
-
-class Link(NamedTuple):
-    """An entry of ``llama_links``."""
-
-    interface: str | None
-    address: str
-    mtu: int | None
-    peer: str | None
-    manage: bool
-    thunderbolt: str | None = None
-    kind: str | None = None
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 
 
 class Endpoint(NamedTuple):
@@ -182,7 +57,7 @@ class Host(NamedTuple):
     """The part of its facts that is left on the head for a run in which the host does not answer."""
     backends: tuple[str, ...] = ()
     """``llama_backend``: ``auto``, or names of backends."""
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkPlan, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     cmake_options: Mapping[str, str] = {}
     toolchain: str | None = None

@@ -22,9 +22,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Remedy,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Facts, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host
 
 
 def always(text: str, *changes: Callable[[AdvisoryContext, Finding], Change]) -> Remedy:

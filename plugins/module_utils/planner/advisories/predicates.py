@@ -22,9 +22,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Facts, Link
 
 THREE_ENDPOINTS_HANG = (10620, 10819)
 """Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
@@ -537,7 +537,7 @@ def strange_peers(context: AdvisoryContext) -> Cases:
     ]
 
 
-def _is_outside(address: str, own: str, links: Iterable[Link]) -> bool:
+def _is_outside(address: str, own: str, links: Iterable[LinkPlan]) -> bool:
     """Whether no network that ``llama_links`` gives for one's own address has this one; an address without a prefix length says no network."""
     networks = [ipaddress.IPv4Interface(link.address).network for link in links if link.address.split("/")[0] == own]
     known = [network for network in networks if network.prefixlen < network.max_prefixlen]

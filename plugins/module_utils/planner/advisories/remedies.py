@@ -26,12 +26,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Remedy,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
     Endpoint,
-    Facts,
     Host,
     PatchRequest,
     Quantisation,

@@ -13,14 +13,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import ser
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Accelerator,
-    Catalogue,
-    Facts,
-    Host,
-    Release,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host, Release
 
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 
 Toolchain = Mapping[str, Any]
 """As facts/toolchains.py describes it."""

@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Inventory and facts become values here, once. Every conversion and every default of planning stands in this file; those of the model in
-model_entry.py."""
+model_inputs.py, those of facts in facts.py."""
 
 from __future__ import annotations
 
@@ -13,39 +13,25 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
-    backends,
-    capabilities,
-    device_rates,
-    options,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, SHAPE, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Accelerator,
     Catalogue,
     Cluster,
-    Distribution,
     Endpoint,
     External,
-    Facts,
     Host,
-    Interface,
-    Link,
-    Measured,
-    Neighbour,
-    Packaged,
     ReleaseRequest,
     Server,
-    Thunderbolt,
     Tuning,
 )
 
 STAGING_DISTANCE = 100
 """A staging port is so far above the port that serves, where the inventory does not say."""
 
-MOST_MIB = 1 << 40
 UNNAMED = "declared"
 """Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MOST_THREADS = 4096
@@ -85,112 +71,18 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {
-    *DECLARED,
-    "device_groups",
-    "firewall",
-    "kernel",
-    "firmware",
-    "option_files",
-    "thunderbolt",
-    "reached_at",
-    "unified_heap",
-    "rates",
-    "interfaces",
-    "neighbours",
-    "disk_gib",
-}
+PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "measured"}
 """Facts that a plan depends on."""
 
-PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
-"""Of a host's own folders, which stand in definitions where a service manager has no quotes."""
-WORD = Text("[A-Za-z0-9_.:+~-]*")
 EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
-MEMORY_MIB = Number(0, MOST_MIB)
-LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
-LEAST_FIGURE = 0.001
-"""Of a link: what is less was not measured."""
-KNOWN: dict[str, Any] = {
-    "system": Text(),
-    "architecture": WORD,
-    "distribution": {"id": Text(), "version": Text(), "family": Text()},
-    "cpu": {
-        "model": Text(),
-        "cores": Number(1, 1 << 16),
-        "features_id": Text(),
-        "amx": Maybe(bool),
-        "avx512": Maybe(bool),
-        "unusable": Maybe([Text()]),
-    },
-    "memory_mib": MEMORY_MIB,
-    "accelerators": [
-        {
-            "backend": tuple(backends.BACKENDS),
-            "name": Text(),
-            "architecture": WORD,
-            "memory_mib": MEMORY_MIB,
-            "unified": bool,
-        }
-    ],
-    "toolchain": Each(Maybe(Text())),
-    "toolchains": Maybe(
-        [
-            {
-                "backend": tuple(backends.BACKENDS),
-                "prefix": PATH,
-                "links": [PATH],
-                "version": Text(r"\d+(\.\d+)*"),
-                "compiler": Maybe(PATH),
-                "libraries": Maybe([Text()]),
-                "rocwmma": Maybe({"version": Text(), "architectures": [WORD]}),
-                "components": Maybe(Each(PATH)),
-            }
-        ]
-    ),
-    "packaged": Maybe({"version": Maybe(WORD), "installed": [WORD]}),
-    "scope": ("system", "user"),
-    "python": Maybe(PATH),
-    "service_manager": tuple(service_managers.MANAGERS),
-    "prefix": PATH,
-    "cache": PATH,
-    "units": PATH,
-    "tools": Maybe([WORD]),
-    "accounts": Maybe(Each(Text())),
-    "device_groups": Maybe([WORD]),
-    "firewall": Maybe(names.FIREWALLS),
-    "units_filter": Maybe(bool),
-    "option_files": Maybe([PATH]),
-    "disk_gib": Maybe(Number(0, MOST_MIB)),
-    "unified_heap": Maybe(bool),
-    "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
-    "kernel": Maybe(Text()),
-    "firmware": Maybe(Text()),
-    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(device_rates.LEAST_GB_PER_S, 1 << 20, real=True)})),
-    "thunderbolt": Maybe(
-        [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
-    ),
-    "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
-    "reached_at": Maybe(Text(r"[0-9.]+", 15)),
-    "neighbours": Maybe(
-        [
-            {
-                "cluster": Text(names.CLUSTER, names.LONGEST_CLUSTER),
-                "ports": [{"service": WORD, "address": Text(r"[0-9.]+", 15), "port": Number(1, 65535)}],
-                "memory_mib": Each(MEMORY_MIB),
-            }
-        ]
-    ),
-    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
-}
-"""Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
 
 
 def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The hosts of a cluster, checked, with facts of the shape KNOWN: what each host says, overridden by its ``llama_hardware``.
+    """The hosts of a cluster, checked, with facts of the shape SHAPE: what each host says, overridden by its ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
@@ -274,7 +166,7 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
     if facts and is_numeric(str(given["ansible_host"])):
         facts.pop("reached_at", None)
-    declared = validation.mismatch("llama_hardware", facts, Maybe(KNOWN))
+    declared = validation.mismatch("llama_hardware", facts, Maybe(SHAPE))
     if declared:
         raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
     return facts
@@ -287,12 +179,13 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
+    known = facts_of(facts)
     return Host(
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
-        address=facts.get("reached_at") or str(given["ansible_host"]),
-        facts=facts_of(facts),
+        address=known.reached_at or str(given["ansible_host"]),
+        facts=known,
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(
@@ -372,7 +265,7 @@ def _keep(name: str, number: int) -> int:
     return number
 
 
-def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
+def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:
     limit = validation.limit(given.get("mtu"), names.MTU[0], names.MTU[-1])
     if limit:
         raise Refusal(f"{where}.mtu of {host} is {given['mtu']}: {limit}, or leave it out")
@@ -384,8 +277,8 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
             f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
             "link is managed, like 10.99.0.12/24"
         ) from None
-    own: dict[str, Any] = {field: given.get(field) for field in Link._fields}
-    return Link(**{**own, "address": address, "manage": bool(own["manage"])})
+    own: dict[str, Any] = {field: given.get(field) for field in LinkPlan._fields}
+    return LinkPlan(**{**own, "address": address, "manage": bool(own["manage"])})
 
 
 def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
@@ -527,76 +420,13 @@ def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
 
 def _check_facts(name: str, given: Any) -> None:
     """Refuses facts that planning cannot read: a host may report anything."""
-    read = {key: value for key, value in given.items() if key in KNOWN} if isinstance(given, Mapping) else given
-    problem = validation.problem("", read) or validation.mismatch("", read, KNOWN)
+    read = {key: value for key, value in given.items() if key in SHAPE} if isinstance(given, Mapping) else given
+    problem = validation.problem("", read) or validation.mismatch("", read, SHAPE)
     if problem:
         raise Refusal(
             f"the facts of {name} are not as this version of the collection reads them ({problem.where.lstrip('.')} {problem.why}): run it again "
             "when the host can be reached; if it persists, treat this host as compromised (docs/security.md)"
         )
-
-
-def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
-    """Host → one of LINK_FIGURES of its link."""
-    figures = {host: (link or {}).get(figure) or 0.0 for host, link in (given.get("measured") or {}).items()}
-    return {host: found if found >= LEAST_FIGURE else None for host, found in figures.items()}
-
-
-def facts_of(given: Mapping[str, Any]) -> Facts:
-    """Facts as values. What an older version did not ask for is empty.
-
-    :param given: of the shape KNOWN.
-    """
-    packaged, toolchains = given.get("packaged"), given.get("toolchains")
-    kept = ("system", "architecture", "memory_mib", "toolchain", "scope", "service_manager", "prefix", "cache", "units")
-    return Facts(
-        **{key: given[key] for key in kept},
-        cpu=_without_null(given["cpu"]),
-        python=given.get("python"),
-        distribution=Distribution(*(given["distribution"][field] for field in Distribution._fields)),
-        accelerators=tuple(
-            Accelerator(*(accelerator[field] for field in Accelerator._fields)) for accelerator in given["accelerators"]
-        ),
-        toolchains=None
-        if toolchains is None
-        else tuple({"compiler": None, "rocwmma": None, **_without_null(toolchain)} for toolchain in toolchains),
-        packaged=Packaged(packaged.get("version"), tuple(packaged["installed"])) if packaged else None,
-        accounts=given.get("accounts") or {},
-        device_groups=tuple(given.get("device_groups") or ()),
-        firewall=given.get("firewall"),
-        units_filter=given.get("units_filter"),
-        kernel=given.get("kernel") or "",
-        firmware=given.get("firmware") or "",
-        option_files=tuple(given.get("option_files") or ()),
-        unified_heap=bool(given.get("unified_heap")),
-        disk_gib=given.get("disk_gib"),
-        thunderbolt=tuple(
-            Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
-        ),
-        interfaces=tuple(
-            Interface(interface["name"], interface["kind"], tuple(interface["addresses"]))
-            for interface in given.get("interfaces") or ()
-        ),
-        addresses=tuple(given.get("addresses") or ()),
-        neighbours=tuple(
-            Neighbour(
-                entry["cluster"],
-                tuple(PortPlan(port["service"], port["address"], port["port"]) for port in entry["ports"]),
-                dict(entry["memory_mib"]),
-            )
-            for entry in given.get("neighbours") or ()
-        ),
-        round_trips=_measured(given, "round_trip_ms"),
-        link_mbit=_measured(given, "mbit_per_second"),
-        rates={
-            device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
-            for device, rate in (given.get("rates") or {}).items()
-        },
-    )
 
 
 def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

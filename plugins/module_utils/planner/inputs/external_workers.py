@@ -10,15 +10,9 @@ from collections.abc import Mapping, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Accelerator,
-    External,
-    Facts,
-    Host,
-    Release,
-    Worker,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import External, Host, Release, Worker
 
 
 def check_protocol(workers: Sequence[External], release: Release) -> None:
@@ -85,9 +79,7 @@ def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
 
 
 def _host(name: str, externals: Sequence[External]) -> Host:
-    facts: Facts = cluster_inputs.facts_of(
-        {**cluster_inputs.DECLARED, "memory_mib": sum(own.memory_mib for own in externals)}
-    )
+    facts = facts_of({**cluster_inputs.DECLARED, "memory_mib": sum(own.memory_mib for own in externals)})
     accelerators = tuple(
         Accelerator(own.backend, cluster_inputs.UNNAMED, own.architecture, own.memory_mib, False)
         for own in externals

@@ -34,8 +34,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Facts,
     Model,
     ModelRequest,
     ModelSource,

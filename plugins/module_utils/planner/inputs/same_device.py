@@ -9,8 +9,8 @@ import functools
 from collections.abc import Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Accelerator, Facts
 
 
 def named_accelerators(facts: Facts) -> tuple[tuple[str, Accelerator], ...]:

@@ -22,12 +22,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     AuxiliaryModel,
     Device,
-    Facts,
     Model,
     Release,
     Server,

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Facts, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Release
 
 MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
 """Sources of a rate, the surest first."""

@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DeviceEstimate,
     DiskEstimate,
@@ -23,27 +24,23 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     SingleHostEstimate,
     SpeedRange,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface, MeasuredLink
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     cost_model,
     device_load,
     devices,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Device,
-    Host,
-    Interface,
-    Link,
-    Release,
-    Server,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Server
 
 NAMES = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
 """How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
+LEAST_FIGURE = 0.001
+"""Of a link: what is less was not measured."""
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface] = ()) -> str:
+def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Interface] = ()) -> str:
     """Kind of the link over which the head reaches a worker, a key of speed.LINKS."""
     address = endpoint.rsplit(":", 1)[0]
     if is_loopback(address):
@@ -62,9 +59,8 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
     facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
-    measured = kind != "loopback"
-    round_trip = facts.round_trips.get(host.name) if measured else None
-    mbit = facts.link_mbit.get(host.name) if measured else None
+    found = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+    round_trip, mbit = (figure if figure and figure >= LEAST_FIGURE else None for figure in found)
     assumed = cost_model.LINKS[kind]
     return cost_model.Link(
         kind,

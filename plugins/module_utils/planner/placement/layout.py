@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
     cost_model,
@@ -23,14 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     solver,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Device,
-    Facts,
-    Host,
-    Model,
-    Release,
-    Server,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Release, Server
 
 ALL = "all"
 """The value of ``llama_placement`` with which every device is used."""

@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
     cost_model,
@@ -23,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     estimate,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Facts, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
 LIMIT_MIB, CHECKPOINTS = 8192, 32
 """llama-server's defaults: of ``--cache-ram``, and of ``--ctx-checkpoints``."""

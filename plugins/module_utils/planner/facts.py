@@ -1,0 +1,193 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What planning reads of a host's facts, as facts/host.py returns them. A host may report anything, and what an older version of the collection did not
+ask for has a default."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan
+
+MOST_MIB = 1 << 40
+Name = Annotated[str, Text()]
+Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
+Path = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
+"""Of a host's own folders, which stand in definitions where a service manager has no quotes."""
+Mib = Annotated[int, Number(0, MOST_MIB)]
+Backend = Annotated[str, backends.BACKENDS]
+Figure = Annotated[Optional[float], Number(0, 1 << 30, real=True)]
+
+
+class Accelerator(NamedTuple):
+    """A device as one backend drives it; facts/hardware.py says what the fields mean."""
+
+    backend: Backend
+    name: Name
+    architecture: Word
+    memory_mib: Mib
+    unified: bool
+
+
+class Distribution(NamedTuple):
+    """``id`` and ``version`` of /etc/os-release, and the family whose packages it uses."""
+
+    id: Name
+    version: Name
+    family: Name
+
+
+class Packaged(NamedTuple):
+    """The distribution's packages of llama.cpp: upstream's version of the one that is offered, and those that are installed."""
+
+    version: Optional[Word]
+    installed: tuple[Word, ...]
+
+
+class Thunderbolt(NamedTuple):
+    """A connection to another host."""
+
+    device: Name
+    lanes: Annotated[int, Number(0, 1024)]
+    gbit_per_lane: Annotated[float, Number(0, 1 << 20, real=True)]
+
+
+class Measured(NamedTuple):
+    """What was measured of a device."""
+
+    name: Name
+    """Of the accelerator, or the processor's model."""
+    gb_per_s: Annotated[float, Number(device_rates.LEAST_GB_PER_S, 1 << 20, real=True)]
+    """Bytes (1e9) that it reads of its memory per second, with two digits."""
+
+
+class MeasuredLink(NamedTuple):
+    """What was measured of the link to a host."""
+
+    round_trip_ms: Figure = None
+    mbit_per_second: Figure = None
+
+
+class Interface(NamedTuple):
+    """A network interface with hardware, as facts/interfaces.py finds it."""
+
+    name: Name
+    kind: Annotated[str, names.LINK_KINDS]
+    addresses: tuple[Word, ...]
+
+
+class Neighbour(NamedTuple):
+    """Another cluster that has an installation on a host."""
+
+    cluster: Annotated[str, Text(names.CLUSTER, names.LONGEST_CLUSTER)]
+    ports: tuple[PortPlan, ...]
+    memory_mib: Mapping[str, Mib]
+    """Device → what that cluster plans with there."""
+
+
+class Facts(NamedTuple):
+    """What planning knows of a host."""
+
+    system: Name
+    architecture: Word
+    distribution: Distribution
+    cpu: Mapping[str, Any]
+    """``model``, ``cores`` and ``features_id``, as facts/hardware.py returns it."""
+    memory_mib: Mib
+    accelerators: tuple[Accelerator, ...]
+    toolchain: Mapping[str, Optional[Name]]
+    """Tool or library → version."""
+    scope: Annotated[str, ("system", "user")]
+    service_manager: Annotated[str, tuple(service_managers.MANAGERS)]
+    prefix: Path
+    cache: Path
+    units: Path
+    toolchains: Optional[tuple[Mapping[str, Any], ...]] = None
+    """As facts/toolchains.py returns them; None where the host was not asked."""
+    packaged: Optional[Packaged] = None
+    python: Optional[Path] = None
+    accounts: Mapping[str, Name] = {}
+    """Account whose name begins like ours → its home."""
+    device_groups: tuple[Word, ...] = ()
+    firewall: Optional[Annotated[str, names.FIREWALLS]] = None
+    units_filter: Optional[bool] = None
+    """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
+    kernel: Name = ""
+    firmware: Name = ""
+    unified_heap: bool = False
+    """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
+    option_files: tuple[Path, ...] = ()
+    """Files of somebody else with options for llama-server, as facts/host.py finds them."""
+    thunderbolt: tuple[Thunderbolt, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    reached_at: Optional[Annotated[str, Text(r"[0-9.]+", 15)]] = None
+    """Address at which the controller reaches it, where the inventory has a name."""
+    addresses: tuple[Annotated[str, Text(r"\d+(\.\d+){3}", 15)], ...] = ()
+    """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
+    measured: Mapping[str, Optional[MeasuredLink]] = {}
+    """Of a head: host → what was measured of its link."""
+    neighbours: tuple[Neighbour, ...] = ()
+    rates: Mapping[str, Measured] = {}
+    """Device, as workers name it → what was measured of it."""
+    disk_gib: Optional[Mib] = None
+    """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
+
+    def of_backend(self, backend: str) -> list[Accelerator]:
+        """The accelerators that this backend drives, in the order in which it numbers them."""
+        return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
+
+    def architectures(self, backend: str) -> list[str]:
+        return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
+
+
+class _Headers(NamedTuple):
+    version: Name
+    architectures: tuple[Word, ...]
+
+
+class _Toolchain(NamedTuple):
+    backend: Backend
+    prefix: Path
+    links: tuple[Path, ...]
+    version: Annotated[str, Text(r"\d+(\.\d+)*")]
+    compiler: Optional[Path]
+    libraries: Optional[tuple[Name, ...]]
+    rocwmma: Optional[_Headers]
+    components: Optional[Mapping[str, Path]]
+
+
+class _Processor(NamedTuple):
+    model: Name
+    cores: Annotated[int, Number(1, 1 << 16)]
+    features_id: Name
+    amx: Optional[bool]
+    avx512: Optional[bool]
+    unusable: Optional[tuple[Name, ...]]
+
+
+SHAPE: dict[str, Any] = {
+    **typed_json.shape(Facts),
+    "cpu": typed_json.shape(_Processor),
+    "toolchains": Maybe([typed_json.shape(_Toolchain)]),
+}
+"""What facts are compared with before ``facts_of``."""
+
+
+def facts_of(given: Mapping[str, Any]) -> Facts:
+    """:param given: of the shape SHAPE."""
+    facts = typed_json.parse(Facts, given)
+    toolchains = given.get("toolchains")
+    return facts._replace(
+        cpu=_without_null(facts.cpu),
+        toolchains=None
+        if toolchains is None
+        else tuple({"compiler": None, "rocwmma": None, **_without_null(toolchain)} for toolchain in toolchains),
+        rates={device: rate._replace(gb_per_s=float(f"{rate.gb_per_s:.2g}")) for device, rate in facts.rates.items()},
+    )
+
+
+def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
