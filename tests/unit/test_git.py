@@ -14,7 +14,7 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process, git, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, sources
 
 pytestmark = pytest.mark.programs
 
@@ -207,17 +207,6 @@ def test_a_repository_that_does_not_answer(repository, tmp_path, monkeypatch):
     monkeypatch.setattr(git, "LOOK_UP_SECONDS", 0.2)
     with pytest.raises(Refusal, match="did not answer within"):
         repository.resolved("main")
-
-
-def test_a_repository_without_an_end(repository, monkeypatch):
-    (repository.path / "large").write_bytes(os.urandom(1 << 20))
-    repository.commit(5)
-    repository.git("tag", "b4325")
-    monkeypatch.setattr(bounded_process, "FILE_BYTES", 1 << 19)
-    with pytest.raises(
-        AnsibleError, match=r"llama_release has the repository .* could not be read .*: it has more than"
-    ):
-        repository.fetched("b4325")
 
 
 def test_a_controller_whose_disk_is_full(repository, small_disk, monkeypatch):

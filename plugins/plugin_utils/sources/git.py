@@ -63,8 +63,6 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
         )
     except subprocess.TimeoutExpired:
         raise GitError(f"it did not answer within {seconds} seconds") from None
-    except bounded_process.TooLarge as error:
-        raise GitError(str(error)) from None
     if process.returncode and "No space left on device" in process.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode:

@@ -85,8 +85,6 @@ def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
             f"pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release) within {DOWNLOAD_SECONDS} s: "
             "check the network and the index in the configuration of pip"
         ) from None
-    except bounded_process.TooLarge as error:
-        raise AnsibleError(f"pip could not fetch the source archive of llama_release: {error}") from None
     if process.returncode:
         raise _pip_error(release, process.stderr.strip())
     return next(folder.glob("llama_cpp_python-*"))
