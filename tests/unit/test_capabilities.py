@@ -34,8 +34,7 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
 @pytest.mark.parametrize(
     "build, protocol",
     [
-        (5149, None),
-        (5150, "1.0.0"),
+        (6097, "2.0.0"),
         (8802, "4.0.0"),
         (10496, "5.1.0"),
         (10566, "5.1.0"),

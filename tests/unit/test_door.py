@@ -125,14 +125,13 @@ def of_build(generation):
 @pytest.mark.parametrize(
     "release, on, off",
     [
-        (of_build(5300), {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
         (of_build(6170), {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
         (of_build(7000), {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
         (of_build(8643), {"LLAMA_OPENSSL"}, set()),
         (RELEASE, {"LLAMA_OPENSSL"}, set()),
         ({**FORK, "build": 4840}, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
     ],
-    ids=["b5300", "b6170", "b7000", "b8643", "0.3.36", "ik_llama.cpp"],
+    ids=["b6170", "b7000", "b8643", "0.3.36", "ik_llama.cpp"],
 )
 def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, off):
     accepted = {"llama_release": release, "llama_accept_advisories": ["rpc-remote-code-execution"]}

@@ -497,7 +497,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             },
             ["the repository 'https://github.com/lemonade-sdk/llamacpp-rocm' of Lemonade", "add build"],
         ),
-        ({"llama_release": "b1274"}, ["build 1274, which is older than RPC (b2901)", "Lemonade", "add build"]),
+        ({"llama_release": "b1274"}, ["build 1274, older than b6000", "Lemonade", "add build"]),
         ({"llama_release": "v0.4.1"}, ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
         ({"llama_release": {"source": ["git"]}}, ["llama_release is {'source': ['git']}", "use a build"]),
         ({"llama_release": {"source": "git", "ref": "b8600", 1: 2}}, ["llama_release has the name '1'"]),

@@ -474,13 +474,6 @@ def test_a_worker_that_is_the_head_under_another_name():
     assert "add head itself to llama_workers" in said
 
 
-def test_a_cache_that_a_release_does_not_know():
-    data = small_cluster(llama_release="b4900", llama_worker_endpoints=[{"cache": True}])
-    said = reason(written(data, llama_accept_advisories=["rpc-remote-code-execution"]))
-    assert "has cache: true, but rpc-server of b4900" in said
-    assert "b4981 or newer" in said
-
-
 @pytest.mark.parametrize(
     "name, extra, measured",
     [

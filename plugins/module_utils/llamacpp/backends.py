@@ -42,8 +42,6 @@ OFF: dict[str, Builds] = {
 libcurl's headers old trees do not configure. From about 9140 on (#22937) the user interface is no longer in the tree: npm builds it, or it is
 downloaded, while everything else is compiled (#23156, #23377)."""
 
-TOOLS_SINCE = 5400
-"""A build in which server and worker certainly are tools: before #13249, of May 2025, they are examples."""
 
 IK_LLAMA_OPTIONS = {
     **COMMON_OPTIONS,
@@ -201,8 +199,6 @@ class Backend:
     name: str
     preference: int
     """``auto`` takes the lowest of those that are possible."""
-    builds: Builds
-    """Builds that it is planned for."""
     in_ik_llama: bool
     """Whether ik_llama.cpp has it in a form that can be linked into programs that stand alone."""
     maintained_in_ik_llama: bool
@@ -252,7 +248,6 @@ def cuda_architecture(capability: str) -> str:
 CPU = Backend(
     name="cpu",
     preference=9,
-    builds=EVERY_BUILD,
     in_ik_llama=True,
     maintained_in_ik_llama=True,
     options={},
@@ -280,7 +275,6 @@ CPU = Backend(
 VULKAN = Backend(
     name="vulkan",
     preference=5,
-    builds=EVERY_BUILD,
     in_ik_llama=True,
     maintained_in_ik_llama=False,
     options={"GGML_VULKAN": "ON"},
@@ -343,7 +337,6 @@ _AMD = "AMD's repository of ROCm"
 HIP = Backend(
     name="hip",
     preference=2,
-    builds=EVERY_BUILD,
     in_ik_llama=False,
     maintained_in_ik_llama=False,
     options={"GGML_HIP": "ON"},
@@ -402,7 +395,6 @@ _NVIDIA = "NVIDIA's repository of CUDA"
 CUDA = Backend(
     name="cuda",
     preference=1,
-    builds=EVERY_BUILD,
     in_ik_llama=True,
     maintained_in_ik_llama=True,
     options={"GGML_CUDA": "ON"},
@@ -466,7 +458,6 @@ CUDA = Backend(
 METAL = Backend(
     name="metal",
     preference=3,
-    builds=EVERY_BUILD,
     in_ik_llama=True,
     maintained_in_ik_llama=False,
     options={"GGML_METAL": "ON"},
@@ -495,7 +486,6 @@ _INTEL = "Intel's repository of oneAPI"
 SYCL = Backend(
     name="sycl",
     preference=4,
-    builds=(6170, None),
     in_ik_llama=False,
     maintained_in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
@@ -688,7 +678,7 @@ def cmake_options(
     else:
         options = {
             **COMMON_OPTIONS,
-            "LLAMA_BUILD_EXAMPLES": "OFF" if generation >= TOOLS_SINCE else "ON",
+            "LLAMA_BUILD_EXAMPLES": "OFF",
             **{name: "OFF" for name, builds in {**OFF, **record.off}.items() if among(generation, builds)},
         }
     options.update(record.options)

@@ -58,9 +58,7 @@ PACKAGED_SINCE = {"debian": 14}
 """Distribution → its first version with a package of llama.cpp that has RPC, as far as that is known."""
 
 PROTOCOLS = [
-    (0, None),
-    (5150, "1.0.0"),
-    (5187, "2.0.0"),
+    (0, "2.0.0"),
     (6688, "3.0.0"),
     (7183, "3.5.0"),
     (7287, "3.6.0"),
@@ -72,12 +70,12 @@ PROTOCOLS = [
     (11450, "8.0.0"),
     (11670, None),
 ]
-"""First build → RPC protocol. None is older than the handshake, or not known by number. 10566 still has 5.1.0, 10809 has 6.0.0 (#18626) and 11063 has
+"""First build → RPC protocol, None where it is not known by number. 10566 still has 5.1.0, 10809 has 6.0.0 (#18626) and 11063 has
 7.0.0: trees that xllamacpp packs (xorbitsai/xllamacpp#188). 8.0.0 began with 11450 (#26610), and 11669 is the newest build that was seen. There the
 tree itself says it, when it is fetched."""
 
-RPC_SINCE = 2901
-"""Oldest build whose worker's options are known; RPC came with #6829 in May 2024."""
+OLDEST = 6000
+"""Oldest build that is planned for, of July 2025. Those before it have other options, and none of the inventories uses one."""
 
 MAX_BACKENDS = 16
 """Of one llama-server: each device has one, and the processor (GGML_SCHED_MAX_BACKENDS of ggml-backend.cpp, an assertion; the same in 6170, 8643, 11063
@@ -193,8 +191,8 @@ def _server_flags(known: Mapping[str, bool]) -> tuple[str, ...]:
 
 
 def tells_protocol(build: int) -> bool:
-    """Whether the number of a build of llama.cpp says its protocol, or that it has none."""
-    return build < PROTOCOLS[1][0] or _protocol_of(PROTOCOLS, build) is not None
+    """Whether the number of a build of llama.cpp says its protocol."""
+    return _protocol_of(PROTOCOLS, build) is not None
 
 
 def protocol_of_commit(commit: str) -> str | None:

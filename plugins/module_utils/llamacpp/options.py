@@ -677,7 +677,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "worker-device",
         (
-            _in(MAINLINE, "-d --device", 5279),
+            _in(MAINLINE, "-d --device"),
             _in(IK_LLAMA, "-d -dev --device", 4033),
         ),
         "llama_worker_endpoints",
@@ -693,17 +693,14 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "worker-threads",
-        (_in(MAINLINE, "-t --threads", 5171), _in(IK_LLAMA, "-t --threads")),
+        _both("-t --threads"),
         "llama_worker_endpoints",
         owned=True,
         program=WORKER,
     ),
     Option(
         "tensor-cache",
-        (
-            _in(MAINLINE, "-c --cache", 4981, form=SWITCH, means="on"),
-            _in(IK_LLAMA, "-c --cache", form=SWITCH, means="on"),
-        ),
+        tuple(spelling._replace(means="on") for spelling in _both("-c --cache", SWITCH)),
         "llama_worker_endpoints",
         owned=True,
         optional=True,
@@ -711,7 +708,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "worker-memory",
-        (_in(MAINLINE, "-m --mem", 2901, 6789, written=False), _in(IK_LLAMA, "-m --mem", 0, 4032, written=False)),
+        (_in(MAINLINE, "-m --mem", 0, 6789, written=False), _in(IK_LLAMA, "-m --mem", 0, 4032, written=False)),
         "llama_worker_endpoints",
         owned=True,
         program=WORKER,

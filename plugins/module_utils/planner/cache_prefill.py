@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -41,17 +41,15 @@ def large_sizes(summary: ModelSummary) -> list[int]:
     return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.THRESHOLD})
 
 
-def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary: ModelSummary | None) -> Endpoint:
-    """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model, the release and the disk's size.
+def with_cache(endpoint: Endpoint, facts: Facts, summary: ModelSummary | None) -> Endpoint:
+    """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model and the disk's size.
 
     :param summary: of the model that is served, not of one that proves a release; None where it is not known.
     """
     if endpoint.cache is not None:
         return endpoint._replace(cache_why="llama_worker_endpoints says so")
     size = large_bytes(summary) if summary else 0
-    if not options.render_worker("tensor-cache", "on", flags):
-        why = "rpc-server of this release has none"
-    elif not size:
+    if not size:
         why = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
         why = "the size of the host's disk is not known"

@@ -229,7 +229,12 @@ def _lending(
     """
     head = cluster.hosts[cluster.head]
     declared = {
-        name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
+        name: [
+            _with_cache(cluster, name, entry)
+            for entry in workers.declare(host, built[name], serves if host.is_head else None)
+        ]
+        if host.is_worker
+        else []
         for name, host in cluster.hosts.items()
     }
     lends = [entry.device.device for entry in declared[head.name]]
@@ -246,24 +251,10 @@ def _lending(
     return Lending(declared, driven, shares, limits)
 
 
-def _with_caches(
-    cluster: Cluster, declared: Mapping[str, Sequence[workers.Declared]], wanted: Mapping[str, Release]
-) -> dict[str, list[workers.Declared]]:
-    """Host → its endpoints, of which is decided whether they have a cache."""
-    return {
-        name: [
-            entry._replace(
-                endpoint=cache_prefill.with_cache(
-                    entry.endpoint,
-                    cluster.hosts[name].facts,
-                    wanted[entry.device.build].capabilities.worker_flags,
-                    cluster.served,
-                )
-            )
-            for entry in own
-        ]
-        for name, own in declared.items()
-    }
+def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
+    """An endpoint of a host, of which is decided whether it has a cache."""
+    facts = cluster.hosts[name].facts
+    return entry._replace(endpoint=cache_prefill.with_cache(entry.endpoint, facts, cluster.served))
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
@@ -278,7 +269,6 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     secured = serves if cluster.server.tls else None
     bounded = predicates.VULKAN_MEMORY not in cluster.accepted
     lending = _lending(cluster, built, serves, release.capabilities.device_name is not None, bounded)
-    lending = lending._replace(declared=_with_caches(cluster, lending.declared, wanted))
     equipped = {
         name: _equip(
             names.of(cluster.name),

@@ -162,8 +162,7 @@ def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[s
 
 def supports(backend: str, release: Release) -> bool:
     """Whether a release has a backend in a form that is planned for."""
-    linked = release.fork != capabilities.IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
-    return linked and backends.among(release.generation, backends.RECORDS[backend].builds)
+    return release.fork != capabilities.IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
 
 
 def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
@@ -177,16 +176,10 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
             f"llama_release is one of {capabilities.IK_LLAMA}, which this collection cannot link for {backend}, but "
             f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
-    record = backends.RECORDS[backend]
-    if architectures and release.mainline and release.generation < capabilities.RPC_SINCE:
+    if architectures and release.mainline and release.generation < capabilities.OLDEST:
         raise Refusal(
-            f"llama_release is build {release.generation}, which is older than RPC (b{capabilities.RPC_SINCE}): use a newer build; where the number is "
+            f"llama_release is build {release.generation}, older than b{capabilities.OLDEST}, which is not planned for: use a newer build; where the number is "
             "one of another project (Lemonade's are), add build, llama.cpp's own"
-        )
-    if architectures and not backends.among(release.generation, record.builds):
-        raise Refusal(
-            f"llama_release is build {release.generation}, but {backend} is supported from build {record.builds[0]} on, and "
-            f"{', '.join(architectures)} builds for it: set llama_backend there to another backend, or llama_release to a newer build"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))

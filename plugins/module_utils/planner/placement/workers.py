@@ -415,25 +415,19 @@ def with_one_visible_device(worker: Worker, release: Release, devices: int) -> W
 
 
 def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
-    flags, program = release.capabilities.worker_flags, release.capabilities.worker_binary
+    flags = release.capabilities.worker_flags
     device = options.render_worker("worker-device", worker.device, flags)
-    cache = options.render_worker("tensor-cache", "on", flags)
     if not device and worker.device != backends.device_name(build.backend, 0) and not worker.hides_other_devices:
         raise Refusal(
             f"the worker {worker.name} of {worker.host} lends {worker.device}, but rpc-server of {build.release} can lend "
             f"{backends.device_name(build.backend, 0)} only: declare only that one in llama_worker_endpoints, or set llama_release to a newer build"
         )
-    if worker.cache and not cache:
-        raise Refusal(
-            f"the worker {worker.name} of {worker.host} has cache: true, but {program} of {build.release} has no cache: remove cache "
-            "from llama_worker_endpoints, or set llama_release to b4981 or newer"
-        )
     return [
-        f"{folder}/{build.id}/bin/{program}",
+        f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
         *options.render_worker("address", worker.address, flags),
         *options.render_worker("worker-port", str(worker.port), flags),
         *device,
         *(options.render_worker("processor", "CPU", flags) if worker.device == "CPU" else []),
         *(options.render_worker("worker-threads", str(worker.threads), flags) if worker.threads else []),
-        *(cache if worker.cache else []),
+        *(options.render_worker("tensor-cache", "on", flags) if worker.cache else []),
     ]
