@@ -17,6 +17,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -39,7 +40,7 @@ class Names(NamedTuple):
     removed: dict[str, str]
     """What the collection does not have any more → what to do instead."""
     elsewhere: dict[str, str]
-    """What others call it, without the prefix and one of the parts → our variable."""
+    """What others and the options of llama-server call it, without the prefix and one of the parts → our variable."""
     parts: tuple[str, ...]
     workers: tuple[str, ...]
     """Beginnings, after the prefix, of what is given in llama_worker_endpoints."""
@@ -48,7 +49,8 @@ class Names(NamedTuple):
 @functools.cache
 def names() -> Names:
     lists = yaml_load(NAMES.read_text())
-    return Names(lists["run"], lists["removed"], lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"]))
+    elsewhere = {**options.variables(), **lists["elsewhere"]}
+    return Names(lists["run"], lists["removed"], elsewhere, tuple(lists["parts"]), tuple(lists["workers"]))
 
 
 @functools.cache
