@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
@@ -121,6 +122,42 @@ def extended_context(context: AdvisoryContext, finding: Finding) -> list[Fix]:
 
 def one_cache(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
     return [Fix({}, (remedies.serving(extra_args=(*context.server.extra_args, "--kv-unified")),))]
+
+
+MICRO_BATCHES = (256, 128, 64)
+ATTENTION_BATCH = "256"
+"""MiB; the default of newer commits of ik_llama.cpp."""
+
+
+def smaller_buffers(context: AdvisoryContext, _finding: Finding) -> Iterator[Fix]:
+    """What makes compute buffers smaller, the mildest first; each comes on top of those before it, but for a smaller micro-batch."""
+    server, summary, fork = context.server, context.summary, context.release.fork
+    settings = server_settings.settings_of(server, summary, fork)
+    steps: list[str] = []
+    fields: dict[str, Any] = {}
+
+    def fix(step: str, **more: Any) -> Fix:
+        return Fix({"smaller": ", and ".join([*steps, step])}, (remedies.serving(**fields, **more),))
+
+    def take(step: str, **more: Any) -> Fix:
+        found = fix(step, **more)
+        steps.append(step)
+        fields.update(more)
+        return found
+
+    if not compute_buffers.uses_flash(summary, settings, context.generation):
+        yield take("set llama_server_flash_attention to 'on'", flash_attention="on")
+    if fork == options.IK_LLAMA and not 0 < (settings.attention_batch or 0) <= int(ATTENTION_BATCH):
+        words = ("-amb", ATTENTION_BATCH)
+        yield take(f"add {' '.join(words)} to llama_server_extra_args", extra_args=(*server.extra_args, *words))
+    for tokens in MICRO_BATCHES:
+        if tokens < settings.tokens:
+            yield fix(f"set llama_server_micro_batch to {tokens}", micro_batch=tokens)
+    least = min(settings.tokens, MICRO_BATCHES[-1])
+    take(f"set llama_server_micro_batch to {least}", micro_batch=least)
+    for tokens in remedies.shorter_contexts(settings.context, server.parallel):
+        yield fix(f"set llama_server_context to {tokens}", context=tokens)
+    yield Fix({"smaller": "use a smaller model, or devices with more memory"})
 
 
 def unified_heap(context: AdvisoryContext, finding: Finding) -> list[Fix]:

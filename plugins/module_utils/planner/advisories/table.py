@@ -450,7 +450,7 @@ ADVISORIES = (
         memory_predicates.over_capacity,
         "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB; if they come near it, llama-server runs out of memory when it starts.",
-        (fixes.always("{smaller}"),),
+        (Remedy("{smaller}", fixes.smaller_buffers),),
         "docs/plan.md",
         (
             ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
