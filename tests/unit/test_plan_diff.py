@@ -20,21 +20,14 @@ def answers(plan, **others):
     return {**{name: {"drift": drift, "changed": False} for name, drift in drifts(plan).items()}, **others}
 
 
-def test_nothing_is_changed_while_all_is_as_planned(pair):
-    plan = pair.plan()
-    decided = run(plan=plan, answers=answers(plan))
-    assert not decided["changed"]
-    assert decided["kinds"] == {"head": [], "worker1": [], "worker2": []}
-    assert (decided["behind"], decided["unreached"], decided["lacking"]) == ([], [], {})
-
-
 def test_kinds_of_differences_are_reported_for_each_host(pair):
     plan = pair.plan()
     found = answers(plan)
     found["worker1"]["drift"]["differences"] = [FOLDER, {**FOLDER, "kind": "account"}, FOLDER]
     decided = run(plan=plan, answers=found)
     assert decided["kinds"] == {"head": [], "worker1": ["account", "folder"], "worker2": []}
-    assert decided["behind"] == ["worker1"]
+    assert (decided["behind"], decided["unreached"], decided["lacking"]) == (["worker1"], [], {})
+    assert not run(plan=plan, answers=answers(plan))["changed"]
 
 
 def test_tools_are_looked_for_on_hosts_whose_facts_are_known(pair):

@@ -1,9 +1,12 @@
 """What differs between two runs decides what restarts, and other programs prove themselves before anything stops."""
 
+import copy
+
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
-from conftest import definition
+from conftest import definition, known_answer_of
 from support.actions import run
+from support.clusters import CARD
 from support.drift import drifts
 from support.lifecycle import decide
 
@@ -23,15 +26,16 @@ def drift_between(old, new):
     before, after = defined(old), defined(new)
     found = drifts(new)
     for name, drift in found.items():
-        was = {service["name"]: service for service in old["hosts"][name]["services"]}
+        former = old["hosts"].get(name, {"services": [], "builds": []})
+        was = {service["name"]: service for service in former["services"]}
         for service in new["hosts"][name]["services"]:
             own = was.get(service["name"])
             same = own and (own["argv"], own["environment"]) == (service["argv"], service["environment"])
             drift["services"][service["name"]]["state"] = "running" if same else "different" if own else "stopped"
-            if before[name].get(service["name"]) != after[name][service["name"]]:
+            if before.get(name, {}).get(service["name"]) != after[name][service["name"]]:
                 drift["redefined"].append(service["name"])
         drift["stale"] = sorted(set(was) - set(after[name]))
-        drift["running_releases"] = sorted({build["id"] for build in old["hosts"][name]["builds"]})
+        drift["running_releases"] = sorted({build["id"] for build in former["builds"]})
     return found
 
 
@@ -85,6 +89,49 @@ def test_what_differs_decides_what_restarts(three, change, restarted):
     assert {name: services for name, services in decided.restarts.items() if services} == restarted
     assert decided.behind == [*restarted]
     assert decided.replaced == []
+
+
+def restarts(old, new):
+    """Host → services that restart; hosts without one are left out."""
+    decided = decide(new, drift_between(old, new)).restarts
+    return {host: services for host, services in decided.items() if services}
+
+
+def with_a_card(pair):
+    pair.hosts["worker1"]["facts"].update(copy.deepcopy(CARD))
+    pair.hosts["worker1"]["variables"]["llama_backend"] = "cuda"
+
+
+@pytest.mark.parametrize(
+    "change, restarted",
+    [
+        (lambda _pair: None, {}),
+        (
+            lambda pair: pair.add("worker3", "worker", address="192.0.2.13"),
+            {"head": [HEAD], "worker3": ["llamacpp-worker-cpu"]},
+        ),
+        (lambda pair: pair.hosts.pop("worker2"), {"head": [HEAD]}),
+        (lambda pair: of_head(llama_model_known_answer=known_answer_of(layers=32))(pair.hosts), {"head": [HEAD]}),
+        (with_a_card, {"head": [HEAD], "worker1": ["llamacpp-worker-cuda0"]}),
+    ],
+    ids=["nothing", "a worker joins", "a worker leaves", "another model", "another backend"],
+)
+def test_what_a_change_of_the_cluster_restarts(pair, change, restarted):
+    old = pair.plan()
+    change(pair)
+    assert restarts(old, pair.plan()) == restarted
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_another_head_restarts_the_workers_whose_units_let_it_in(pair, stays):
+    old = pair.plan()
+    for name, groups in (("head", ["worker"]), ("worker2", ["head"])):
+        pair.hosts[name]["groups"] = groups
+    pair.hosts["worker2"]["variables"]["llama_model_known_answer"] = known_answer_of()
+    if not stays:
+        del pair.hosts["head"]
+    moved = {"worker1": ["llamacpp-worker-cpu"], "worker2": [HEAD]}
+    assert restarts(old, pair.plan()) == {**moved, **({"head": ["llamacpp-worker-cpu"]} if stays else {})}
 
 
 @pytest.mark.parametrize(
