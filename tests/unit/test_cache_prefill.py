@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill a
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill_info, cache_upload
 from cache_worker import CacheWorker
 from conftest import known_answer_of
+from support.clusters import TREE
 from support.hosts import free_port
 from test_rpc import Server
 
@@ -94,12 +95,7 @@ def test_the_operator_has_the_last_word(large, wanted):
     assert bool(worker["seed"]) is wanted
 
 
-BINARY = {
-    "source": "binary",
-    "url": "https://192.0.2.1/b.tar.gz",
-    "checksum": "sha256:" + "b" * 64,
-    "build": 11300,
-}
+BINARY = {**TREE, "source": "binary", "build": 11300}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from conftest import FACTS, RELEASE, Cluster, known_answer_of
 from machines import Machine
+from support.clusters import serving, sized
 
 RTX_4070 = {
     "backend": "cuda",
@@ -244,25 +245,12 @@ def test_declared_devices_that_are_one_and_the_same(one, other, same):
 # What a refusal says of memory that is not offered
 
 
-def served(cluster, model):
-    (head,) = (host for host in cluster.hosts.values() if "head" in host["groups"])
-    head["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    cluster.model = {"summary": model}
-    return cluster
-
-
-def sized(big_model, layers):
-    """The big model with so many layers, of 1 GiB each."""
-    rows = [{**row, "layers": list(range(layers))} if row["layers"] else row for row in big_model["tensors"]]
-    return {**big_model, "layers": layers, "layer_bytes": [1 << 30] * layers, "tensors": rows}
-
-
 def reason(cluster):
     return " ".join(cluster.plan()["reasons"])
 
 
 def test_a_refusal_names_the_memory_of_the_head_and_what_would_offer_it(big_model):
-    cluster = served(box("head", llama_backend="cuda"), sized(big_model, 80))
+    cluster = serving(box("head", llama_backend="cuda"), sized(big_model, 80))
     said = reason(cluster)
     assert (
         "31115 MiB of MI50 (ROCm0) of box (add box to llama_workers and set its llama_backend to [cuda, hip])" in said
@@ -274,13 +262,13 @@ def test_a_refusal_names_the_memory_of_the_head_and_what_would_offer_it(big_mode
     plan = cluster.plan()
     assert not plan["refused"], plan["reasons"]
     assert {entry["device"] for entry in plan["placement"]} == {"RPC0[127.0.0.1:50052]", "CUDA0"}
-    assert "that alone is not enough" in reason(served(cluster, sized(big_model, 200)))
+    assert "that alone is not enough" in reason(serving(cluster, sized(big_model, 200)))
 
 
 def test_a_refusal_names_what_further_endpoints_would_lend(big_model):
     cluster = box("worker", llama_backend="cuda", llama_worker_endpoints=[{"device": "CUDA0"}])
     cluster.add("head", "head", address="192.0.2.10", facts={"memory_mib": 8192})
-    served(cluster, sized(big_model, 60))
+    serving(cluster, sized(big_model, 60))
     assert "of the processor of box (add {device: CPU} to its llama_worker_endpoints)" in reason(cluster)
     assert "of head (add head to llama_workers)" in reason(cluster)
     cluster.hosts["box"]["variables"]["llama_worker_endpoints"].append({"device": "CPU"})
@@ -298,15 +286,15 @@ def test_memory_in_which_no_whole_layer_has_room_is_not_enough(big_model):
     for name, role in (("head", ("head", "worker")), ("one", ("worker",))):
         facts = {"memory_mib": 10240, "accelerators": [CARD], "toolchain": TOOLS}
         cluster.add(name, *role, address=f"192.0.2.{10 + len(name)}", facts=facts, llama_backend="cuda")
-    said = reason(served(cluster, summary))
+    said = reason(serving(cluster, summary))
     assert said.count("MiB of the processor of") == 2, said
     assert "that alone is not enough" in said
 
 
 def test_a_refusal_names_no_memory_where_all_is_offered(big_model):
-    alone = served(Cluster().add("alone", "head"), big_model)
+    alone = serving(Cluster().add("alone", "head"), big_model)
     assert "not offered" not in reason(alone)
-    cluster = served(mac(llama_backend=["metal", "cpu"]), big_model)
+    cluster = serving(mac(llama_backend=["metal", "cpu"]), big_model)
     assert "MiB are missing" in reason(cluster)
     assert "not offered" not in reason(cluster)
 
@@ -315,5 +303,5 @@ def test_a_refusal_names_a_device_whose_release_is_another_one(big_model):
     cluster = box("head", "worker", llama_backend=["cuda", "hip", "cpu"], llama_release_hip=ARCHIVE)
     cluster.hosts["box"]["variables"]["llama_accept_advisories"] = ["hip-garbage"]
     assert "MI50 (ROCm0) of box (give llama_release_hip the release of the head)" in reason(
-        served(cluster, sized(big_model, 140))
+        serving(cluster, sized(big_model, 140))
     )

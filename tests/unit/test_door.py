@@ -3,8 +3,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import RELEASE, definition, typed
-
-FORK = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "fork": "ik_llama.cpp"}
+from support.clusters import FORK, TREE
 
 
 def opened(pair, *networks, host="192.0.2.10", **variables):
@@ -42,14 +41,6 @@ def test_clients_of_the_server_do_not_reach_a_worker_beside_it(pair):
     assert "198.51.100.0/24" in server["allow"]
 
 
-@pytest.mark.parametrize("firewall, filters", [("ufw", False), (None, True)])
-def test_who_limits_the_server_s_port(pair, firewall, filters):
-    opened(pair, "198.51.100.0/24").hosts["head"]["facts"].update(firewall=firewall, units_filter=filters)
-    assert not pair.plan()["refused"]
-    pair.hosts["head"]["facts"].update(firewall=None, units_filter=False)
-    assert "neither firewalld nor ufw nor nftables is active there" in pair.reason()
-
-
 def test_a_head_of_which_no_firewall_is_set_up_is_limited_by_its_operator(pair):
     opened(pair, "198.51.100.0/24").hosts["head"]["facts"].update(
         service_manager="launchd", system="Darwin", firewall=None
@@ -57,11 +48,6 @@ def test_a_head_of_which_no_firewall_is_set_up_is_limited_by_its_operator(pair):
     reason = pair.reason()
     assert "launchd does not filter addresses. Limit the port with a firewall of your own" in reason
     assert "nftables" not in reason
-
-
-@pytest.mark.parametrize("value", ["224.0.0.0/4", "0.0.0.0"])
-def test_networks_that_nobody_has(pair, value):
-    assert f"llama_server_allowed has a value that is not an IPv4 network ({value}" in opened(pair, value).reason()
 
 
 @pytest.mark.parametrize(
@@ -118,18 +104,14 @@ def test_a_file_without_a_name_is_none(pair):
     assert [head[name.removeprefix("llama_server_")] for name in empty] == [None] * 3
 
 
-def of_build(generation):
-    return {"source": "archive", "path": "/tmp/x", "checksum": "sha256:" + "c" * 64, "build": generation}
-
-
 @pytest.mark.parametrize(
     "release, on, off",
     [
-        (of_build(6170), {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
-        (of_build(7000), {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
-        (of_build(8643), {"LLAMA_OPENSSL"}, set()),
+        ({**TREE, "build": 6170}, {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
+        ({**TREE, "build": 7000}, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
+        ({**TREE, "build": 8643}, {"LLAMA_OPENSSL"}, set()),
         (RELEASE, {"LLAMA_OPENSSL"}, set()),
-        ({**FORK, "build": 4840}, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
+        (FORK, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
     ],
     ids=["b6170", "b7000", "b8643", "0.3.36", "ik_llama.cpp"],
 )

@@ -120,11 +120,12 @@ def refusal(look, url):
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("look", [on_hub, in_registry, behind_url, of_archive])
-def test_an_answer_without_an_end_is_refused(attacked, look, name):
+def test_an_answer_without_an_end_is_refused(attacked, tmp_path, look, name):
     hub = attacked(ATTACKS[name])
     message = refusal(look, hub.url)
     assert hub.sent < MOST_BYTES
     assert len(message) < 700
+    assert not list(tmp_path.glob("cache/llamacpp/sources/[!.]*"))
     assert re.match(r"(llama_model_|llama_release )[^\n]*: [^\n]*$", message), "a remedy"
 
 
@@ -132,6 +133,8 @@ def test_each_limit_is_named(attacked, monkeypatch):
     hub = attacked(ATTACKS["endless list"])
     subject = f"has the repo {REPO}, which cannot be looked up:"
     assert f"{subject} {hub.url} is longer than 8192 KiB" in refusal(on_hub, hub.url)
+    assert "llama_release has the url" in (said := refusal(of_archive, hub.url))
+    assert "could not be fetched: it has more than" in said
     assert f"whose manifest {hub.url}/v2/library/m/manifests/1 is longer than 1024 KiB" in refusal(in_registry, hub.url)
     hub.attack = ATTACKS["nested lists"]
     monkeypatch.setattr(on_controller, "MAX_PARTS", 800)
@@ -140,6 +143,8 @@ def test_each_limit_is_named(attacked, monkeypatch):
     assert f"{subject} the answer of {hub.url} is not that of" in refusal(on_hub, hub.url)
     hub.attack = ATTACKS["endless redirects"]
     assert "is redirected more than 5 times: use the URL of the file itself" in refusal(behind_url, hub.url)
+    hub.attack = ATTACKS["trickle of spaces"]
+    assert "could not be fetched within 1 s: use another" in refusal(of_archive, hub.url)
     hub.attack = ATTACKS["trickle of headers"]
     assert "has a server whose answer did not begin within 0.5 s: try again" in refusal(of_archive, hub.url)
 

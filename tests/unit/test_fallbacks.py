@@ -8,25 +8,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import Cluster, complete, known_answer_of, typed
-from support.clusters import TREE, strix_halo, strix_halos
+from support.clusters import CARD, CUDA, GPU, TREE, TWO_CARDS, sized, strix_halo, strix_halos
 
-GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
-TOOLS = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}
-WITH_GPU = {"accelerators": [GPU], "toolchain": TOOLS}
-WITH_TWO = {"accelerators": [GPU, GPU], "toolchain": TOOLS}
 WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
 
 
 def gpus(big_model, count, layers=40, head=None, **variables):
     """A head and workers with 24 GiB each, and a model of so many layers of 1 GiB."""
-    summary = {
-        **big_model,
-        "layers": layers,
-        "layer_bytes": [1 << 30] * layers,
-        "tensors": [
-            {**row, "layers": list(range(layers))} if row["layers"] is not None else row for row in big_model["tensors"]
-        ],
-    }
+    summary = sized(big_model, layers)
     cluster = Cluster().add(
         "head",
         "head",
@@ -37,7 +26,7 @@ def gpus(big_model, count, layers=40, head=None, **variables):
         **variables,
     )
     for index in range(count):
-        cluster.add(f"worker{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=WITH_GPU)
+        cluster.add(f"worker{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=CARD)
     return cluster
 
 
@@ -103,7 +92,7 @@ def test_the_head_alone_may_be_a_fallback(big_model):
 
 def test_a_host_with_several_workers_may_go_away_as_a_whole(big_model):
     cluster = gpus(big_model, 3)
-    cluster.hosts["worker1"]["facts"].update(WITH_TWO)
+    cluster.hosts["worker1"]["facts"].update(TWO_CARDS)
     cluster.hosts["head"]["variables"]["llama_placement"] = "all"
     plan = cluster.plan()
     assert [entry["without"] for entry in plan["fallbacks"]] == [
@@ -211,7 +200,7 @@ def test_a_cache_holds_what_a_fallback_needs():
 
 def test_the_environment_of_the_head_serves_its_own_devices_too(big_model):
     """Those that the plan leaves to workers alone are hidden from llama-server, unless a fallback needs them."""
-    head = {"accelerators": [{**GPU, "name": "small", "memory_mib": 8192}], "toolchain": TOOLS}
+    head = {"accelerators": [{**GPU, "name": "small", "memory_mib": 8192}], "toolchain": CUDA}
     cluster = gpus(big_model, 1, layers=5, head=head)
     cluster.hosts["worker1"]["facts"]["rates"] = {"CUDA0": {"name": "GPU", "gb_per_s": 5000.0}}
     cluster.hosts["head"]["facts"]["rates"] = {"CUDA0": {"name": "small", "gb_per_s": 10.0}}

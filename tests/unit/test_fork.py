@@ -4,14 +4,12 @@ integration tests."""
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from conftest import Cluster, known_answer_of
-from support.clusters import IK_LLAMA
+from support.clusters import GPU, IK_LLAMA, TWO_CARDS
 
 SUMMER = {**IK_LLAMA, "ref": "a3e78038" + "0" * 32, "build": 3775}
 
 
 ACCEPTED = ["rpc-remote-code-execution"]
-GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
-CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
 
 
 @pytest.fixture
@@ -120,8 +118,15 @@ def gpu_head(release):
     variables = {"llama_release": release, "llama_accept_advisories": ACCEPTED}
     return (
         Cluster()
-        .add("head", "head", address="192.0.2.10", facts=CUDA, llama_model_known_answer=known_answer_of(), **variables)
-        .add("worker1", "worker", address="192.0.2.11", facts={**CUDA, "accelerators": [GPU]}, **variables)
+        .add(
+            "head",
+            "head",
+            address="192.0.2.10",
+            facts=TWO_CARDS,
+            llama_model_known_answer=known_answer_of(),
+            **variables,
+        )
+        .add("worker1", "worker", address="192.0.2.11", facts={**TWO_CARDS, "accelerators": [GPU]}, **variables)
     )
 
 
@@ -178,11 +183,6 @@ def test_options_of_a_cuda_build():
     assert (options["GGML_CUDA"], options["GGML_NCCL"]) == ("ON", "OFF")
     assert "GGML_CUDA_NCCL" not in options
     assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution"]
-
-
-def test_quantised_values_without_flash_attention(fork):
-    fork.hosts["here"]["variables"].update(llama_server_cache_type_v="q8_0", llama_server_flash_attention="off")
-    assert "llama_server_cache_type_v is q8_0, which needs flash attention" in fork.reason()
 
 
 @pytest.mark.parametrize("kind, expected", [("f16", "OFF"), ("q8_0", "OFF"), ("q4_0", "ON")])

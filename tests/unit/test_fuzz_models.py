@@ -38,6 +38,7 @@ from conftest import typed
 from hypothesis import example, given
 from hypothesis import strategies as st
 from model_server import download_record_of, parsed
+from support import actions
 from support.clusters import strix_halos
 from support.fuzzing import OFTEN, changed
 from support.model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
@@ -288,7 +289,7 @@ def judge(call):
 
 def act(module, answer=None, **arguments):
     """:param answer: of the action's module."""
-    action = module.ActionModule(mock.Mock(args=arguments, async_val=0, check_mode=False), *[mock.Mock()] * 5)
+    action = actions.made(module, **arguments)
     action._execute_module = lambda **_given: copy.deepcopy(answer)
     host = arguments.get("plan", WHOLE)["head"]["host"]
     judge(lambda: action.run(task_vars={"inventory_hostname": host, "hostvars": {name: {} for name in HOSTS}}))

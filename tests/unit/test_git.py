@@ -15,20 +15,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, sources
+from support.sources import cache, resolve
+
+__all__ = ["cache"]
 
 pytestmark = pytest.mark.programs
 
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-
-
-def resolve(value, find):
-    return sources.resolve(release_request.request_of(value), find)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "llamacpp" / "sources"
 
 
 class Repository:

@@ -33,9 +33,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup, sender
 from model_server import DATA, SHA, SIZE, answer, below, download_record_of, parsed, planned
+from support import playbook_runs
 from support.model_sources import request_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Playbook:
@@ -49,32 +48,9 @@ class Playbook:
         task = {"llamacpp.cluster.model": {**self.arguments, "files": files, **more}}
         play = {"hosts": "localhost", "gather_facts": False, "tasks": [task]}
         (self.folder / "run.yml").write_text(yaml.safe_dump([play]))
-        program = Path(sys.executable).with_name("ansible-playbook")
-        return subprocess.Popen(
-            [
-                program,
-                "-i",
-                "localhost,",
-                "-c",
-                "local",
-                "run.yml",
-                "-e",
-                f"ansible_python_interpreter={sys.executable}",
-                *options,
-            ],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_HOME": str(self.folder / "ansible"),
-                "ANSIBLE_REMOTE_TMP": str(self.folder / "ansible" / "tmp"),
-                "ANSIBLE_ASYNC_DIR": str(self.folder / "ansible" / "async"),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        places = {f"ANSIBLE_{name}": f"{self.folder}/ansible/{name}" for name in ("REMOTE_TMP", "ASYNC_DIR")}
+        hosts = {"all": {"hosts": {"localhost": playbook_runs.LOCAL}}}
+        return playbook_runs.start(self.folder, "run.yml", hosts, *options, **places)
 
     def run(self, files, *options, **more):
         return " ".join(self.start(files, *options, **more).communicate(timeout=50)[0].split())

@@ -290,27 +290,31 @@ def test_a_further_model_is_given_once(pair, big_model, given, said):
 
 
 @pytest.mark.parametrize(
-    "files, said",
+    "found, said",
     [
-        ([{"name": "a;b.gguf"}], "is no name for a file of a model on the head"),
-        ([{"name": f"{'a' * 246}.gguf"}], "is no name for a file of a model on the head"),
-        ([{"name": "m.gguf", "url": "file:///etc/x y"}], "files[0].url is"),
-        ([{"name": "m.gguf", "sha256": "x"}], "files[0].sha256 is 'x'"),
-        ([{"name": "m.gguf", "path": "relative"}], "files[0].path is 'relative'"),
-        ([{"name": "m.gguf", "role": "other"}], "files[0].role is 'other'"),
-        ([{"name": "m.gguf", "bytes": -1}], "files[0].bytes is -1"),
+        ({"summary": {"a": 1}}, "architecture, which is missing"),
+        ({"summary": [1]}, "is not a mapping"),
+        ({"closed": {}}, "closed"),
+        ({"closed": "/home/\x1b[2J"}, "closed"),
+        ({"files": [{"name": "a;b.gguf"}]}, "is no name for a file of a model on the head"),
+        ({"files": [{"name": f"{'a' * 246}.gguf"}]}, "is no name for a file of a model on the head"),
+        ({"files": [{"name": "m.gguf", "url": "file:///etc/x y"}]}, "files[0].url is"),
+        ({"files": [{"name": "m.gguf", "sha256": "x"}]}, "files[0].sha256 is 'x'"),
+        ({"files": [{"name": "m.gguf", "path": "relative"}]}, "files[0].path is 'relative'"),
+        ({"files": [{"name": "m.gguf", "role": "other"}]}, "files[0].role is 'other'"),
+        ({"files": [{"name": "m.gguf", "bytes": -1}]}, "files[0].bytes is -1"),
     ],
 )
-def test_what_cannot_have_been_found_is_refused(pair, big_model, files, said):
-    pair.model = {"summary": big_model, "closed": None}
-    pair.model["files"] = [{"role": "model", **file} for file in files]
+def test_what_cannot_have_been_found_is_refused(pair, big_model, found, said):
+    pair.model = {"summary": big_model, "closed": None, **found}
+    for file in pair.model.get("files", ()):
+        file.setdefault("role", "model")
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
     reason = pair.reason()
-    assert (
-        f"llama_model_huggingface is huggingface:{REPO}@main, for which the head reports a value that is not possible ("
-        in reason
-    )
+    shown = f"llama_model_huggingface is huggingface:{REPO}@main, for which the head reports a value"
+    assert f"{shown} that is not possible (" in reason
     assert said in reason
+    assert reason.isprintable()
 
 
 def test_a_person_reads_where_a_model_comes_from(pair, big_model):

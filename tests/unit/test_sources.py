@@ -1,5 +1,4 @@
 import bz2
-import errno
 import gzip
 import hashlib
 import http.server
@@ -8,28 +7,20 @@ import os
 import tarfile
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
+from model_server import answer
 from support.builds import planned_source
+from support.sources import cache, resolve
+
+__all__ = ["cache"]
 
 CONTENT = bytes(tarfile.BLOCKSIZE)
 SHA = hashlib.sha256(CONTENT).hexdigest()
-
-
-def resolve(value, find):
-    return sources.resolve(release_request.request_of(value), find)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "llamacpp" / "sources"
 
 
 def release(**values):
@@ -103,68 +94,11 @@ def test_a_path_that_is_none(path):
         resolve(request, str)
 
 
-def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
-    def full(*_arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(sources.shutil, "copyfile", full)
-    with pytest.raises(AnsibleError, match=r"llama_release does not fit on the controller: the disk of .* is full"):
-        sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        with suppress(ConnectionError):
-            if self.path == "/slow-header":
-                self.send_for_ever(b"HTTP/1.0 200 OK\r\nX: ", 0.02)
-            self.send_response(200 if self.path in ("/a.tar.gz", "/slow", "/endless") else 404)
-            self.end_headers()
-            self.wfile.write(CONTENT)
-            if self.path != "/a.tar.gz":
-                self.send_for_ever(b"", {"/slow": 0.02, "/endless": 0.0}.get(self.path))
-
-    def send_for_ever(self, first, pause):
-        self.wfile.write(first)
-        while pause is not None:
-            self.wfile.write(b"x" if pause else b"x" * 65536)
-            self.wfile.flush()
-            time.sleep(pause)
-
-    def log_message(self, *_arguments):
-        pass
-
-
-@pytest.fixture
-def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}"
-        served.shutdown()
-
-
 def test_an_archive_behind_a_url(server):
-    fetched = sources.fetch(release(url=server + "/a.tar.gz"))
+    server.faults["/a.tar.gz"] = answer(200, CONTENT)
+    fetched = sources.fetch(release(url=server.url + "/a.tar.gz"))
     assert fetched.changed
     assert fetched.path.read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("place", ["/slow", "/slow-header"])
-def test_a_server_that_sends_a_byte_now_and_then(server, cache, monkeypatch, place):
-    monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.4)
-    started = time.monotonic()
-    with pytest.raises(
-        AnsibleError, match=r"llama_release has the url .* could not be fetched within 0\.4 s: use another"
-    ):
-        sources.fetch(release(url=server + place))
-    assert time.monotonic() - started < 5
-    assert kept(cache) == []
-
-
-def test_a_server_that_sends_without_an_end(server, cache, monkeypatch):
-    monkeypatch.setattr(sources, "ARCHIVE_BYTES", 1 << 20)
-    with pytest.raises(AnsibleError, match=r"llama_release has the url .* could not be fetched: it has more than"):
-        sources.fetch(release(url=server + "/endless"))
-    assert kept(cache) == []
 
 
 @pytest.mark.parametrize("key", ["path", "patch"])

@@ -11,7 +11,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, source_metadata, sources
 from support.archives import ODD, write_odd
+from support.sources import cache, resolve
 from test_git import Repository, nowhere
+
+__all__ = ["cache"]
 
 COMMIT = "210a6570ceda20c5d6439172c09ada08c3754cc9"
 CLONE = "llama_cpp_python-0.3.30/.git/modules/vendor/llama.cpp/"
@@ -20,10 +23,6 @@ LOG = (
     f"{'1' * 40} {COMMIT} runner <runner@host> 1780375605 +0000\tcheckout: moving from master to {COMMIT}\n"
 )
 """As in the source archive of 0.3.25."""
-
-
-def resolve(value, find):
-    return sources.resolve(release_request.request_of(value), find)
 
 
 def header(major=4, minor=0, patch=0):
@@ -38,12 +37,6 @@ SDIST = {
     CLONE + "logs/HEAD": LOG,
     "llama_cpp_python-0.3.30/vendor/llama.cpp/ggml/include/ggml-rpc.h": header(),
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "llamacpp" / "sources"
 
 
 def pack(path, files):
@@ -115,20 +108,6 @@ def test_an_archive_that_pip_cannot_fetch_refuses_the_plan(tmp_path, monkeypatch
     monkeypatch.setattr(sources, "_download_pypi", fail)
     with pytest.raises(Refusal, match=r"pip could not fetch .* 0\.3\.30"):
         resolve(request_of(pack(tmp_path / "a.tar.gz", SDIST)), nowhere)
-
-
-def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkeypatch):
-    archive = pack(tmp_path / "a.tar.gz", SDIST)
-    downloads(archive)
-
-    def damaged(_archive):
-        raise source_metadata.archives.DamagedError("unexpected end of data")
-
-    monkeypatch.setattr(sources.source_metadata, "cached", damaged)
-    with pytest.raises(
-        Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"
-    ):
-        resolve(request_of(archive), nowhere)
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -1,4 +1,4 @@
-"""Runs action plugins that decide on the controller. They get no variables, so they cannot read any."""
+"""Runs action plugins that decide on the controller. They get no variables where a test gives none, so they cannot read any."""
 
 from unittest import mock
 
@@ -9,6 +9,6 @@ def made(plugin, *, check_mode=False, **arguments):
     return plugin.ActionModule(task, *(mock.Mock() for _argument in range(5)))
 
 
-def run(plugin, **arguments):
+def run(plugin, task_vars=None, **arguments):
     """What the action returns."""
-    return made(plugin, **arguments).run(task_vars={})
+    return made(plugin, **arguments).run(task_vars=task_vars or {})

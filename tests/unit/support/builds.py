@@ -3,21 +3,12 @@
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-BUILD = BuildPlan(
-    id="b1-cpu-1",
-    release="b1",
-    backend="cpu",
-    kind="k",
-    cmake_options={},
-    environment={},
-    targets=("ggml-rpc-server", "llama-server"),
-    packaged={},
-    builder="head",
-    tls=False,
-)
+from support.hosts import build_plan, service_plan
+
+BUILD = build_plan("b1-cpu-1", "ggml-rpc-server", "llama-server")._replace(release="b1", builder="head")
+SERVICE = service_plan((), "127.0.0.1:8080", name="llamacpp-server", kind="head")
 RELEASE = ReleasePlan(
     source="git", ref="b1", build=7, commit="abc1234def567", generation=9900, protocol=None, id="b1", member=""
 )
@@ -27,24 +18,6 @@ def planned_source(source, ref, **values):
     """A release of which nothing counts but where it comes from."""
     nothing = {"build": None, "commit": "unknown", "generation": 0, "protocol": None, "id": ""}
     return ReleasePlan(**{**nothing, "source": source, "ref": ref, **values})
-
-
-SERVICE = ServicePlan(
-    name="llamacpp-server",
-    kind="head",
-    temporary=False,
-    description="",
-    argv=(),
-    process=(),
-    environment={},
-    listens="127.0.0.1:8080",
-    reads=(),
-    homes=None,
-    after=(),
-    devices=(),
-    credentials={},
-    allow=(),
-)
 
 
 def source_of(archive, patches=()):

@@ -16,11 +16,10 @@ TOOLS = {
     "hipconfig": "7.2",
     "nvcc": "12.9",
 }
-CARD = {
-    "memory_mib": 65536,
-    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.9"},
-    "accelerators": [{"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}],
-}
+GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+CUDA = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.9"}
+TWO_CARDS = {"accelerators": [GPU, GPU], "toolchain": CUDA}
+CARD = {"memory_mib": 65536, "toolchain": CUDA, "accelerators": [GPU]}
 """Facts of a host with one card."""
 WIDE = {"width": 7168, "heads": 128, "kv_heads": 1, "key_dimension": 128, "value_dimension": 128}
 STRIX_HALO = {
@@ -121,3 +120,17 @@ def strix_halo_head(gib, *groups, **variables):
 
 def advisories_of(cluster, identifier):
     return [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == identifier]
+
+
+def sized(big_model, layers):
+    """The big model with so many layers, of 1 GiB each."""
+    rows = [{**row, "layers": list(range(layers))} if row["layers"] else row for row in big_model["tensors"]]
+    return {**big_model, "layers": layers, "layer_bytes": [1 << 30] * layers, "tensors": rows}
+
+
+def serving(cluster, model, **variables):
+    """The cluster, whose head serves a model of a file."""
+    (head,) = (host for host in cluster.hosts.values() if "head" in host["groups"])
+    head["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables)
+    cluster.model = {"summary": model}
+    return cluster
