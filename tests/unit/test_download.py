@@ -160,7 +160,6 @@ def test_a_slow_reader_is_no_slow_server(slow_reads):
 @pytest.mark.parametrize(
     "status, token, reason",
     [
-        (401, None, r"needs permission \(HTTP 401\): give a token with llama_model_token_file, and accept the model's"),
         (403, None, r"needs permission \(HTTP 403\): give a token with llama_model_token_file, and accept the model's"),
         (403, "secret", r"needs permission \(HTTP 403\): the token of llama_model_token_file is not entitled"),
         (404, None, r"does not exist \(HTTP 404\)"),
@@ -172,12 +171,6 @@ def test_a_refusal_is_not_tried_again(server, models, fetch, status, token, reas
         fetch(token=token)
     assert len(server.asked) == 1
     assert below(models) == [".fetching"]
-
-
-def test_too_many_requests_name_the_variable(server, models, fetch):
-    server.faults["/m.gguf"] = answer(429)
-    with pytest.raises(Refusal, match=r"\(HTTP 429\): wait a while, or give a token with llama_model_token_file\. "):
-        fetch()
 
 
 @pytest.mark.parametrize(

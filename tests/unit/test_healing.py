@@ -163,13 +163,6 @@ def test_a_stopped_head_is_started_again(cluster):
     )
 
 
-def test_a_killed_head_is_started_again(cluster):
-    process = cluster.head("answers")
-    until(lambda: cluster.is_now("serving"))
-    os.kill(children(process)[0], signal.SIGKILL)
-    healed(process, "llama-server ended by signal 9: it is started again")
-
-
 def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("first\nsecond\n")

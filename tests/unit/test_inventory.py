@@ -70,25 +70,17 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
     "variable, meant",
     [
         ("llama_server_contxt", "llama_server_context"),
-        ("llama_link", "llama_links"),
         ("llama_cmake_options", "llama_build_cmake_options"),
         ("llama_accepted_advisories", "llama_accept_advisories"),
-        ("llama_plan_paths", "llama_plan_path"),
         ("llama_server_ctx_size", "llama_server_context"),
-        ("llama_ctx_size", "llama_server_context"),
         ("llama_server_ngl", "llama_server_gpu_layers"),
-        ("llama_n_gpu_layers", "llama_server_gpu_layers"),
         ("llama_threads", "llama_server_threads"),
-        ("llama_port", "llama_server_port"),
         ("llama_cpp_port", "llama_server_port"),
         ("llama_head_host", "llama_server_host"),
         ("llama_model", "llama_model_path"),
-        ("llama_model_file", "llama_model_path"),
         ("llama_cpp_version", "llama_release"),
-        ("llama_rpc_port", "llama_worker_endpoints"),
         ("llama_worker_port", "llama_worker_endpoints"),
         ("llama_models_folder", ""),
-        ("llama_home", ""),
     ],
 )
 def test_a_variable_that_is_unknown(variable, meant):
@@ -130,11 +122,6 @@ def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
 def test_no_variable_of_a_run_is_unknown():
     spec = inventory.specification()
     assert inventory.unknown({*spec, *inventory.names().run, "__llama_facts", "ansible_host"}) == {}
-
-
-def test_a_cluster_group_that_is_not_there():
-    with pytest.raises(Refusal, match="llama_cluster_group"):
-        inventory.hosts(task_vars({"llama_head": ["a"]}))
 
 
 def test_a_cluster_without_head_and_workers():

@@ -216,13 +216,18 @@ def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
         hosts = {name + evil: value + evil for name, value in example.hosts.items()}
         measured = example._replace(release=example.release + evil, hosts=hosts, cells=tuple(cells))
         return html_page.page(
-            typed(plan), (), typed_json.parse(Report, spoiled(CHECKS)) if spoil else VERIFIED, measured
+            typed(spoiled(plan) if spoil else plan),
+            [f"  strix1 {evil}"],
+            typed_json.parse(Report, spoiled(CHECKS)) if spoil else VERIFIED,
+            measured,
         )
 
     good, bad = page(False), page(True)
     assert Tags(bad).opened == Tags(good).opened
     assert all(character.isprintable() or character == "\n" for character in bad)
+    assert "onclick" not in re.sub(r"&[^<]*", "", bad)
     assert "&lt;script&gt;" in bad
+    bad.encode()
 
 
 @pytest.fixture(scope="module")

@@ -384,7 +384,6 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
     [
         ("llama-server --no-such-option", "which llama_server_extra_args sets: remove it, or give one that its --help"),
         ("llama-server --draft 4", "no longer knows --draft: argument has been removed. use --spec-draft-n-max, which"),
-        ("llama-server --flash-attn", "takes --flash-attn with a value, which llama_server_flash_attention sets"),
         ("llama-server --threads 4", "--threads, which llama_server_threads sets: leave llama_server_threads out"),
         ("llama-server --fit off", "--fit, which the plan sets"),
         ("ggml-rpc-server -c", "of the release new on strix1 does not know -c, which llama_worker_endpoints sets"),

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
@@ -27,8 +26,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from conftest import typed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.drift import drifts
 from support.verification import ANSWER, RIGHT, checks, healthy, judged, reports, unhealthy, verify
 
@@ -339,25 +336,6 @@ def test_buffers_of_a_log():
     }
     endless = "".join(f"a: CPU{number} model buffer size = 1.00 MiB\n" for number in range(9999))
     assert len(start_log.buffers(endless)) == start_log.DEVICES
-
-
-@pytest.mark.fuzz
-@settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([": ", ":", "x: ", ""]),
-            st.sampled_from(["CPU", WORKER, "", "x" * 300]) | st.text(max_size=9),
-            st.sampled_from([" model", " KV", " compute", ""]),
-            st.sampled_from([" buffer size = ", " buffer size =", " "]),
-            st.sampled_from(["1.2.3", "9" * 400, "...", "1e9", "-1", "1.5"]) | st.text(max_size=5),
-            st.sampled_from([" MiB\n", " MiB", "\n", "\r"]),
-        ).map("".join),
-        max_size=20,
-    ).map("".join)
-)
-def test_logs_of_every_form(log):
-    json.dumps(typed_json.dump(start_log.buffers(log)), allow_nan=False).encode()
 
 
 def test_nothing_that_others_wrote_moves_the_cursor(plan):
