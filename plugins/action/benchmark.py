@@ -129,7 +129,9 @@ class ActionModule(Action):
                     f"{failure}. systemd starts the server when the job ends; the next run of this playbook ends it at once."
                 )
             if path:
-                _write(path, self._record)
+                texts = {"json": json.dumps(typed_json.dump(self._record), indent=1) + "\n"}
+                texts["md"] = benchmark_table.as_markdown(self._record)
+                write(path, {f"benchmark.{ending}": text for ending, text in texts.items()})
         display.display("\n" + benchmark_table.as_markdown(self._record))
         return " ".join(problems)
 
@@ -160,7 +162,7 @@ class ActionModule(Action):
         cells: list[types.Cell] = []
         first: dict[str, matrix.Load] = {}
         for load, smaller in matrix.loads_of(request, variants, served):
-            plan = _plan(smaller, reports[matrix.name_of(load.model)], inputs.catalogue)
+            plan = plan_of(smaller, reports[matrix.name_of(load.model)], inputs.catalogue)
             why, argv = matrix.obstacle(plan, served, load), []
             if isinstance(plan, Plan) and not why:
                 argv = command_line.argv_of(plan, load, request.repetitions)
@@ -173,7 +175,7 @@ class ActionModule(Action):
             cells += new
         models = dict.fromkeys(reports, "")
         models.update({matrix.name_of(one.load.model): one.plan.model.path for one in loads})
-        return Matrix(request, loads, _record(served, inputs, cells, models), cluster.model.token_file)
+        return Matrix(request, loads, record_of(served, inputs, cells, models), cluster.model.token_file)
 
     def _read_model(self, model: ModelRequest) -> Mapping[str, Any]:
         """What the module model reports of a model. A generated one is written on the head first.
@@ -349,14 +351,14 @@ class Head:
         return answer.get("running") is True, results.read(str(answer.get("lines")))
 
 
-def _plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
+def plan_of(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
     try:
         return planner.make(cluster, model, catalogue, "")
     except Refusal as refusal:
         return planner.refused(cluster.name, refusal)
 
 
-def _record(served: Plan, inputs: Inputs, cells: Sequence[types.Cell], models: Mapping[str, str]) -> types.Benchmark:
+def record_of(served: Plan, inputs: Inputs, cells: Sequence[types.Cell], models: Mapping[str, str]) -> types.Benchmark:
     """A new record of these cells.
 
     :param models: name → path on the head.
@@ -410,8 +412,11 @@ def _service_of(plans: Sequence[Plan]) -> ServicePlan:
     )
 
 
-def _write(folder: str, record: types.Benchmark) -> None:
-    """Writes the JSON and the table into a folder of the controller, which is made."""
+def write(folder: str, texts: Mapping[str, str]) -> None:
+    """Writes files into a folder of the controller, which is made.
+
+    :param texts: name of a file → its content.
+    """
     place = Path(folder).expanduser()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -419,6 +424,5 @@ def _write(folder: str, record: types.Benchmark) -> None:
         raise AnsibleActionFail(
             f"llama_benchmark_path is {folder!r}, which cannot be made on the controller: {error.strerror}. Use a folder that is writable."
         ) from None
-    texts = {"json": json.dumps(typed_json.dump(record), indent=1) + "\n", "md": benchmark_table.as_markdown(record)}
-    for ending, text in texts.items():
-        output.write("llama_benchmark_path", str(place / f"benchmark.{ending}"), text)
+    for name, text in texts.items():
+        output.write("llama_benchmark_path", str(place / name), text)

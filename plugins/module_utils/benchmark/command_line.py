@@ -39,7 +39,7 @@ def argv_of(plan: Plan, load: Load, repetitions: int) -> list[str]:
     program = str(PurePosixPath(argv[0]).with_name(options.MEASURING[plan.release.fork or options.MAINLINE]))
     if plan.release.fork:
         return [program, *_sweep_words(argv, load)]
-    server = _options(argv)
+    server = options_of(argv)
     flash = server.get("flash-attention")
     if flash and plan.release.generation < FLASH_WORDS_SINCE:
         flash = {"on": "1", "off": "0"}.get(flash)
@@ -67,7 +67,7 @@ def _numbers(values: Sequence[int]) -> str:
     return ",".join(map(str, values)) or "0"
 
 
-def _options(argv: Sequence[str]) -> dict[str, str]:
+def options_of(argv: Sequence[str]) -> dict[str, str]:
     """Option of llama-server, as the table calls it → its value in a command line, or what a switch stands for."""
     values = {}
     for word, following in zip(argv[1:], [*argv[2:], ""]):

@@ -172,8 +172,12 @@ def hosts_in_order(plan: Plan) -> list[str]:
     """The head, then the hosts that lend devices: those that hold layers in the plan's order, then the others."""
     lending = [name for name, host in plan.hosts.items() if host.workers]
     lending += [worker.host for worker in plan.external_workers]
-    placed = [entry.host for entry in plan.placement if entry.endpoint]
-    return list(dict.fromkeys([plan.head.host, *placed, *lending]))
+    return list(dict.fromkeys([*hosts_with_layers(plan), *lending]))
+
+
+def hosts_with_layers(plan: Plan) -> list[str]:
+    """The head, then the hosts whose workers hold layers."""
+    return list(dict.fromkeys([plan.head.host, *(entry.host for entry in plan.placement if entry.endpoint)]))
 
 
 def loads_of(
@@ -194,7 +198,7 @@ def loads_of(
     places = itertools.product(
         request.models or (variants[0][1].model,), request.hosts or range(1, len(hosts) + 1), variants
     )
-    served, tests = _serving_backend(plan), (request.prompts, request.generated, request.depths)
+    served, tests = serving_backend(plan), (request.prompts, request.generated, request.depths)
     direct = [
         (Load(tuple(hosts[:number]), cluster.server.backend or served, model, settings, (), *tests), cluster)
         for model, number, (settings, cluster) in places
@@ -237,7 +241,7 @@ def _build_id(plan: Plan) -> str:
     return PurePosixPath(plan.head.argv[0]).parts[-3]
 
 
-def _serving_backend(plan: Plan) -> str:
+def serving_backend(plan: Plan) -> str:
     return next(build.backend for build in plan.hosts[plan.head.host].builds if build.id == _build_id(plan))
 
 

@@ -1,0 +1,128 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Searches for settings of the server that are faster than the plan's, by rounds of benchmarks, and writes them into a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import benchmark
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, matrix, tuning, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
+
+
+class ActionModule(benchmark.ActionModule):
+    def perform(self, arguments: benchmark.Arguments) -> dict:
+        self._head, self._model = benchmark.Head(self, arguments.plan), arguments.model
+        inputs = self._inputs(arguments)
+        variables = inputs.hosts[inputs.cluster.head]["variables"]
+        self._from = inputs._replace(request=tuning.request_of(variables, inputs.request))
+        self._loads: dict[str, benchmark.PlannedLoad] = {}
+        self._tried: dict[str, tuning.Tried] = {}
+        self._skipped: dict[str, str] = {}
+        self._until = time.monotonic() + 60 * variables["llama_tune_minutes"]
+        self._add({})
+        own = self._loads.get(tuning.OWN)
+        cores = int(inputs.cluster.places[self._head.name].facts.cpu["cores"])
+        for settings in tuning.candidates(own.plan, cores, bool(self._from.request.prompts)) if own else ():
+            self._add(settings)
+        self._show(f"{len(self._loads)} settings to measure, {len(self._skipped)} not possible")
+        if self.check_mode:
+            return {"changed": bool(own)}
+        if own:
+            self._search()
+        tried = list(self._tried.values())
+        if not tried or not tried[0].turns:
+            why = self._skipped.get(tuning.OWN, tuning.OVER)
+            raise Refusal(f"the plan's own settings cannot be measured: {why}")
+        found, is_over = tuning.gains(tried), self._is_over()
+        if arguments.path:
+            text = tuning.as_yaml(self._record, variables["llama_tune_for"], tried, self._skipped, is_over)
+            benchmark.write(arguments.path, {"tuned.yml": text})
+        self._show(tuning.sentence(found, is_over))
+        top = tuning.best(found)
+        return {"changed": True, "settings": top.settings if top else {}}
+
+    def _show(self, text: str) -> None:
+        benchmark.display.display(f"  [{self._head.name}] tune: {text}")
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def _add(self, settings: tuning.Settings) -> None:
+        """Plans the cluster as it would serve with these settings, and takes that among the loads, or notes why it is not possible."""
+        served, request, name = self._head.plan, self._from.request, tuning.name_of(settings)
+        cluster = self._from.with_values(settings)
+        plan = benchmark.plan_of(cluster, self._model, self._from.catalogue)
+        hosts = tuple(matrix.hosts_with_layers(plan if isinstance(plan, Plan) else served))
+        backend, texts = cluster.server.backend or matrix.serving_backend(served), matrix.settings_of(settings)
+        tests = (request.prompts, request.generated, request.depths)
+        load = matrix.Load(hosts, backend, cluster.model, texts, (), *tests)
+        why, argv = matrix.obstacle(plan, served, load), []
+        if isinstance(plan, Plan) and not why:
+            argv = command_line.argv_of(plan, load, request.repetitions)
+            same = [other for other, one in self._loads.items() if one.argv == argv]
+            why = f"the program that measures gets the same command line as with {same[0]}" if same else None
+        if why or not isinstance(plan, Plan):
+            self._skipped[name] = str(why)
+            return
+        self._loads[name] = benchmark.PlannedLoad(load, plan, argv, frozenset())
+        self._tried[name] = tuning.Tried(settings, {})
+
+    def _search(self) -> None:
+        """Measures in rounds, each time those that may still be the best, until the minutes are over.
+
+        :raises AnsibleActionFail: that was not possible.
+        """
+        first, names = 0, list(self._loads)
+        for turns in tuning.TURNS:
+            self._measure_turns(names, range(first, first + turns))
+            first += turns
+            if self._is_over() or not self._tried[tuning.OWN].turns:
+                return
+            chosen = tuning.chosen(tuning.gains(list(self._tried.values())))
+            for settings in chosen:
+                if tuning.name_of(settings) not in {**self._loads, **self._skipped}:
+                    self._add(settings)
+            names = [tuning.OWN, *(name for name in map(tuning.name_of, chosen) if name in self._loads)]
+            if len(names) == 1:
+                return
+
+    def _measure_turns(self, names: Sequence[str], turns: Sequence[int]) -> None:
+        """Measures each of these settings once in each turn.
+
+        :raises AnsibleActionFail: that was not possible.
+        """
+        parts = [(turn, name, self._loads[name]) for turn in turns for name in names]
+        cells: list[types.Cell] = []
+        loads: list[benchmark.PlannedLoad] = []
+        for turn, _name, one in parts:
+            new = [cell._replace(key=f"{cell.key}/turn {turn}") for cell in matrix.cells_of(one.load, one.plan, None)]
+            loads.append(one._replace(keys=frozenset(cell.key for cell in new)))
+            cells += new
+        inputs, plan = self._from, self._loads[tuning.OWN].plan
+        models = {matrix.name_of(inputs.cluster.model): plan.model.path}
+        self._record = benchmark.record_of(self._head.plan, inputs, cells, models)
+        whole = benchmark.Matrix(inputs.request, loads, self._record, inputs.cluster.model.token_file)
+        problem = self._measure(whole, None)
+        if problem:
+            raise AnsibleActionFail(problem)
+        for (turn, name, _one), load in zip(parts, loads):
+            mine = [cell for cell in self._record.cells if cell.key in load.keys]
+            speeds = {benchmark_table.test_of(cell): cell.measured.mean for cell in mine if cell.measured}
+            if len(speeds) == len(mine):
+                self._tried[name] = self._tried[name]._replace(turns={**self._tried[name].turns, turn: speeds})
+            failed = [cell.skipped for cell in mine if cell.skipped and cell.skipped != tuning.OVER]
+            self._skipped.update(dict.fromkeys([name], failed[0]) if failed else {})
+
+    def _follow(self, one: benchmark.PlannedLoad, log: str) -> None:
+        """As a benchmark, until the minutes are over: what is not measured then is not waited for, and ends with the job."""
+        if self._is_over():
+            self._update(cell._replace(skipped=tuning.OVER) for cell in self._unfinished(one.keys))
+            return
+        super()._follow(one, log)
