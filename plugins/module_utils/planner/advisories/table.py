@@ -17,7 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
     fixes,
-    memory_predicates,
     predicates,
     remedies,
 )
@@ -447,7 +446,7 @@ ADVISORIES = (
     Advisory(
         "compute-over-capacity",
         "warning",
-        memory_predicates.over_capacity,
+        predicates.over_capacity,
         "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB; if they come near it, llama-server runs out of memory when it starts.",
         (Remedy("{smaller}", fixes.smaller_buffers),),
@@ -460,7 +459,7 @@ ADVISORIES = (
     Advisory(
         "further-not-counted",
         "warning",
-        memory_predicates.uncounted,
+        predicates.uncounted,
         "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",
         (
             Remedy("remove {word}, so that the plan chooses", fixes.without_placing),
@@ -474,7 +473,7 @@ ADVISORIES = (
     Advisory(
         "context-cut",
         "warning",
-        memory_predicates.cut_context,
+        predicates.cut_context,
         "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
         (
             Remedy("set llama_server_context to {context} or less", fixes.shorter_context),
@@ -485,7 +484,7 @@ ADVISORIES = (
     Advisory(
         "context-shared",
         "warning",
-        memory_predicates.shared_context,
+        predicates.shared_context,
         "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. {more}",
         (
             fixes.always("set llama_server_parallel to 1", fixes.server_becomes(parallel=1)),
