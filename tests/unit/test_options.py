@@ -73,11 +73,6 @@ def test_no_word_and_no_variable_stands_for_two_options():
     assert len(names) == len(set(names))
 
 
-def test_each_option_that_the_plan_owns_says_what_to_do_instead():
-    for option in options.TABLE:
-        assert bool(option.variable or option.remedy) == option.owned
-
-
 def test_each_variable_of_the_table_exists():
     known = inventory.specification()
     assert {option.variable for option in options.TABLE if option.variable} <= set(known)

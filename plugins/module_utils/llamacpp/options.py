@@ -70,7 +70,6 @@ class Option(NamedTuple):
     """An option of one program.
 
     :param variable: that sets it; None where the plan decides without one.
-    :param owned: whether only the plan sets it.
     :param optional: whether the plan does not write it where its variable is left out.
     :param environment: variables that stand for it in the environment of the program.
     :param memory: what it changes: a field of kv_cache.Settings, UNPLANNED, or nothing.
@@ -85,7 +84,6 @@ class Option(NamedTuple):
     name: str
     spellings: tuple[Spelling, ...]
     variable: str | None = None
-    owned: bool = False
     optional: bool = False
     environment: tuple[str, ...] = ()
     memory: str = ""
@@ -96,6 +94,11 @@ class Option(NamedTuple):
     program: str = SERVER
     secret: bool = False
     adds: str = ""
+
+    @property
+    def owned(self) -> bool:
+        """Whether only the plan sets it."""
+        return bool(self.variable or self.remedy)
 
     def spelled(self, build: int, fork: str) -> list[Spelling]:
         """Its spellings in this build."""
@@ -170,14 +173,12 @@ TABLE: tuple[Option, ...] = (
         "rpc",
         _both("--rpc", LIST),
         "llama_worker_endpoints",
-        owned=True,
         environment=_split("LLAMA_ARG_RPC"),
     ),
     Option(
         "device",
         (_in(MAINLINE, "--device -dev", form=LIST), _in(IK_LLAMA, "--device -dev", 3933, form=LIST)),
         "llama_worker_endpoints",
-        owned=True,
         environment=_split("LLAMA_ARG_DEVICE"),
     ),
     Option(
@@ -188,16 +189,14 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--override-tensor -ot", OVERRIDE_LISTED, form=LIST),
         ),
         "llama_server_override_tensor",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_OVERRIDE_TENSOR"),
     ),
-    Option("model", _both("--model -m"), "llama_model_path", owned=True, environment=_split("LLAMA_ARG_MODEL")),
+    Option("model", _both("--model -m"), "llama_model_path", environment=_split("LLAMA_ARG_MODEL")),
     Option(
         "model-of-a-server",
         _both("--model-url -mu", written=False),
         "llama_model_url",
-        owned=True,
         environment=_split("LLAMA_ARG_MODEL_URL"),
     ),
     Option(
@@ -207,7 +206,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--hf-repo -hfr --hf-file -hff", written=False),
         ),
         "llama_model_huggingface",
-        owned=True,
         environment=_split("LLAMA_ARG_HF_REPO LLAMA_ARG_HF_FILE"),
     ),
     Option(
@@ -219,11 +217,10 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, LATER_PRESETS, 8643, form=SWITCH, written=False),
         ),
         "llama_model_path",
-        owned=True,
         environment=_split("LLAMA_ARG_DOCKER_REPO"),
     ),
-    Option("host", _both("--host"), "llama_server_host", owned=True, environment=_split("LLAMA_ARG_HOST")),
-    Option("port", _both("--port"), "llama_server_port", owned=True, environment=_split("LLAMA_ARG_PORT")),
+    Option("host", _both("--host"), "llama_server_host", environment=_split("LLAMA_ARG_HOST")),
+    Option("port", _both("--port"), "llama_server_port", environment=_split("LLAMA_ARG_PORT")),
     Option(
         "gpu-layers",
         (
@@ -231,20 +228,17 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
         ),
         "llama_server_gpu_layers",
-        owned=True,
         environment=_split("LLAMA_ARG_N_GPU_LAYERS"),
     ),
     Option(
         "tensor-split",
         _both("--tensor-split -ts", LIST),
         "llama_server_tensor_split",
-        owned=True,
         environment=_split("LLAMA_ARG_TENSOR_SPLIT"),
     ),
     Option(
         "split-mode",
         tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
-        owned=True,
         environment=_split("LLAMA_ARG_SPLIT_MODE"),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
         "workers connect to each other at their port + 1000, which the firewall closes, so that loading would hang",
@@ -253,21 +247,18 @@ TABLE: tuple[Option, ...] = (
         "context",
         _both("--ctx-size -c"),
         "llama_server_context",
-        owned=True,
         environment=_split("LLAMA_ARG_CTX_SIZE"),
     ),
     Option(
         "parallel",
         _both("--parallel -np"),
         "llama_server_parallel",
-        owned=True,
         environment=_split("LLAMA_ARG_N_PARALLEL"),
     ),
     Option(
         "cache-type-k",
         _both("--cache-type-k -ctk"),
         "llama_server_cache_type_k",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_CACHE_TYPE_K"),
         silent=("f16",),
@@ -276,7 +267,6 @@ TABLE: tuple[Option, ...] = (
         "cache-type-v",
         _both("--cache-type-v -ctv"),
         "llama_server_cache_type_v",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_CACHE_TYPE_V"),
         silent=("f16",),
@@ -291,7 +281,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--flash-attn -fa", 3985),
         ),
         "llama_server_flash_attention",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_FLASH_ATTN"),
         implied=("auto", "on", "off"),
@@ -300,7 +289,6 @@ TABLE: tuple[Option, ...] = (
         "threads",
         _both("--threads -t"),
         "llama_server_threads",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_THREADS"),
     ),
@@ -308,7 +296,6 @@ TABLE: tuple[Option, ...] = (
         "prompt-cache",
         (_in(MAINLINE, "--cache-ram -cram", PROMPT_CACHE_SINCE), _in(IK_LLAMA, "--cache-ram -cram", 4840)),
         "llama_server_prompt_cache_mib",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_CACHE_RAM"),
         implied=("0",),
@@ -320,7 +307,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--swa-checkpoints", 6170),
             _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt", 4840),
         ),
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_SWA_CHECKPOINTS"),
         remedy="remove it: the plan gives as many as the head's memory has room for, and counts them",
@@ -339,7 +325,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
         ),
         "llama_server_load_mode",
-        owned=True,
         optional=True,
         environment=_split(
             "LLAMA_ARG_LOAD_MODE LLAMA_ARG_MMAP LLAMA_ARG_NO_MMAP LLAMA_ARG_DIO LLAMA_ARG_NO_DIO LLAMA_ARG_MLOCK"
@@ -353,7 +338,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--warmup", 8643, form=SWITCH, written=False),
         ),
         "llama_server_warmup",
-        owned=True,
         optional=True,
         silent=("on",),
     ),
@@ -361,7 +345,6 @@ TABLE: tuple[Option, ...] = (
         "api-key-file",
         _both("--api-key-file"),
         "llama_server_api_key_file",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_API_KEY_FILE"),
     ),
@@ -369,7 +352,6 @@ TABLE: tuple[Option, ...] = (
         "api-key",
         tuple(spelling._replace(written=False) for spelling in _both("--api-key")),
         "llama_server_api_key_file",
-        owned=True,
         environment=_split("LLAMA_API_KEY LLAMA_ARG_API_KEY"),
         secret=True,
     ),
@@ -377,7 +359,6 @@ TABLE: tuple[Option, ...] = (
         "tls-certificate",
         _both("--ssl-cert-file"),
         "llama_server_tls_certificate_file",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_SSL_CERT_FILE"),
     ),
@@ -385,14 +366,12 @@ TABLE: tuple[Option, ...] = (
         "tls-key",
         _both("--ssl-key-file"),
         "llama_server_tls_key_file",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_SSL_KEY_FILE"),
     ),
     Option(
         "token-of-a-registry",
         tuple(spelling._replace(written=False) for spelling in _both("--hf-token -hft")),
-        owned=True,
         environment=_split("HF_TOKEN LLAMA_ARG_HF_TOKEN"),
         remedy="remove it: every account of the host could read the token, and llama-server reads a model that is on the head already",
         secret=True,
@@ -405,7 +384,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--cache-list -cl", 8643, form=SWITCH, written=False),
             _in(MAINLINE, "--license", 8643, 9434, SWITCH, written=False),
         ),
-        owned=True,
         remedy="remove it, because llama-server would print something and end",
     ),
     Option(
@@ -414,7 +392,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--fit -fit", FIT_SINCE),
             _in(IK_LLAMA, "--fit", 4349, form=SWITCH, written=False),
         ),
-        owned=True,
         environment=_split("LLAMA_ARG_FIT"),
         implied=("off",),
         remedy="remove it: it would place the layers again",
@@ -426,7 +403,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--log-verbosity -lv --verbosity", TRACE_SINCE),
             _in(IK_LLAMA, "--verbosity", written=False),
         ),
-        owned=True,
         environment=_split("LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
@@ -443,7 +419,6 @@ TABLE: tuple[Option, ...] = (
     Option(
         "log-disable",
         _both("--log-disable", SWITCH),
-        owned=True,
         optional=True,
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
@@ -467,7 +442,6 @@ TABLE: tuple[Option, ...] = (
         "micro-batch",
         _both("--ubatch-size -ub"),
         "llama_server_micro_batch",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_UBATCH"),
         silent=("512",),
@@ -476,7 +450,6 @@ TABLE: tuple[Option, ...] = (
         "batch",
         _both("--batch-size -b"),
         "llama_server_batch",
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_BATCH"),
         silent=("2048",),
@@ -491,7 +464,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--cpu-moe -cmoe", EXPERTS_LISTED, form=SWITCH),
             _in(IK_LLAMA, "--n-cpu-moe -ncmoe", EXPERTS_LISTED),
         ),
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE"),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
@@ -500,7 +472,6 @@ TABLE: tuple[Option, ...] = (
     Option(
         "feed-forward-on-the-processor",
         (_in(MAINLINE, "--n-cpu-ffn -ncffn", 11063),),
-        owned=True,
         optional=True,
         environment=_split("LLAMA_ARG_N_CPU_FFN"),
         remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for those of the first ten layers: "
@@ -661,7 +632,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--Host", 4033, written=False),
         ),
         "llama_worker_endpoints",
-        owned=True,
         program=WORKER,
     ),
     Option(
@@ -671,7 +641,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "-P --Port", 4033, written=False),
         ),
         "llama_worker_endpoints",
-        owned=True,
         program=WORKER,
     ),
     Option(
@@ -681,28 +650,24 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "-d -dev --device", 4033),
         ),
         "llama_worker_endpoints",
-        owned=True,
         program=WORKER,
     ),
     Option(
         "processor",
         (_in(IK_LLAMA, "-cpu", 4033, form=SWITCH, means="CPU"),),
         "llama_worker_endpoints",
-        owned=True,
         program=WORKER,
     ),
     Option(
         "worker-threads",
         _both("-t --threads"),
         "llama_worker_endpoints",
-        owned=True,
         program=WORKER,
     ),
     Option(
         "tensor-cache",
         tuple(spelling._replace(means="on") for spelling in _both("-c --cache", SWITCH)),
         "llama_worker_endpoints",
-        owned=True,
         optional=True,
         program=WORKER,
     ),
@@ -710,7 +675,6 @@ TABLE: tuple[Option, ...] = (
         "worker-memory",
         (_in(MAINLINE, "-m --mem", 0, 6789, written=False), _in(IK_LLAMA, "-m --mem", 0, 4032, written=False)),
         "llama_worker_endpoints",
-        owned=True,
         program=WORKER,
     ),
 )
