@@ -574,6 +574,13 @@ def test_published_clusters(name, model, hosts):
     assert not accepted(planned)
 
 
+def test_a_host_that_is_only_declared_has_the_processor_and_the_link_that_are_declared():
+    estimate = plan(CLUSTERS / "pis.yml", **dense(39.59))["estimate"]
+    assert estimate["rates"] == "table"
+    links = {(link["kind"], link["gbit_per_s"], link["measured"]) for link in estimate["links"]}
+    assert links == {("ethernet", 1, False), ("loopback", 11.0, False)}
+
+
 def test_three_sparks_talk_over_their_cables():
     """Each worker is reached over the cable that joins it with the head, not over the one between the workers."""
     planned = plan(CLUSTERS / "spark_trio.yml", **of_file("models/qwen3_5_397b.yml"), llama_placement="all")

@@ -134,6 +134,8 @@ class Facts(NamedTuple):
     """Device, as workers name it → what was measured of it."""
     disk_gib: Optional[Mib] = None
     """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
+    link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, real=True)] = None
+    """Between the head and this host, where ``llama_hardware`` says it."""
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""

@@ -77,7 +77,7 @@ PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "measured"}
 EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 
-STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
+STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
 
 
@@ -488,7 +488,11 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str, cluster:
         **DECLARED,
         "system": system,
         "architecture": hardware.get("architecture", "arm64" if system == "Darwin" else DECLARED["architecture"]),
-        "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
+        "cpu": {
+            **DECLARED["cpu"],
+            "model": hardware.get("processor", DECLARED["cpu"]["model"]),
+            "cores": hardware.get("cores", DECLARED["cpu"]["cores"]),
+        },
         "scope": scope,
         "service_manager": manager,
         **names.places(scope, manager, {"HOME": hardware.get("home", "~")}, cluster),

@@ -62,10 +62,11 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
     found = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
     round_trip, mbit = (figure if figure and figure >= LEAST_FIGURE else None for figure in found)
     assumed = cost_model.LINKS[kind]
+    gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
     return cost_model.Link(
         kind,
         round_trip or assumed.round_trip_ms,
-        mbit / 1000 if mbit else assumed.gbit,
+        mbit / 1000 if mbit else gbit or assumed.gbit,
         bool(round_trip),
         cost_model.is_board(host.facts),
         host.facts.system == "Darwin",
