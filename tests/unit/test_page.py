@@ -246,6 +246,7 @@ def pages(tmp_path_factory, plan, example, large):
         "plan": (html_page.page(typed(plan), ["  strix1  is as planned"]), None),
         "example": (html_page.page(typed(plan), [], VERIFIED, example), example),
         "large": (html_page.page(None, measured=large), large),
+        "ten": (html_page.page(typed(strix_halos(11, 1000).plan())), None),
     }
     for name, (text, _measured) in found.items():
         (folder / f"{name}.html").write_text(text)
@@ -265,6 +266,7 @@ SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
         *(("example", *screen) for screen in SCREENS),
         ("large", 1400, False),
         ("large", 400, True),
+        ("ten", 1400, False),
     ],
 )
 def test_a_browser_shows_the_page(browser, pages, name, width, dark):
@@ -274,6 +276,12 @@ def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     assert page.requests == [address]
     assert page.complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert (
+        page.evaluate(
+            "[...document.querySelectorAll('pre')].filter(text => text.scrollWidth > text.clientWidth).length"
+        )
+        == 0
+    )
     seen = page.evaluate(CURVES)
     figures = curves.figures(measured) if measured else []
     assert [each["points"] for each in seen] == [[len(curve.points) for curve in figure.curves] for figure in figures]
