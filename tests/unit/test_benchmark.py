@@ -283,17 +283,17 @@ def test_llama_sweep_bench_is_told_what_the_server_is_told():
         llama_accept_advisories=["rpc-remote-code-execution"],
         llama_benchmark_depths=[0, 1024, 100],
         llama_benchmark_hosts=[2],
-        llama_benchmark_prompts=[512, 100],
+        llama_benchmark_prompts=[512, 100, 2048],
     )
     ((load, plan),) = loads_of(found)
     words = command_line.argv_of(plan, load, 2)
     assert words[0].endswith("/bin/llama-sweep-bench")
-    assert words[-4:] == ["-c", "1536", "-n", "128"]
+    assert words[-4:] == ["-c", "3072", "-n", "128"]
     assert "--rpc" in words
     assert not {"--host", "--port", "--parallel", "--no-warmup", "--ctx-size"} & set(words)
     skipped = {(cell.test, cell.depth): cell.skipped for cell in matrix.cells_of(load, plan, None)}
-    assert "measures prompts of one micro-batch, 512 tokens" in skipped["pp100", 0]
-    assert skipped["pp512", 1024] is skipped["tg128", 0] is None
+    assert "measures prompts of whole micro-batches, 512 tokens" in skipped["pp100", 0]
+    assert skipped["pp512", 1024] is skipped["pp2048", 1024] is skipped["tg128", 0] is None
     assert "depths that are multiples" in skipped["tg128", 100]
 
 
@@ -380,6 +380,14 @@ def test_the_table_of_llama_sweep_bench_is_read():
     ]
     found = results.read("\n".join(f"1.0000 out {row}" for row in rows)).results
     assert [result[:3] for result in found] == [("pp512", 512, (432.97,)), ("tg128", 512, (67.55,))]
+
+
+def test_a_prompt_takes_as_long_as_its_micro_batches_one_after_the_other():
+    row = "out |   512 |    128 | {:6} |    1.183 | {:8.2f} |    1.895 |    67.55 |"
+    log = log_of(*(row.format(depth, speed) for depth, speed in ((0, 512), (512, 256), (1024, 128))))
+    prompts = [cell_of(test=test, depth=depth) for test, depth in (("pp1024", 0), ("pp1024", 512), ("pp1024", 1024))]
+    measured = [cell.measured and cell.measured.mean for cell in results.fill(prompts, log, ())]
+    assert measured == [1024 / 3, pytest.approx(1024 / 6), None]
 
 
 def test_each_latency_gets_its_repetitions():

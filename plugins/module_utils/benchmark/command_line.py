@@ -96,5 +96,5 @@ def _sweep_words(argv: Sequence[str], load: Load) -> list[str]:
         skip = option.name in NOT_FOR_SWEEP if option else skip
         words += [] if skip else [word]
         skip = skip and not (option and options.meaning(word))
-    context = str(max(load.depths) + micro_batch_of(argv))
+    context = str(max(load.depths) + max(micro_batch_of(argv), *load.prompts, 0))
     return [*words, "-c", context, "-n", str((load.generated or (1,))[0])]

@@ -323,10 +323,10 @@ def micro_batch_of(argv: Sequence[str]) -> int:
 
 
 def _why_not_swept(plan: Plan, test: str, depth: int) -> str | None:
-    """Why llama-sweep-bench of ik_llama.cpp does not measure a test: its prompts are one micro-batch, at multiples of it."""
+    """Why llama-sweep-bench of ik_llama.cpp does not measure a test: it gives each micro-batch of a prompt, at multiples of it."""
     size, program = micro_batch_of(plan.head.argv), options.MEASURING[options.IK_LLAMA]
-    if test.startswith("pp") and int(test[2:]) != size:
-        return f"{program} measures prompts of one micro-batch, {size} tokens: give that in {PREFIX}prompts"
+    if test.startswith("pp") and int(test[2:]) % size:
+        return f"{program} measures prompts of whole micro-batches, {size} tokens: give multiples of that in {PREFIX}prompts"
     return (
         f"{program} measures at depths that are multiples of the micro-batch, {size} tokens" if depth % size else None
     )

@@ -40,6 +40,8 @@ class Result(NamedTuple):
     mean: float
     deviation: float
     """Both as the program says them, which has more digits of the samples."""
+    swept: bool = False
+    """Whether llama-sweep-bench says it."""
 
 
 class Log(NamedTuple):
@@ -73,7 +75,7 @@ def results_of(text: str) -> list[Result]:
     if swept:
         prompt, generated, depth = (int(number) for number in swept.groups()[:3])
         speeds = {f"pp{prompt}": float(swept[4]), f"tg{generated}": float(swept[5])}
-        return [Result(test, depth, (speed,), speed, 0.0) for test, speed in speeds.items() if is_speed(speed)]
+        return [Result(test, depth, (speed,), speed, 0.0, True) for test, speed in speeds.items() if is_speed(speed)]
     if not text.startswith("{"):
         return []
     try:
@@ -135,7 +137,23 @@ def fill(cells: Iterable[Cell], log: Log, latencies: Sequence[float]) -> list[Ce
     :param latencies: that take turns with the repetitions, the first of them while the model is loaded.
     """
     latest = {(result.test, result.depth): result for result in log.results}
-    return [_filled(cell, log, latest.get((cell.test, cell.depth)), latencies) for cell in cells]
+    return [
+        _filled(cell, log, latest.get((cell.test, cell.depth)) or _of_pieces(cell, latest), latencies) for cell in cells
+    ]
+
+
+def _of_pieces(cell: Cell, latest: Mapping[tuple[str, int], Result]) -> Result | None:
+    """A prompt of several micro-batches, of which llama-sweep-bench gives each by itself, one after the other as llama-server computes them."""
+    tokens, depth = int(cell.test[2:]), cell.depth
+    swept = [int(test[2:]) for (test, _depth), result in latest.items() if result.swept and test.startswith("pp")]
+    size = min(swept, default=0)
+    if not cell.test.startswith("pp") or not size or tokens % size:
+        return None
+    pieces = [latest.get((f"pp{size}", start)) for start in range(depth, depth + tokens, size)]
+    if not all(pieces):
+        return None
+    seconds = sum(size / piece.mean for piece in pieces if piece)
+    return Result(cell.test, depth, (tokens / seconds,), tokens / seconds, 0.0)
 
 
 def _filled(cell: Cell, log: Log, result: Result | None, latencies: Sequence[float]) -> Cell:
