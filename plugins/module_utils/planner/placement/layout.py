@@ -314,8 +314,6 @@ def _fastest(
 
 
 def _why(candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> list[str]:
-    groups = [candidate.place.group for candidate in candidates]
-    used = [group for group, count in zip(groups, units) if count]
     sentences = []
     for candidate, count in zip(candidates, units):
         rate = candidate.cost.rate
@@ -326,24 +324,29 @@ def _why(candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> 
         ]
         how = "evenly" if alike and min(alike) >= solver.ALIKE * max(alike) else "by their memory"
         even = f", shared {how}" if count and len(alike) > 1 else ""
-        words = _words(candidate, count, used, groups, every)
+        words = _words(candidate, count, candidates, units, every)
         sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
     return sentences
 
 
-def _words(candidate: Candidate, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
-    group = candidate.place.group
+def _words(candidate: Candidate, count: int, candidates: Sequence[Candidate], units: Sequence[int], every: bool) -> str:
+    group, places = candidate.place.group, [one.place for one in candidates]
     if not count:
         return "what llama_server_override_tensor puts there" if candidate.place.fixed else "nothing"
-    if every and min(used) < group and count == 1:
-        return "one layer, since every device is used"
-    if min(used) < group:
-        return "what has no room in faster memory"
-    if max(used) > group:
-        return "the most, since the rest is slower" if every else "as much as it has room for, since the rest is slower"
-    if min(groups) < group:
+    faster = any(own for place, own in zip(places, units) if place.group < group)
+    slower = max((own for place, own in zip(places, units) if place.group > group), default=0)
+    if faster:
+        alone = every and count == 1
+        return "one layer, since every device is used" if alone else "what has no room in faster memory"
+    if slower:
+        most = every and slower == 1
+        return "the most, since the rest is slower" if most else "as much as it has room for, since the rest is slower"
+    unused = [place for place in places if place.group < group]
+    if any(place.holds_a_unit() for place in unused):
         return "faster devices would cost more than they save"
-    return "the fastest memory" if len(groups) > 1 else "the only device"
+    return (
+        "the fastest memory that has room" if unused else "the fastest memory" if len(places) > 1 else "the only device"
+    )
 
 
 def _check_number(used: Sequence[Device], asked: bool) -> None:

@@ -65,6 +65,10 @@ class Place(NamedTuple):
     group: int
     """Number of the devices that are alike; 0 are the fastest."""
 
+    def holds_a_unit(self) -> bool:
+        least = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
+        return self.fixed + least <= self.capacity
+
 
 class Limits(NamedTuple):
     """Bytes of units that a device may get at most, and has to get at least if it gets any."""
