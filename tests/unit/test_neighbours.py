@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from conftest import CATALOGUE, FACTS, complete, make
 
 SHARED = {"/var/cache/llamacpp", "/var/cache/llamacpp/sources", "/etc/systemd/system"}
@@ -76,9 +77,9 @@ def test_two_clusters_share_no_name_port_rule_or_folder(pair, cluster, staged):
     assert not [text for text in strings(second) if "/opt/llamacpp/" in text]
 
 
-def taken(pair, plan, cluster="night"):
+def taken(pair, plan, cluster="night", first_port=50062):
     """The hosts of the pair as another cluster, with what the first one has left there."""
-    hosts = hosts_of(pair, cluster, 50062)
+    hosts = hosts_of(pair, cluster, first_port)
     for name, part in plan["hosts"].items():
         record = next(file for file in part["files"] if file["path"].endswith("/cluster.json"))
         said = json.loads(record["content"])
@@ -128,6 +129,25 @@ def test_graphics_and_processor_of_two_clusters_share_one_memory(pair, theirs, w
     plan = pair.plan()
     met = [met["message"] for met in plan["advisories"] if met["id"] == "memory-of-other-cluster"]
     assert bool(met) == warned, met
+
+
+def test_two_servers_of_a_host_have_room_for_the_conversations_of_both(pair):
+    """What an operator gives to the one is not the other's. What plans choose is shared, and stays when the other one was planned."""
+    for given in pair.hosts.values():
+        given["facts"]["memory_mib"] = 32768
+
+    def cache(hosts, cluster="night", mib=None):
+        hosts["head"]["variables"].update(llama_server_gpu_layers=0, llama_server_prompt_cache_mib=mib)
+        plan = plan_of(pair, cluster, hosts)
+        return plan, plan["head"]["prompt_cache_mib"]
+
+    usable = workers.usable_mib(32768)
+    first, alone = cache(hosts_of(pair, "day", 50052), "day")
+    second, beside = cache(taken(pair, first))
+    again = cache(taken(pair, second, "day", 50052), "day")[1]
+    given, _mib = cache(hosts_of(pair, "day", 50052), "day", 20000)
+    assert 4096 < again == beside < alone <= 8192
+    assert 0 < cache(taken(pair, given))[1] <= (usable - 20000) // 4
 
 
 def test_a_cluster_whose_rules_would_be_taken_for_those_of_another_is_refused(pair, monkeypatch):

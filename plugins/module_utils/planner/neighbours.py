@@ -107,6 +107,9 @@ def memory_of(plan: Plan, host: str) -> dict[str, tuple[float, float]]:
             device = _device(plan, host, entry)
             total, capacity = memory.get(device, (0, 0))
             memory[device] = total + entry.total_mib, max(capacity, entry.capacity_mib)
+    if host == plan.head.host:
+        total, capacity = memory.get(backends.CPU.device, (0, 0))
+        memory[backends.CPU.device] = total + sum(plan.head.cpu[1:]), capacity
     return memory
 
 

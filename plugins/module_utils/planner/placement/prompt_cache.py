@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
@@ -44,8 +45,8 @@ class PromptCache(NamedTuple):
 
 
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptCache:
-    """The half of what is free in the head's memory: first for checkpoints, then for conversations where fetching one and sending it back takes
-    less time than computing it again, llama-server's own limit of these at most for each.
+    """The half of what is free in the head's memory, shared with the servers of other clusters there: first for checkpoints, then for conversations
+    where fetching one and sending it back takes less time than computing it again, llama-server's own limit of these at most for each.
 
     :param works: estimate.works_of the case; empty where the model does not fit.
     """
@@ -55,7 +56,8 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         for name in ("prompt-cache", "context-checkpoints")
         if options.of_name(name).spelled(release.generation, release.fork)
     }
-    room = _free_mib(placed, facts, case.head) // 2 // STEP_MIB * STEP_MIB
+    servers = sum(any(names.is_head(port.service) for port in other.ports) for other in facts.neighbours)
+    room = _free_mib(placed, facts, case.head) // 2 // (1 + servers) // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server, release.generation)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
