@@ -151,7 +151,7 @@ def works(seconds, links):
 )
 def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_batches, expected):
     """As phi3 on one to four A100 behind workers: 7099, 9323, 6898, 5782 tokens per second (ggml-org/llama.cpp#18626)."""
-    case = estimate.Case(None, None, models.model("llama"), "h", {}, {}, True, {})
+    case = estimate.Case(None, None, models.model("llama"), "h", {}, {}, True, {}, None)
     pieces = prompts.Batches(256 * micro_batches, 256)
     found = prompts.prompt_s(case, works(seconds, links), 256 * micro_batches, pieces, len(seconds) > 1)
     assert found == pytest.approx(expected, rel=0.01)

@@ -489,12 +489,20 @@ def _case(prepared: Prepared) -> estimate.Case:
         hosts=cluster.hosts,
         places=cluster.places,
         fits=not placed.reasons,
-        serves_of={
-            name: server_settings.backend_of(cluster.server, entry.backends, known)
+        backends_of={
+            name: _of_one_source(
+                server_settings.backend_of(cluster.server, entry.backends, known), entry.backends, prepared.wanted
+            )
             for name, entry in prepared.equipped.items()
         },
         server=cluster.server,
     )
+
+
+def _of_one_source(serves: str, built: Sequence[str], wanted: Mapping[str, Release]) -> list[str]:
+    """The backend that serves, then those of a host whose workers it can use."""
+    others = [backend for backend in built if backend != serves]
+    return [serves, *(backend for backend in others if releases.same_source(wanted[backend], wanted[serves]))]
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

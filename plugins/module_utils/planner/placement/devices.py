@@ -190,12 +190,12 @@ def of_head(
     return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
 
 
-def of_single_host(host: Host, backend: str, server: Server | None = None) -> list[Device]:
-    """The devices that llama-server would drive if this host served without workers.
+def of_single_host(host: Host, backend: str, server: Server | None = None, taken: Collection[str] = ()) -> list[Device]:
+    """The devices of a backend that would be used if this host served alone.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
     """
-    driven = driven_by_head(host.facts, (), backend, selects=True)
+    driven = driven_by_head(host.facts, taken, backend, selects=True)
     own = [name for name, _accelerator in driven]
     limits: Mapping[str, int] = {}
     if server:
@@ -214,6 +214,7 @@ def environment_of_head(
     if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
     seen = len(_visible(facts, lent, backend, selects=True))
+    :param taken: names of those that it uses by other backends.
     if hiding and uses_own and seen < len(accelerators):
         environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
     elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:

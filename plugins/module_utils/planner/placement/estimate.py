@@ -86,13 +86,17 @@ class Case(NamedTuple):
     places: Mapping[str, Host]
     """All hosts with devices, also those of external workers."""
     fits: bool
-    serves_of: Mapping[str, str]
-    """Host → the backend by which it would serve."""
-    server: Server | None = None
+    backends_of: Mapping[str, Sequence[str]]
+    """Host → the backend by which it would serve, then those whose workers it would use."""
+    server: Server
 
     def own_devices(self, host: Host) -> list[Device]:
-        """Those that this host would use if it served without workers."""
-        return devices.of_single_host(host, self.serves_of[host.name], self.server if host.is_head else None)
+        """Those that this host would use if it served alone: its llama-server's, then those that it would lend to itself."""
+        own: list[Device] = []
+        for backend in self.backends_of[host.name]:
+            server = self.server if host.is_head and not own else None
+            own += devices.of_single_host(host, backend, server, [device.name for device in own])
+        return own
 
 
 class _Share(NamedTuple):
@@ -328,6 +332,11 @@ class HostSpeed(NamedTuple):
     gpu_layers: int | None
     """``llama_server_gpu_layers`` with which it is; None where all units are on its devices."""
 
+    @property
+    def lends(self) -> bool:
+        """Whether it reaches devices of its own through workers."""
+        return any(work.link for work in self.works)
+
 
 def _best(case: Case, works: Sequence[cost_model.Work]) -> SingleHostEstimate:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory.
@@ -349,6 +358,7 @@ def _best(case: Case, works: Sequence[cost_model.Work]) -> SingleHostEstimate:
         generation_range=best.speeds.generation_range if best else None,
         prompt_range=best.speeds.prompt_range if best else None,
         faster=bool(best and works and cost_model.is_surely_faster(case.release, best.works, works)),
+        lends=bool(best and best.lends),
     )
 
 
@@ -383,9 +393,12 @@ def _needs(load: device_load.Load) -> Needs:
 
 
 def _single_host(case: Case, host: Host, needs: Needs) -> HostSpeed | None:
-    """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
+    """How fast the host would be with its own devices and processor, those of one backend, or its processor alone; None where it cannot hold the
+    model."""
     own = case.own_devices(host)
-    filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
+    direct = [device for device in own if device.backend == case.backends_of[host.name][0]]
+    choices = [own, *([direct] if direct != own else []), *([[]] if direct else [])]
+    filled = [_fill(case, host, needs, choice) for choice in choices]
     found = [HostSpeed(speeds_of(case, works), works, gpu_layers) for works, gpu_layers in filled if works]
     return max(found, key=lambda one: one.speeds) if found else None
 
@@ -418,7 +431,7 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     weights, read, multiplied, quantised, sizes = needs
     end = load.units
 
-    def part_of(rate: cost_model.Rate, start: int) -> cost_model.Work:
+    def part_of(rate: cost_model.Rate, start: int, link: cost_model.Link | None = None) -> cost_model.Work:
         layers = min(end, load.layers) - min(start, load.layers)
         nodes = layers * cost_model.nodes_per_layer(case.summary)
         own = slice(start, end)
@@ -431,6 +444,7 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
             weights=sum(weights[own]),
             multiplied=sum(multiplied[own]),
             nodes=nodes,
+            link=link,
             quantised=sum(quantised[own]),
         )
 
@@ -442,7 +456,9 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
     for device in by_speed:
         start = end - _units_held(sizes[:end], [device], kept)
-        works.append(part_of(cost_model.rate_of(device, host.facts, case.release.generation), start))
+        lent = device.backend != case.backends_of[host.name][0]
+        link = cost_model.LINKS["loopback"] if lent else None
+        works.append(part_of(cost_model.rate_of(device, host.facts, case.release.generation), start, link))
         accelerator = devices.accelerator_of(host.facts, device.name)
         room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
         end = start
