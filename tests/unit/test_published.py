@@ -54,6 +54,26 @@ def test_tables_that_stay_in_the_memory_of_the_head_are_counted():
     assert "it fits this way: add --lazy-mode on to llama_server_extra_args" in said
 
 
+def test_a_host_alone_reads_tables_as_the_cluster_does():
+    """The worker's host holds the layers, and the tables only where they stay in the file."""
+    cluster = tables(cards_of(20, llama_release={**TREE, "build": 11063}), 28)
+    cluster.hosts["gpu1"]["facts"].update(memory_mib=16384)
+    for arguments, best in ((["-lzm", "on"], "gpu1"), (["-lzm", "off"], "head")):
+        cluster.hosts["head"]["variables"]["llama_server_extra_args"] = arguments
+        assert cluster.plan()["estimate"]["best_single_host"]["host"] == best
+
+
+def test_a_cache_that_stays_on_the_head_is_on_no_device():
+    cluster = cards_of(20)
+    cached = [sum(entry["kv_mib"] for entry in cluster.plan()["placement"])]
+    cluster.hosts["head"]["variables"]["llama_server_extra_args"] = ["-nkvo"]
+    plan = cluster.plan()
+    assert {entry["kv_mib"] for entry in plan["placement"]} == {0}
+    assert plan["head"]["cpu"]["kv_mib"] == cached[0] > 0
+    cluster.hosts["head"]["facts"]["memory_mib"] = 2048 + int(cached[0]) // 2
+    assert f"{int(cached[0])} MiB of KV cache by --no-kv-offload" in cluster.reason()
+
+
 def test_tables_and_devices_share_the_memory_of_the_head():
     cluster = tables(strix_halo_head(100), 28, "gemma3n")
     (entry,) = cluster.plan()["placement"]

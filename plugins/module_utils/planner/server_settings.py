@@ -46,6 +46,8 @@ LIMITS = {
 }
 """Field of Server → its smallest and its largest value."""
 
+WITHOUT_OFFLOAD, FALSE = ("--no-kv-offload", "-nkvo"), ("0", "off", "false", "disabled")
+
 
 def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINLINE) -> kv_cache.Settings:
     given = _memory_arguments(server.extra_args)
@@ -62,6 +64,7 @@ def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINL
         fork=fork,
         latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
         attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
+        offload=not without_kv_offload(server),
     )
 
 
@@ -95,6 +98,25 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
         if option and option.memory:
             given[option.memory] = (word, following)
     return given
+
+
+def given_option(server: Server, name: str) -> tuple[str, str] | None:
+    """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last argument, and a
+    variable only without one."""
+    words = [*server.environment.items(), *zip(server.extra_args, [*server.extra_args[1:], ""])]
+    option = options.of_name(name)
+    return next(
+        (pair for pair in reversed(words) if option in (options.of_word(pair[0]), options.of_variable(pair[0]))), None
+    )
+
+
+def without_kv_offload(server: Server) -> str:
+    """What keeps the KV cache in the head's memory: the word, and the variable that has it; empty where nothing does."""
+    word, value = given_option(server, "kv-offload") or ("", "")
+    if word in server.environment:
+        off = "_NO_" in word or value.lower() in FALSE
+        return f"{word} from llama_server_environment" if off else ""
+    return f"{word} from llama_server_extra_args" if options.normalize(word) in WITHOUT_OFFLOAD else ""
 
 
 def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:

@@ -152,6 +152,8 @@ class Settings(NamedTuple):
     """``-mla`` of ik_llama.cpp: 0 is attention to whole heads, 1 keeps keys and values compressed, 2 and 3 keys alone."""
     attention_batch: int | None = None
     """``-amb`` of ik_llama.cpp: MiB that attention works with at a time; 0 is no limit."""
+    offload: bool = True
+    """Whether each layer's cache is on its device, and not in the head's memory."""
 
     @property
     def tokens(self) -> int:

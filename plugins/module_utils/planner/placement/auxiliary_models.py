@@ -50,16 +50,6 @@ TAKES_BACK = {"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"}
 """Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
 
 
-def given_option(server: Server, name: str) -> tuple[str, str] | None:
-    """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last argument, and a
-    variable only without one."""
-    words = [*server.environment.items(), *zip(server.extra_args, [*server.extra_args[1:], ""])]
-    option = options.of_name(name)
-    return next(
-        (pair for pair in reversed(words) if option in (options.of_word(pair[0]), options.of_variable(pair[0]))), None
-    )
-
-
 class Asked(NamedTuple):
     """Where an operator puts a model: the name of a device, NONE, or nothing. ``word`` is the option that cannot be followed, if any."""
 
@@ -68,7 +58,7 @@ class Asked(NamedTuple):
 
 
 def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> Asked:
-    given = {name: pair for name in PLACING[role] if (pair := given_option(server, name))}
+    given = {name: pair for name in PLACING[role] if (pair := server_settings.given_option(server, name))}
     layers = given.pop("draft-layers", None)
     if layers and model.draft and (server_settings.number_of(layers[1]) or 0) <= model.draft.layers:
         return Asked(word=layers[0])
@@ -176,7 +166,7 @@ def _settings(server: Server, served: ModelSummary, release: Release) -> tuple[k
     if release.generation >= ONE_CONTEXT_SINCE:
         return settings, 1
     tokens = settings.context // settings.parallel
-    given = given_option(server, "draft-context")
+    given = server_settings.given_option(server, "draft-context")
     if given:
         word, number = given
         whole = server_settings.number_of(number)
@@ -187,7 +177,7 @@ def _settings(server: Server, served: ModelSummary, release: Release) -> tuple[k
 
 
 def _type(server: Server, name: str) -> str:
-    given = given_option(server, name)
+    given = server_settings.given_option(server, name)
     if given and given[1] not in kv_cache.CACHE_TYPES:
         raise Refusal(
             f"llama_server_extra_args has {given[0]} {given[1]!r}: use one of {', '.join(kv_cache.CACHE_TYPES)}"
@@ -226,7 +216,7 @@ def remaining_capacity(
 
 def beside_memory(offered: Sequence[Device], taken: int, head: str, facts: Facts) -> list[Device]:
     """The devices beside so many bytes in the head's memory, which are taken from the largest device that shares it."""
-    sharing = [device for device in offered if device.host == head and shares_memory(device, facts)]
+    sharing = [device for device in offered if device.host == head and devices.shares_memory(device, facts)]
     largest = max(sharing, key=lambda device: device.capacity_mib, default=None)
     return [
         device._replace(capacity_mib=max(0, device.capacity_mib - -(-taken // MIB))) if device is largest else device
@@ -234,16 +224,10 @@ def beside_memory(offered: Sequence[Device], taken: int, head: str, facts: Facts
     ]
 
 
-def shares_memory(device: Device, facts: Facts) -> bool:
-    """Whether what it holds is in the memory of the host's processor."""
-    accelerator = devices.accelerator_of(facts, device.name)
-    return accelerator.unified if accelerator else True
-
-
 def _speculation(model: Model, server: Server, release: Release) -> str:
     """How a draft model is used, as build 11063 itself reads it from the header; empty where the operator says it, or nobody has to."""
     older = not release.mainline or release.generation < TYPES_SINCE
-    if older or not model.path_of(download_record.DRAFT) or given_option(server, options.SPECULATION):
+    if older or not model.path_of(download_record.DRAFT) or server_settings.given_option(server, options.SPECULATION):
         return ""
     tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
     special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
@@ -255,7 +239,7 @@ def _speculation(model: Model, server: Server, release: Release) -> str:
 
 def states_of_speculation(model: Model, server: Server, release: Release) -> list[str]:
     """What is not counted of a recurrent model whose draft model takes back tokens (need_n_rs_seq of builds 9435 to 11063)."""
-    given = given_option(server, options.SPECULATION)
+    given = server_settings.given_option(server, options.SPECULATION)
     kinds = set(given[1].split(",")) if given else {_speculation(model, server, release)}
     recurrent = model.summary.architecture in kv_cache.RECURRENT | kv_cache.HYBRID
     return ["states of tokens that may be taken back"] if recurrent and kinds & TAKES_BACK else []
@@ -264,7 +248,7 @@ def states_of_speculation(model: Model, server: Server, release: Release) -> lis
 def arguments(held: Sequence[AuxiliaryModel], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
     """Options of llama-server that say where they are and how a draft model is used, and values."""
     words = [(options.SPECULATION, _speculation(model, server, release))]
-    given = [name for name in itertools.chain(*PLACING.values()) if given_option(server, name)]
+    given = [name for name in itertools.chain(*PLACING.values()) if server_settings.given_option(server, name)]
     for one in held:
         if one.role == download_record.DRAFT:
             words.append(("draft-device", one.device.name if one.device else NONE))

@@ -137,6 +137,7 @@ class Load:
         self.units: int = self.layers + 1
         self.compute = compute_buffers.bound(summary, settings, generation)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, generation)
+        self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
         builds = kv_cache.readings(generation)
         if summary.tensors is not None:
             readings = [_parts(summary, build) for build in builds]
@@ -163,6 +164,10 @@ class Load:
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
         return _on_head(self, tuple(units))
+
+    def kv_on_head(self, first: int) -> int:
+        """Bytes of the cache in the head's memory, with the layers from ``first`` on on devices."""
+        return sum(self.kv) - sum(self.device_kv[first : self.layers])
 
     def in_file(self, lazy: bool) -> int:
         """Bytes of what stays on the head and is read from the file row by row, where llama-server does that at all."""
@@ -192,7 +197,7 @@ class Load:
             layers=len(layers),
             output=self.layers in units,
             weights=held + (copies if any(self.copied[unit] for unit in layers) else 0),
-            kv=sum(self.kv[unit] for unit in layers),
+            kv=sum(self.device_kv[unit] for unit in layers),
         )
 
 
@@ -209,7 +214,7 @@ def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
 @functools.lru_cache(maxsize=128)
 def _sizes(load: Load, backend: str) -> solver.Sizes:
     weights, copies = _weights(load, backend)
-    held = [size + kv for size, kv in zip(weights, [*load.kv[: load.layers], 0])]
+    held = [size + kv for size, kv in zip(weights, [*load.device_kv[: load.layers], 0])]
     return solver.Sizes(solver.prefix_sums(held), solver.prefix_sums([*load.copied, False]), copies)
 
 
@@ -295,7 +300,8 @@ class Placed(NamedTuple):
 
     def on_head(self) -> Share:
         units = self.units_of(None)
-        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units))
+        kept = self.load.kv_on_head(sum(unit < self.load.layers for unit in units))
+        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=kept)
 
     def over(self) -> list[tuple[Device, int]]:
         """Devices that get more than they hold, each with how many MiB are missing."""

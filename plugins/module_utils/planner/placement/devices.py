@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
@@ -34,6 +35,25 @@ OTHER_DRIVERS = ("Intel", "NVIDIA")
 def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
     """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
     return dict(same_device.named_accelerators(facts)).get(name)
+
+
+def shares_memory(device: Device, facts: Facts) -> bool:
+    """Whether what it holds is in the memory of the host's processor."""
+    accelerator = accelerator_of(facts, device.name)
+    return accelerator.unified if accelerator else True
+
+
+def reads_by_row(server: Server, release: Release, own: Iterable[Device], facts: Facts) -> bool:
+    """Whether llama-server leaves large tables in the file, of which a token needs single rows. By itself it does not where it drives
+    graphics in a processor by CUDA, HIP or Vulkan (ggml-org/llama.cpp#28160).
+
+    :param own: the devices that it drives.
+    :param facts: of its host.
+    """
+    given = server_settings.given_option(server, "lazy-mode")
+    inside = any(shares_memory(device, facts) and not backends.RECORDS[device.backend].maps_weights for device in own)
+    mode = given[1] if given else "auto"
+    return "lazy-mode" in release.capabilities.server_flags and (mode == "on" or (mode == "auto" and not inside))
 
 
 def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:
@@ -194,6 +214,7 @@ def of_single_host(host: Host, backend: str, server: Server | None = None, taken
     """The devices of a backend that would be used if this host served alone.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
+    :param taken: names of those that it uses by other backends.
     """
     driven = driven_by_head(host.facts, taken, backend, selects=True)
     own = [name for name, _accelerator in driven]
@@ -214,7 +235,6 @@ def environment_of_head(
     if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
     seen = len(_visible(facts, lent, backend, selects=True))
-    :param taken: names of those that it uses by other backends.
     if hiding and uses_own and seen < len(accelerators):
         environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
     elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:

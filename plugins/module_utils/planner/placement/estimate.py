@@ -449,7 +449,8 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
         )
 
     room = workers.usable_mib(host.facts.memory_mib) * MIB
-    kept = load.on_head() - load.in_file("lazy-mode" in case.release.capabilities.server_flags)
+    direct = [device for device in own if device.backend == case.backends_of[host.name][0]]
+    kept = load.on_head() - load.in_file(devices.reads_by_row(case.server, case.release, direct, host.facts))
     tables = kept if kept > workers.reserve_mib(host.facts.memory_mib, shared=True) * MIB // 2 else 0
     works = []
     by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts, case.release.generation).gb_per_s)

@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     solver,
     workers,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices as known_devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Release, Server
 
 ALL = "all"
@@ -79,6 +80,11 @@ class Case(NamedTuple):
         """Of the head."""
         return self.hosts[self.head].facts
 
+    @property
+    def reads_by_row(self) -> bool:
+        own = [device for device in self.devices if not device.worker]
+        return known_devices.reads_by_row(self.server, self.release, own, self.facts)
+
 
 def lay_out(case: Case) -> device_load.Placed:
     """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
@@ -119,7 +125,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     settings = server_settings.settings_of(server, model.summary, case.release.fork)
     load = device_load.load_of(model.summary, settings, case.release.generation, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
-    in_file = load.in_file(_reads_by_row(case))
+    in_file = load.in_file(case.reads_by_row)
     beside -= in_file
     if not devices or not gpu_layers:
         missing = _missing_on_head(case.facts, load, load.units, beside)
@@ -366,20 +372,6 @@ def _check_number(used: Sequence[Device], asked: bool) -> None:
     )
 
 
-def _reads_by_row(case: Case) -> bool:
-    """Whether llama-server leaves large tables in the file, of which a token needs single rows. By itself it does not where it drives
-    graphics in a processor by CUDA, HIP or Vulkan (ggml-org/llama.cpp#28160)."""
-    given = auxiliary_models.given_option(case.server, "lazy-mode")
-    known = "lazy-mode" in case.release.capabilities.server_flags
-    own = [device for device in case.devices if not device.worker]
-    inside = any(
-        auxiliary_models.shares_memory(device, case.facts) and not backends.RECORDS[device.backend].maps_weights
-        for device in own
-    )
-    mode = given[1] if given else "auto"
-    return known and (mode == "on" or (mode == "auto" and not inside))
-
-
 def _too_many(devices: Sequence[Device]) -> str:
     return (
         f"llama.cpp uses {capabilities.MAX_DEVICES} devices at most, so {len(devices) - capabilities.MAX_DEVICES} of {len(devices)} are left out; the "
@@ -389,7 +381,7 @@ def _too_many(devices: Sequence[Device]) -> str:
 
 def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: int) -> int:
     """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit."""
-    held = load.on_head(range(first)) + sum(load.kv[:first]) + beside
+    held = load.on_head(range(first)) + load.kv_on_head(first) + beside
     return max(0, -(-held // MIB) - workers.usable_mib(facts.memory_mib))
 
 
@@ -412,6 +404,8 @@ def _over_on_head(
         return ()
     if not stays:
         tables = f", which keeps {load.on_head() // MIB} MiB of the model's tables"
+        cached = sum(load.kv) - sum(load.device_kv)
+        tables += f", {cached // MIB} MiB of KV cache by --no-kv-offload" if cached else ""
         smaller = f" and {cache} MiB of llama_server_prompt_cache_mib: make that smaller, or" if cache else ":"
         return (f"{missing} MiB are missing in the memory of {name}{tables}{smaller} choose a head with more memory",)
     return (

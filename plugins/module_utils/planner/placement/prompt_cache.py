@@ -92,7 +92,7 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
         + auxiliary_models.in_memory(placed.auxiliary)
     )
     for device, share in zip(placed.devices, placed.shares()):
-        if device.host == head and auxiliary_models.shares_memory(device, facts):
+        if device.host == head and devices.shares_memory(device, facts):
             used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
     others = sum(
         mib

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ContextSpeed, PromptEstimate
@@ -40,7 +40,6 @@ PIPELINE_BUILD = 10809
 """Oldest build that was seen with it."""
 WITHOUT_EVENTS = ("GGML_CUDA_NO_PEER_COPY", "GGML_SYCL_NO_PEER_COPY")
 """Options of cmake with which the head's own devices have no events."""
-WITHOUT_OFFLOAD, FALSE = ("--no-kv-offload", "-nkvo"), ("0", "off", "false", "disabled")
 COPIES = "GGML_SCHED_MAX_COPIES"
 """That of how often the scheduler has what it hands on: with one copy no device goes on before the next has read it."""
 MICRO_BATCHES, BATCHES = (256, 512, 1024, 2048), (2048, 4096, 8192)
@@ -102,20 +101,12 @@ def obstacles(case: estimate.Case, server: Server) -> list[str]:
         steps.append("leave llama_server_gpu_layers out, so that all layers are on devices")
     if server.override_tensor:
         steps.append("remove llama_server_override_tensor")
-    steps += [f"remove {place}" for place in _without_offload(server)]
+    kept = server_settings.without_kv_offload(server)
+    steps += [f"remove {kept}"] if kept else []
     given = case.hosts[case.head].cmake_options
     switches = [name for name in WITHOUT_EVENTS if backends.is_on(given.get(name, ""))]
     switches += [COPIES] if given.get(COPIES) == "1" else []
     return steps + [f"remove {name} from llama_build_cmake_options of {case.head}" for name in switches]
-
-
-def _without_offload(server: Server) -> list[str]:
-    """What keeps the KV cache in the head's memory, and the variable that has it."""
-    word, value = auxiliary_models.given_option(server, "kv-offload") or ("", "")
-    if word in server.environment:
-        off = "_NO_" in word or value.lower() in FALSE
-        return [f"{word} from llama_server_environment"] if off else []
-    return [f"{word} from llama_server_extra_args"] if options.normalize(word) in WITHOUT_OFFLOAD else []
 
 
 def _has_events(release: Release) -> bool:
@@ -188,7 +179,7 @@ def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
 def _hold_all(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     """Whether the used devices may hold the whole model, so that nobody has to leave a part of it on the head's processor."""
     load, used = device_load.load_of(case.summary, settings, case.release.generation, ()), case.placed.devices
-    held = sum(load.weights) + sum(load.kv) + len(used) * load.compute
+    held = sum(load.weights) + sum(load.device_kv) + len(used) * load.compute
     return held <= sum(device.capacity_mib for device in used) * MIB
 
 
