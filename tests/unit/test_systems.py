@@ -845,6 +845,15 @@ def test_two_alike_hosts_get_halves_as_their_readme_says():
             assert abs(first["weights_mib"] - second["weights_mib"]) <= first["weights_mib"] / first["layers"]
 
 
+def test_a_board_alone_serves_what_has_room_beside_its_tables_and_its_compute_buffer():
+    """Its driver lends 12 of 16 GiB: the tables are in the rest. With the bound of the compute buffer the model is too large for one of two."""
+    model = of_file("models/gpt_oss_20b.yml")
+    pair = DataLoader().load_from_file(str(CLUSTERS / "bc250_pair.yml"))["llama_cluster"]
+    alone = written(cluster_of(False, pair["children"]["llama_head"]["hosts"], **pair["vars"], **model))
+    check_placement(alone)
+    assert not plan(CLUSTERS / "bc250_pair.yml", **model)["estimate"]["best_single_host"]["faster"]
+
+
 def test_two_bc250_serve_what_they_were_seen_to_serve():
     """Qwen3 30B in Q4_K_M with 8192 tokens of context ran there: at most an option of Mesa's is asked for."""
     model = of_file("models/qwen3_coder_30b.yml")

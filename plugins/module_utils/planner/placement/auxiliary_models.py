@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     AuxiliaryModel,
     Device,
@@ -198,28 +198,25 @@ def without_buffers(held: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, ...
     return tuple(one._replace(compute=0) for one in held)
 
 
-def remaining_capacity(
-    offered: Sequence[Device], held: Sequence[AuxiliaryModel], head: str, facts: Facts, beside: int = 0
-) -> list[Device] | None:
-    """The devices with what is left of their capacities; None where one of them holds less.
-
-    :param beside: bytes that something else than these models takes in the head's memory.
-    """
+def remaining_capacity(offered: Sequence[Device], held: Sequence[AuxiliaryModel]) -> list[Device] | None:
+    """The devices with what is left of their capacities; None where one of them holds less."""
     left = []
     for device in offered:
         taken = on_device(held, device)
         if taken > device.capacity_mib * MIB:
             return None
         left.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-taken // MIB))))
-    return beside_memory(left, in_memory(held) + beside, head, facts)
+    return left
 
 
 def beside_memory(offered: Sequence[Device], taken: int, head: str, facts: Facts) -> list[Device]:
-    """The devices beside so many bytes in the head's memory, which are taken from the largest device that shares it."""
+    """The devices beside so many bytes in the head's memory: what limits of drivers leave of it, then the largest device that shares it, has room."""
     sharing = [device for device in offered if device.host == head and devices.shares_memory(device, facts)]
     largest = max(sharing, key=lambda device: device.capacity_mib, default=None)
+    left = workers.usable_mib(facts.memory_mib) - sum(device.capacity_mib for device in sharing)
+    less = max(0, -(-taken // MIB) - max(0, left))
     return [
-        device._replace(capacity_mib=max(0, device.capacity_mib - -(-taken // MIB))) if device is largest else device
+        device._replace(capacity_mib=max(0, device.capacity_mib - less)) if device is largest else device
         for device in offered
     ]
 

@@ -454,7 +454,11 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     tables = kept if kept > workers.reserve_mib(host.facts.memory_mib, shared=True) * MIB // 2 else 0
     works = []
     by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts, case.release.generation).gb_per_s)
-    kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
+    tight = any(
+        entry.capacity_mib * MIB < share.weights + share.kv + load.compute
+        for entry, share in zip(case.placed.devices, case.placed.shares())
+    )
+    kept = load.compute if not tight or _units_held(sizes, by_speed, 0) < end else 0
     for device in by_speed:
         start = end - _units_held(sizes[:end], [device], kept)
         lent = device.backend != case.backends_of[host.name][0]

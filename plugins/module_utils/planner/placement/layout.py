@@ -97,7 +97,7 @@ def lay_out(case: Case) -> device_load.Placed:
         *zip(places, places),
         *((held, auxiliary_models.without_buffers(held)) for held in places if held),
     ]:
-        left = auxiliary_models.remaining_capacity(case.devices, reserved, case.head, case.facts, cache)
+        left = auxiliary_models.remaining_capacity(case.devices, reserved)
         if left is None:
             continue
         placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved) + cache)
@@ -126,7 +126,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     load = device_load.load_of(model.summary, settings, case.release.generation, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     in_file = load.in_file(case.reads_by_row)
-    beside -= in_file
+    taken, beside = beside + sum(load.kv) - sum(load.device_kv), beside - in_file
     if not devices or not gpu_layers:
         missing = _missing_on_head(case.facts, load, load.units, beside)
         return device_load.Placed((), (), load, 0, _over_without_devices(case.head, missing), missing_mib=missing)
@@ -134,7 +134,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     selects = case.release.capabilities.device_name is not None
     spare = workers.reserve_mib(case.facts.memory_mib, shared=True) * MIB // 2
     tables = max(0, load.on_head() - in_file - spare)
-    devices = auxiliary_models.beside_memory(devices, tables, case.head, case.facts)
+    devices = auxiliary_models.beside_memory(devices, tables + taken, case.head, case.facts)
     every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
