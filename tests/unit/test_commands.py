@@ -8,6 +8,9 @@ from unittest import mock
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import system as firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
@@ -36,3 +39,20 @@ def test_an_exception_has_one_type_whether_the_account_changes_or_not():
 def test_a_refusal_stays_a_sentence(account):
     with pytest.raises((RuntimeError, Refusal), match=r"^the disk does not answer$"):
         commands.work_as(account, mock.Mock(side_effect=Refusal("the disk does not answer")))
+
+
+@pytest.mark.parametrize(
+    "run, error",
+    [
+        (inspection.run, inspection.LinkError),
+        (kernel_parameters.run, kernel_parameters.KernelParameterError),
+        (firewall.System().run, firewall.FirewallError),
+    ],
+    ids=["links", "kernel parameters", "firewall"],
+)
+def test_a_command_that_is_missing_or_fails_is_an_error_of_its_subject(run, error):
+    with pytest.raises(error, match=r"no-such-program.* (missing|not installed|No such file)"):
+        run(["no-such-program"])
+    with pytest.raises(error, match=r"ls /no/such/folder.* failed: .*No such file"):
+        run(["ls", "/no/such/folder"])
+    assert run(["echo", "$(id)"]) == "$(id)\n"

@@ -645,12 +645,8 @@ def test_a_manager_that_did_not_do_as_told(tmp_path):
         managers.apply("nftables", [rule()], check=False, system=host)
 
 
-def test_commands_that_are_missing_fail_or_hang(monkeypatch):
+def test_commands_that_may_fail_or_hang(monkeypatch):
     host = system.System()
-    with pytest.raises(FirewallError, match=r"no-such-program is needed .* is missing: install it"):
-        host.run(["no-such-program"])
-    with pytest.raises(FirewallError, match=r"«ls /no/such/place» failed: .*No such file.* Run it on the host as root"):
-        host.run(["ls", "/no/such/place"])
     assert host.run(["false"], may_fail=True) == ""
     monkeypatch.setattr(system, "COMMAND_SECONDS", 0.1)
     with pytest.raises(FirewallError, match="timed out"):

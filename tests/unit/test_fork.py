@@ -68,7 +68,7 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
 def test_the_fork_is_part_of_the_id(local):
     ids = set()
     for fork in ("llama.cpp", "ik_llama.cpp"):
-        local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "fork": fork}
+        local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "build": 9000, "fork": fork}
         ids.add(local.plan()["release"]["id"])
     assert len(ids) == 2
 

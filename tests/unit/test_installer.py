@@ -292,7 +292,6 @@ def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, buil
 @pytest.mark.parametrize(
     "change",
     [
-        {"id": "other"},
         {"files": {}},
         {"files": {"bin/llama-server": "0" * 64, "bin/ggml-rpc-server": "0" * 64}},
         {"options_ignored": ["GGML_X\x1b[2J"]},

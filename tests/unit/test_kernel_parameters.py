@@ -243,13 +243,3 @@ def test_the_profile_is_selected_once_where_tuned_runs(machine):
     machine.programs.clear()
     machine.profile = "balanced"
     assert machine.apply({}, profile="accelerator-performance").after == ""
-
-
-def test_a_command_that_fails_is_reported():
-    assert kernel_parameters.run(["echo", "a"]) == "a\n"
-    for argv, reason in (
-        (["sh", "-c", "echo why >&2; exit 3"], "why.*Fix that"),
-        (["no-such-program"], "No such file.*as root"),
-    ):
-        with pytest.raises(KernelParameterError, match=reason):
-            kernel_parameters.run(argv)
