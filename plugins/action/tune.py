@@ -29,7 +29,7 @@ class ActionModule(benchmark.ActionModule):
         self._add({})
         own = self._loads.get(tuning.OWN)
         cores = int(inputs.cluster.places[self._head.name].facts.cpu["cores"])
-        for settings in tuning.candidates(own.plan, cores, bool(self._from.request.prompts)) if own else ():
+        for settings in tuning.candidates(own.plan, cores, self._from.request.prompts) if own else ():
             self._add(settings)
         self._show(f"{len(self._loads)} settings to measure, {len(self._skipped)} not possible")
         if self.check_mode:

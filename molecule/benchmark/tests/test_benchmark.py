@@ -16,8 +16,10 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import INVENTORY, PLAN, WORK, on
 
 pytestmark = pytest.mark.timeout(1800)
@@ -77,15 +79,15 @@ def first_of_all():
             process.wait()
 
 
-def command(**variables):
+def command(name="benchmark", **variables):
     paths = {f"llama_{name}_path": str(WORK / f"tests-{name}.json") for name in ("plan", "verify")}
     given = {**paths, "llama_benchmark_path": str(WORK / "measured"), **variables}
-    playbook = str(ROOT / "playbooks" / "benchmark.yml")
+    playbook = str(ROOT / "playbooks" / f"{name}.yml")
     return ["ansible-playbook", playbook, f"--inventory={INVENTORY}", f"--extra-vars={json.dumps(given)}"]
 
 
-def run(**variables):
-    done = subprocess.run(command(**variables), capture_output=True, text=True, check=False)
+def run(*name, **variables):
+    done = subprocess.run(command(*name, **variables), capture_output=True, text=True, check=False)
     (WORK / "tests-output.log").open("a").write(done.stdout + done.stderr)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
@@ -202,7 +204,7 @@ def test_what_is_written_has_its_form():
     jsonschema_rs.validator_for(schema).validate(record)
     assert record == kept()[0]
     assert not [cell for cell in record["cells"] if cell["skipped"]]
-    assert len({cell["settings"]["llama_server_extra_args"] for cell in record["cells"]}) == 2
+    assert len({cell["settings"]["llama_server_micro_batch"] for cell in record["cells"]}) == 2
     assert {len(cell["hosts"]) for cell in record["cells"]} == {1, 2, 3}
     assert len({cell["model"] for cell in record["cells"]}) == 2
 
@@ -256,4 +258,17 @@ def test_check_mode_changes_nothing():
     done = subprocess.run([*command(), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert len(kept()) == 1
+    assert answers()
+
+
+def test_a_search_finds_what_is_faster_or_says_that_the_plans_settings_are_the_best(before):
+    run("tune", llama_tune_minutes=4)
+    text = (WORK / "measured" / "tuned.yml").read_text()
+    found["tuned"] = text.splitlines()
+    values, gain = yaml.safe_load(text), re.search(r" is (\S+) ± \S+ % faster than the plan's settings", text)
+    assert bool(values) == bool(gain)
+    assert float(gain[1]) >= 2 if gain else "# The plan's settings" in text
+    assert re.search(r"the plan's: pp128 .*; [36] turns\n", text)
+    assert set(values) <= set(inventory.specification())
+    assert states() == before
     assert answers()

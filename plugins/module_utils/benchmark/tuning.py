@@ -45,19 +45,21 @@ def request_of(variables: Mapping[str, Any], request: matrix.Request) -> matrix.
     return request._replace(repetitions=1, timeout=min(request.timeout, 60 * variables["llama_tune_minutes"]))
 
 
-def candidates(plan: Plan, cores: int, prompts: bool) -> list[dict[str, Any]]:
+def candidates(plan: Plan, cores: int, prompts: Sequence[int]) -> list[dict[str, Any]]:
     """Changes of the plan's settings, one at a time.
 
     :param cores: of the head.
-    :param prompts: whether prompts are measured.
+    :param prompts: lengths that are measured; of pieces that are longer than all of them nothing would be seen.
     """
     server, own = command_line.options_of(plan.head.argv), matrix.serving_backend(plan)
     batch, micro = int(server.get("batch", 2048)), int(server.get("micro-batch", 512))
     pieces = [(batch, micro // 2), (max(batch, 2 * micro), 2 * micro), (2 * batch, micro), (batch // 2, micro)]
+    pieces = [pair for pair in pieces if LEAST_PIECE <= pair[1] <= min(pair[0], MOST_PIECE)]
+    longest = max(prompts, default=0)
+    pieces = [pair for pair in pieces if any(min(a, longest) != min(b, longest) for a, b in zip(pair, (batch, micro)))]
     kinds = (server.get("cache-type-k", "f16"), server.get("cache-type-v", "f16"))
     threads = {cores, max(1, cores // 2)} - {int(server.get("threads", 0))} if plan.head.cpu.layers else ()
     backends = dict.fromkeys(build.backend for build in plan.hosts[plan.head.host].builds)
-    pieces = [pair for pair in pieces if prompts and LEAST_PIECE <= pair[1] <= min(pair[0], MOST_PIECE)]
     types = [(kind, kind) for kind in ("f16", "q8_0") if kinds != (kind, kind)]
     return [
         *({"llama_server_batch": whole, "llama_server_micro_batch": piece} for whole, piece in pieces),
@@ -128,19 +130,24 @@ def gains(tried: Sequence[Tried]) -> list[Gain]:
 
 
 def chosen(found: Sequence[Gain]) -> list[Settings]:
-    """For the next round: the better half, and after that the fastest and what was faster together; none where the rest is within noise."""
+    """For the next round: the better half, and after that the fastest, and what is faster together; none where the rest is within noise."""
     if not any(gain.turns >= LEAST_TURNS for gain in found):
         return [gain.settings for gain in found[: -(-len(found) // 2)]]
-    faster = [gain.settings for gain in found if gain.mean >= LEAST_GAIN and gain.turns >= LEAST_TURNS]
     together: dict[str, Any] = {}
-    for settings in faster:
-        together.update({} if together.keys() & settings.keys() else settings)
-    return [*faster[:FINALISTS], *([together] if together and together not in faster else [])]
+    for gain in filter(_is_real, found):
+        together.update({} if together.keys() & gain.settings.keys() else gain.settings)
+    faster = [gain.settings for gain in found if gain.mean >= LEAST_GAIN and gain.turns >= LEAST_TURNS][:FINALISTS]
+    return [*faster, *([dict(sorted(together.items()))] if together and together not in faster else [])]
+
+
+def _is_real(gain: Gain) -> bool:
+    """Whether it is more than noise."""
+    return gain.turns >= LEAST_TURNS and gain.mean - 1 > max(LEAST_GAIN - 1, gain.spread)
 
 
 def best(found: Sequence[Gain]) -> Gain | None:
     """The fastest, or one of fewer changes within noise of it; None where the plan's own settings are the best."""
-    real = [gain for gain in found if gain.turns >= LEAST_TURNS and gain.mean - 1 > max(LEAST_GAIN - 1, gain.spread)]
+    real = list(filter(_is_real, found))
     near = [gain for gain in real if gain.mean >= real[0].mean - real[0].spread]
     return min(near, key=lambda gain: len(gain.settings), default=None)
 
@@ -162,7 +169,7 @@ def as_yaml(record: Benchmark, wanted: str, tried: Sequence[Tried], skipped: Map
     :param skipped: setting → why it was not measured.
     """
     found = gains(tried)
-    top, faster = best(found), {name_of(gain.settings): f"; {gain} faster" for gain in found}
+    top, faster = best(found), {name_of(gain.settings): f"; {gain}" for gain in found}
     day = time.strftime("%Y-%m-%d", time.gmtime(record.time))
     lines = [
         sentence(found, is_over),
