@@ -19,6 +19,7 @@ from pathlib import Path
 
 PIECE = 1 << 20
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?")
+REFERENCES = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/refs")
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 MANIFEST = re.compile(r"/v2/(?P<name>[^/]+/[^/]+)/manifests/(?P<tag>[^/]+)")
 BLOB = re.compile(r"/v2/(?P<name>[^/]+/[^/]+)/blobs/sha256:(?P<digest>[0-9a-f]{64})")
@@ -89,6 +90,12 @@ class Hub:
     def answer(self, handler, path):
         if found := API.fullmatch(path):
             self.repository(handler, found["repo"], found["revision"] or "main")
+        elif found := REFERENCES.fullmatch(path):
+            branches = [
+                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit_of(found["repo"], name)}
+                for name in sorted(self.revisions)
+            ]
+            self.reply(handler, 200, json.dumps({"branches": branches, "tags": [], "converts": []}).encode(), {})
         elif found := RESOLVE.fullmatch(path):
             self.resolved(handler, found["repo"], found["revision"], found["file"])
         elif found := MANIFEST.fullmatch(path):

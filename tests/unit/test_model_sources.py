@@ -99,7 +99,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
         ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: it has "),
         ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: it has "),
         ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: it has Q8_0/some-model-Q8_0-00001"),
-        ({"revision": "v2"}, "has no revision 'v2': see http"),
+        ({"revision": "v2"}, "has no revision 'v2': it has main"),
     ],
 )
 def test_what_a_repository_does_not_have_is_answered_with_what_it_has(repo, keys, said):
@@ -129,9 +129,11 @@ def test_a_repository_without_a_model_names_what_it_has(server):
 
 def test_a_repository_that_does_not_exist(server):
     request = request_of(llama_model_huggingface={"repo": "nobody/nothing"})
-    missing = f"nobody/nothing, which does not exist at {server.url}, or needs a valid token in llama_model_token_file"
-    assert f"{missing} (HTTP 401): correct the name" in refusal(looked_up, request)
-    assert f"{missing} (HTTP 404): correct the name" in refusal(looked_up, request, TOKEN)
+    missing = f"nobody/nothing, which does not exist at {server.url}, or is "
+    assert re.search(rf"{missing}private \(HTTP 401\): .*or set llama_model_token_file", refusal(looked_up, request))
+    assert f"{missing}not shown to the account of the token in llama_model_token_file (HTTP 404)" in refusal(
+        looked_up, request, TOKEN
+    )
 
 
 def test_a_gated_repository(server, repo):
@@ -139,7 +141,7 @@ def test_a_gated_repository(server, repo):
     request = on_huggingface(quantisation="Q4_K_M")
     assert f"is gated (HTTP 401): accept its conditions on {server.url}/{REPO}" in refusal(looked_up, request)
     message = refusal(looked_up, request, "hf_of_somebody_else")
-    assert "is gated (HTTP 403): accept its conditions on" in message
+    assert "is gated, and the account of the token in llama_model_token_file has no access (HTTP 403)" in message
     assert "hf_of_somebody_else" not in message
     assert names(looked_up(request, TOKEN)) == ["some-model-Q4_K_M.gguf"]
 
@@ -215,7 +217,8 @@ def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
             "its server has had too many requests (HTTP 429): wait some minutes, or set llama_model_token_file",
         ),
         (503, None, "(HTTP 503): try again later"),
-        (403, None, "or needs a valid token in llama_model_token_file (HTTP 403)"),
+        (403, None, "needs a token (HTTP 403)"),
+        (403, TOKEN, "cannot be read with the token in llama_model_token_file (HTTP 403)"),
     ],
 )
 def test_a_server_that_refuses(server, repo, code, token, said):

@@ -100,7 +100,7 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     if validation.has_secret(endpoint()):
         raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
-        about = _ask(repository, token)
+        about = _ask(repository.repo, f"revision/{quote(repository.revision, safe='')}?blobs=true", token)
         files = [
             {"name": file["rfilename"], "bytes": file.get("size"), "sha256": (file.get("lfs") or {}).get("sha256")}
             for file in about.get("siblings") or ()
@@ -108,7 +108,7 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     except web.RemoteError as error:
         reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE}"
         if error.status:
-            reason = _why_refused(repository, error)
+            reason = _why_refused(repository, error, token)
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _no_hub(source, validation.printable(error, 200)) from None
@@ -121,14 +121,14 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     return Listing(about["sha"], tuple(ResolvedFile(**file) for file in files if validation.is_plain(file["name"])))
 
 
-def _ask(repository: HuggingFace, token: str | None) -> dict[str, Any]:
+def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
     """The hub's answer about a repository.
 
+    :param what: what follows the repository in the path.
     :raises RemoteError: it is refused, or cannot be read.
     :raises ValueError: it is something else.
     """
-    url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
-    text = web.content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token)
+    text = web.content(f"{endpoint()}/api/models/{repo}/{what}", {"Accept-Encoding": "identity"}, REPLY_BYTES, token)
     if text.count(b"[") + text.count(b"{") > MAX_PARTS:
         raise ValueError(f"its answer has more than {MAX_PARTS} lists and objects")
     return reading.parse(text)
@@ -144,21 +144,39 @@ def _subject(source: ModelSource) -> str:
     return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
-def _why_refused(repository: HuggingFace, error: web.RemoteError) -> str:
-    """What a server's refusal means, as the end of a sentence. The hub names the reason in a header, and does not say whether a repository is private."""
+def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
+    """What a server's refusal means, as the end of a sentence. The hub names the reason in a header, and refuses a repository that does not exist
+    with 401 where no token is given."""
     code, page = error.status, f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
-        return f"has no revision {repository.revision!r}: see {page}/tree/main"
-    if error.reason == "GatedRepo":
+        return f"has no revision {repository.revision!r}: {_revisions(repository)}"
+    if error.reason == "GatedRepo" and not token:
         return f"is gated (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
-    if error.reason == "RepoNotFound" or code in (401, 403, 404):
-        return (
-            f"does not exist at {endpoint()}, or needs a valid token in {TOKEN_FILE} (HTTP {code}): correct the name, or set that to a file with a token "
-            "of an account that may see it"
+    if error.reason == "GatedRepo":
+        return f"is gated, and the account of the token in {TOKEN_FILE} has no access (HTTP {code}): accept its conditions on {page} with that account"
+    if error.reason == "RepoNotFound" or code == 404 or (code == 401 and not token):
+        seen = f"or is not shown to the account of the token in {TOKEN_FILE}" if token else "or is private"
+        remedy = "correct the name" + (
+            "" if token else f", or set {TOKEN_FILE} to a file with a token of an account that may see it"
         )
+        return f"does not exist at {endpoint()}, {seen} (HTTP {code}): {remedy}"
+    if code in (401, 403) and token:
+        return f"cannot be read with the token in {TOKEN_FILE} (HTTP {code}): write a valid token into that file"
+    if code in (401, 403):
+        return f"needs a token (HTTP {code}): set {TOKEN_FILE}"
     if code == 429:
-        return f"cannot be read now, because its server has had too many requests (HTTP {code}): wait some minutes, or set {TOKEN_FILE}"
+        remedy = "wait some minutes" + ("" if token else f", or set {TOKEN_FILE}")
+        return f"cannot be read now, because its server has had too many requests (HTTP {code}): {remedy}"
     return f"cannot be looked up at {endpoint()} (HTTP {code}): try again later"
+
+
+def _revisions(repository: HuggingFace) -> str:
+    """The revisions that a repository has."""
+    try:
+        references = _ask(repository.repo, "refs", None)
+        return f"it has {_names(entry['name'] for kind in ('branches', 'tags') for entry in references[kind])}"
+    except (web.RemoteError, ValueError, TypeError, KeyError, AttributeError):
+        return f"see {endpoint()}/{repository.repo}/tree/main"
 
 
 def _names(names: Iterable[str]) -> str:
