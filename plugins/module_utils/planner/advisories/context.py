@@ -107,4 +107,4 @@ class Advisory(NamedTuple):
     remedies: tuple[Remedy, ...]
     reference: str
     example: tuple[tuple[str, str], ...] = ()
-    """Keys whose name does not say what stands there, with an example value for docs/plan.md."""
+    """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""

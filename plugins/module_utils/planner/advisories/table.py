@@ -66,6 +66,7 @@ ADVISORIES = (
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
         (
+            ("where", "*endpoints* of *host*"),
             ("reason", "launchd does not filter addresses"),
             ("managers", "firewalld, ufw or nftables"),
         ),
@@ -83,6 +84,7 @@ ADVISORIES = (
             ),
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (("where", "*endpoints* of *host*"),),
     ),
     Advisory(
         "open-server",
@@ -137,6 +139,7 @@ ADVISORIES = (
             Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
         ),
         THREAD.format(19745),
+        (("where", "*mib* MiB on *device* of *host*"),),
     ),
     Advisory(
         "hip-mmap-slow",
@@ -148,6 +151,7 @@ ADVISORIES = (
             Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
         ),
         "https://github.com/lhl/strix-halo-testing",
+        (("where", "*mib* of *memory* MiB on *device* of *host*"),),
     ),
     Advisory(
         "vulkan-without-mmap",
@@ -172,7 +176,10 @@ ADVISORIES = (
             Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", fixes.unified_heap),
         ),
         THREAD.format(28571),
-        (("places", "environment in llama_worker_endpoints of *hosts*"),),
+        (
+            ("where", "*device* of *host* gets 90112 MiB, and *limit* MiB are shown"),
+            ("places", "environment in llama_worker_endpoints of *hosts*"),
+        ),
     ),
     Advisory(
         "wide-tensor-send",
@@ -222,6 +229,7 @@ ADVISORIES = (
         ),
         THREAD.format(28211),
         (
+            ("where", "*device* of *host* (*architecture*)"),
             (
                 "release",
                 f"a build before {predicates.RDNA35_GARBAGE[0]} or one from build {predicates.RDNA35_GARBAGE[1] + 1} on",
@@ -285,6 +293,7 @@ ADVISORIES = (
             fixes.always("remove the link where that host is not of this cluster"),
         ),
         "docs/variables.md",
+        (("where", "llama_links[*index*].peer of *host*"),),
     ),
     Advisory(
         "link-networks",
@@ -293,6 +302,7 @@ ADVISORIES = (
         "The head reaches a worker only if something routes between their networks, as llama_links gives them: {where}.",
         (fixes.always("give {hosts} and {head} a link in one network, with peer where a host has several links"),),
         "docs/variables.md",
+        (("where", "*address* of *host* and *address* of *head*"),),
     ),
     Advisory(
         "thunderbolt-mtu",
@@ -301,6 +311,7 @@ ADVISORIES = (
         "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
         (fixes.always("set mtu of these links to {mtu}, on both ends"),),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
+        (("where", "llama_links[*index*] of *host* (*interface*)"),),
     ),
     Advisory(
         "thunderbolt-lanes",
@@ -313,6 +324,7 @@ ADVISORIES = (
             ),
         ),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
+        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "graphics-memory-limit",
@@ -324,6 +336,7 @@ ADVISORIES = (
             Remedy("boot {hosts} with the kernel parameters {parameters}", fixes.tuned(False)),
         ),
         "docs/hardware.md",
+        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "strix-halo-kernel",
@@ -332,6 +345,7 @@ ADVISORIES = (
         "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
         (fixes.always("install kernel {first} or newer on {hosts}"),),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+        (("where", "*host* (*kernel*)"),),
     ),
     Advisory(
         "strix-halo-firmware",
@@ -363,6 +377,7 @@ ADVISORIES = (
             Remedy("set llama_backend of {hosts} to {built} to accept this", fixes.built_backends),
         ),
         "docs/variables.md",
+        (("where", "*devices* on *host*"),),
     ),
     Advisory(
         "memory-of-other-cluster",
@@ -375,6 +390,12 @@ ADVISORIES = (
             ),
         ),
         "docs/operating.md",
+        (
+            (
+                "where",
+                "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used",
+            ),
+        ),
     ),
     Advisory(
         "options-elsewhere",
@@ -402,6 +423,7 @@ ADVISORIES = (
         "llama-server reaches {where} through a worker on its own host, which is slower than to drive it itself.",
         (fixes.always("remove {hosts} from llama_workers"),),
         "docs/plan.md",
+        (("where", "*devices* of *host*"),),
     ),
     Advisory(
         "prompts-not-pipelined",
@@ -482,6 +504,7 @@ ADVISORIES = (
             Remedy("use a name from docs/variables.md; a variable of your own may stay", fixes.no_similar_name),
         ),
         "docs/variables.md",
+        (("where", "*hosts*"),),
     ),
     Advisory(
         "accepted-unknown",
@@ -501,6 +524,7 @@ ADVISORIES = (
         "llama-server does not use {where}: the memory is not known.",
         (fixes.always("set memory_mib of the device in llama_hardware of {hosts}"),),
         "docs/variables.md",
+        (("where", "*name* (*device*) of *host*"),),
     ),
     Advisory(
         "cmake-option-unknown",
@@ -523,6 +547,7 @@ ADVISORIES = (
             fixes.always("set llama_server_load_mode to none", fixes.server_becomes(load_mode="none")),
         ),
         THREAD.format(27742),
+        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "vulkan-large-share",
@@ -532,7 +557,7 @@ ADVISORIES = (
         "and ran by HIP.",
         (fixes.always("set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less"),),
         "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
-        (("variable", "llama_worker_endpoints"),),
+        (("where", "*mib* MiB on *device* of *host*"), ("variable", "llama_worker_endpoints")),
     ),
     Advisory(
         "rocm-slow-prompts",
@@ -542,6 +567,7 @@ ADVISORIES = (
         "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
         (fixes.always("compare it with llama_build_toolchain of {hosts} set to {other}"),),
         "https://github.com/ggml-org/llama.cpp/issues/17917",
+        (("where", "*host* (ROCm *version*)"),),
     ),
     Advisory(
         "rdma-not-planned",
@@ -550,7 +576,7 @@ ADVISORIES = (
         "llama.cpp is compiled with {option} on {where}. {reason}.",
         (fixes.always("remove {option} from llama_build_cmake_options of {hosts}"),),
         "https://github.com/ggml-org/llama.cpp/pull/20590",
-        (("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP"),),
+        (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
     ),
     Advisory(
         "no-fallback",
@@ -562,6 +588,7 @@ ADVISORIES = (
             fixes.always("set llama_server_fallback to false"),
         ),
         "docs/operating.md",
+        (("where", "*host*:*worker* (*number* MiB are missing)"),),
     ),
 )
 
