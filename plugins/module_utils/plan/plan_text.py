@@ -423,8 +423,8 @@ def speed_rows(plan: Plan) -> list[list[str]]:
 
 
 def _long_prompt(prompt: PromptEstimate) -> list[list[str]]:
-    how = "pipeline" if prompt.pipelined else "one device after the other"
-    pieces = f"{how}, -b {prompt.batch} -ub {prompt.micro_batch}"
+    how = "one device after the other, " if prompt.tokens_per_s < prompt.pipelined_tokens_per_s else ""
+    pieces = f"{how or 'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}"
     return [[f"a prompt of {prompt.tokens}", f"{prompt.tokens_per_s:g} tokens per second", pieces]]
 
 

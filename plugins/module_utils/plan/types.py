@@ -408,11 +408,11 @@ class PromptEstimate(NamedTuple):
     micro_batch: int
     """of them, those that a device computes together"""
     pipelined: bool
-    """whether devices compute different micro-batches at the same time"""
+    """whether llama.cpp's pipeline is on; workers compute different micro-batches at the same time without it too"""
     pipelined_tokens_per_s: float
-    """predicted if they did"""
+    """predicted if devices compute at the same time"""
     obstacles: tuple[str, ...]
-    """what to do so that they do; empty where devices do not hold the whole model"""
+    """what to do so that they do; empty where they do, and where they do not hold the whole model"""
 
 
 class Estimate(NamedTuple):

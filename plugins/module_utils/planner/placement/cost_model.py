@@ -329,6 +329,8 @@ class Work(NamedTuple):
     """Of the weights that a token is multiplied with, those of less than 16 bits."""
     attended: float = 0.0
     """Numbers that each token of a prompt is multiplied with by attention."""
+    masked: float = 0.0
+    """Bytes of the mask of attention for each token of a prompt."""
 
 
 def device_ms(work: Work) -> float:
@@ -385,6 +387,8 @@ def is_surely_faster(release: Release, one: Sequence[Work], other: Sequence[Work
     return math.log(token_ms(release, other) / token_ms(release, one)) > max(math.log(LEAST_GAIN), sum(parts))
 
 
+LINK = "link to"
+"""What takes time of a worker besides its device."""
 PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
@@ -393,7 +397,7 @@ def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT)
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
     with those that it uses.
 
-    :param width: of the model, of which each token crosses the network as 32-bit numbers.
+    :param width: of the model, of which each token crosses the network as 32-bit numbers, with the mask of attention.
     """
     multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1) + work.attended
     costs = {
@@ -402,8 +406,8 @@ def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT)
         + work.nodes * work.rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
-        wire = work.visits * 2 * 8 * tokens * 4 * width / work.link.gbit / 1e6
-        costs["link to"] = link_ms(release, work) + wire
+        wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / work.link.gbit / 1e6
+        costs[LINK] = link_ms(release, work) + wire
     return costs
 
 
@@ -418,7 +422,7 @@ def prompt_factor(release: Release, works: Sequence[Work], width: int) -> float:
     for work in works:
         of_device = work.rate.factor**PROMPT_SURE
         each = prompt_costs(release, work, width).items()
-        costs += [(ms, LINK_FACTOR if kind == "link to" else of_device) for kind, ms in each]
+        costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each]
     return _factor(costs)
 
 

@@ -3,16 +3,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How fast prompts are, in which pieces they are best computed, and what a filled context does to them and to generation.
 
-llama-server cuts a batch into micro-batches. With the pipeline one device computes a micro-batch while the devices before it have the next one.
-But RPC has no copy from device to device: the head's one thread waits for every worker before it hands the result on, so only what comes last
-computes beside the others (ggml_backend_sched_compute_splits of build 11063). After each batch it waits for all (update_slots).
+llama-server cuts a batch into micro-batches, and one device computes a micro-batch while the devices before it have the next one. But RPC has no copy
+from device to device: the head's one thread waits for every worker but the last before it hands the result on, and carries all that crosses the network
+(ggml_backend_sched_compute_splits of build 11063). It waits for the last one where a batch has output, so at the end of a prompt. Nothing waits for
+what a worker computes, so workers do all this without llama.cpp's pipeline too; the head's own devices need that.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -42,12 +43,14 @@ WITHOUT_EVENTS = ("GGML_CUDA_NO_PEER_COPY", "GGML_SYCL_NO_PEER_COPY")
 """Options of cmake with which the head's own devices have no events."""
 COPIES = "GGML_SCHED_MAX_COPIES"
 """That of how often the scheduler has what it hands on: with one copy no device goes on before the next has read it."""
-MICRO_BATCHES, BATCHES = (256, 512, 1024, 2048), (2048, 4096, 8192)
+MICRO_BATCHES = (256, 512, 1024, 2048)
 """What is compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 WORTH = 0.9
 """llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
 NOISE = 1.02
-"""Pieces that take up to so many times as long count as equal: the smallest batch is chosen of them."""
+"""Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
+MASK_BYTES = {True: 2, False: 4}
+"""With flash attention or without → of the mask, for each token of a prompt and each before it. It is sent to every worker with each micro-batch."""
 PART = 4
 """Prompts are planned for this part of the context."""
 
@@ -69,8 +72,13 @@ def at_depth(
     for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.generation, max(1, depth))):
         read[name] = read.get(name, 0.0) + cached / CACHE_SHARE
         attended[name] = attended.get(name, 0.0) + cells * ATTENTION_COST
+    mask = depth * MASK_BYTES[settings.flash(kv_cache.readings(case.release.generation)[-1])]
     return [
-        work._replace(read=work.read + read.get(work.device, 0.0), attended=attended.get(work.device, 0.0))
+        work._replace(
+            read=work.read + read.get(work.device, 0.0),
+            attended=attended.get(work.device, 0.0),
+            masked=mask if attended.get(work.device) else 0.0,
+        )
         for work in works
     ]
 
@@ -117,51 +125,43 @@ def _has_events(release: Release) -> bool:
 
 
 def prompt_s(
-    case: estimate.Case, works: Sequence[cost_model.Work], tokens: int, batches: Batches, pipelined: bool
+    case: estimate.Case, works: Sequence[cost_model.Work], tokens: int, micro_batch: int, overlapped: bool
 ) -> float:
     """Seconds for a prompt in these pieces.
 
     :param works: of the depth that the prompt has in the middle.
     """
-    batch = min(batches.batch, tokens)
-    size = min(batches.micro_batch, batch)
-    stages = [sum(cost_model.prompt_costs(case.release, work, case.summary.width, size).values()) for work in works]
-    count, drained = tokens / size, math.ceil(tokens / batch)
-    if not pipelined:
+    size = min(micro_batch, tokens)
+    costs = [cost_model.prompt_costs(case.release, work, case.summary.width, size) for work in works]
+    stages, count = [sum(cost.values()) for cost in costs], tokens / size
+    if not overlapped:
         return count * sum(stages) / 1000
     waits = [bool(work.link or following.link) for work, following in zip(works, works[1:])] + [False]
-    serial = sum(stage for stage, waited in zip(stages, waits) if waited)
-    overlapped = max(stage for stage, waited in zip(stages, waits) if not waited)
-    return (drained * sum(stages) + max(0.0, count - drained) * max(serial, overlapped)) / 1000
+    serial = sum(stage for stage, waited in zip(stages, waits) if waited) + costs[-1].get(cost_model.LINK, 0.0)
+    beside = max(stage for stage, waited in zip(stages, waits) if not waited)
+    return (sum(stages) + (count - 1) * max(serial, beside)) / 1000
 
 
 def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> Batches:
     """The pieces in which a prompt of a part of the context takes the fewest predicted seconds, of those that devices have room for."""
-    default = Batches(server_settings.batch_of(server), server.micro_batch or 0)
-    default = default._replace(micro_batch=default.micro_batch or min(kv_cache.MICRO_BATCH, default.batch))
-    if not case.placed.devices or server.override_tensor or (server.batch and server.micro_batch):
-        return default
+    batch = server_settings.batch_of(server)
+    default = server.micro_batch or min(kv_cache.MICRO_BATCH, batch)
+    if not case.placed.devices or server.override_tensor or server.micro_batch:
+        return Batches(batch, default)
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
     tokens = prompt_tokens(server, case.summary)
-    filled, pipelined = at_depth(case, works, settings, tokens // 2), is_pipelined(case, server)
+    filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
     seconds = {
-        one: prompt_s(case, filled, tokens, one, pipelined)
-        for one in _candidates(server, settings.context)
-        if one == default or _has_room(case, settings._replace(micro_batch=one.micro_batch, batch=one.batch))
+        one: prompt_s(case, filled, tokens, one, overlapped)
+        for one in MICRO_BATCHES
+        if one <= batch and _has_room(case, settings._replace(micro_batch=one, batch=batch))
     }
-    seconds.setdefault(default, prompt_s(case, filled, tokens, default, pipelined))
+    seconds[default] = prompt_s(case, filled, tokens, default, overlapped)
     least = min(seconds.values())
     if least > WORTH * seconds[default]:
-        return default
+        return Batches(batch, default)
     near = [one for one, time in seconds.items() if time <= NOISE * least]
-    return min(near, key=lambda one: (one.batch, abs(one.micro_batch - default.micro_batch)))
-
-
-def _candidates(server: Server, context: int) -> Iterator[Batches]:
-    for batch in [server.batch] if server.batch else BATCHES:
-        for micro in [server.micro_batch] if server.micro_batch else MICRO_BATCHES:
-            if micro <= batch and (batch <= max(context, kv_cache.BATCH) or server.batch):
-                yield Batches(batch, micro)
+    return Batches(batch, min(near, key=lambda one: abs(one - default)))
 
 
 def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
@@ -187,6 +187,18 @@ def is_pipelined(case: estimate.Case, server: Server) -> bool:
     return len(case.placed.devices) > 1 and _has_events(case.release) and not obstacles(case, server)
 
 
+def is_overlapped(case: estimate.Case, server: Server) -> bool:
+    """Whether devices compute different micro-batches at the same time. Workers need no pipeline for that, but may not be come to several times."""
+    devices = case.placed.devices
+    several = len(devices) > 1 and _has_events(case.release)
+    alone = (
+        all(device.worker for device in devices)
+        and not server.override_tensor
+        and not server_settings.without_kv_offload(server)
+    )
+    return several and (alone or not obstacles(case, server))
+
+
 def prompt_tokens(server: Server, summary: ModelSummary) -> int:
     """Of the prompt that is planned for."""
     return max(1, server_settings.context_of(server, summary) // PART)
@@ -195,14 +207,15 @@ def prompt_tokens(server: Server, summary: ModelSummary) -> int:
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
     """A prompt in the planned pieces, and what the pipeline would make of it."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    batches, tokens = Batches(settings.batch, settings.micro_batch), prompt_tokens(server, case.summary)
-    filled, pipelined = at_depth(case, works, settings, tokens // 2), is_pipelined(case, server)
-    steps = obstacles(case, server) if _hold_all(case, settings) else []
+    tokens, micro_batch = prompt_tokens(server, case.summary), min(settings.micro_batch, settings.batch)
+    filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
+    steps = obstacles(case, server) if _hold_all(case, settings) and not overlapped else []
     speed, possible = (
-        estimate.rounded(tokens / (prompt_s(case, filled, tokens, batches, flows) or math.inf))
-        for flows in (pipelined, len(works) > 1)
+        estimate.rounded(tokens / (prompt_s(case, filled, tokens, micro_batch, flows) or math.inf))
+        for flows in (overlapped, len(works) > 1)
     )
-    return PromptEstimate(tokens, speed, batches.batch, batches.micro_batch, pipelined, possible, tuple(steps))
+    pipelined = is_pipelined(case, server)
+    return PromptEstimate(tokens, speed, settings.batch, settings.micro_batch, pipelined, possible, tuple(steps))
 
 
 def speeds_at_context(
