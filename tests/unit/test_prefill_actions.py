@@ -132,6 +132,7 @@ def test_an_answer_of_another_form_is_a_sentence(run):
     assert shown[-1].startswith("[one] What one reports of the caches of its workers is not as this version")
     for answer in (
         {"missing": ["cpu"]},
+        {"missing": {"cpu": "name"}},
         {"tensors": [{**TENSORS[0], "fingerprint": "x"}]},
         {"left_mib": "many"},
         {"why": ["\x1b"]},

@@ -1,4 +1,5 @@
 import bz2
+import errno
 import gzip
 import hashlib
 import http.server
@@ -92,6 +93,15 @@ def test_a_path_that_is_none(path):
     request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}
     with pytest.raises(Refusal, match=r"llama_release has the path .*use the path of a file on the controller"):
         resolve(request, str)
+
+
+def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources.shutil, "copyfile", full)
+    with pytest.raises(AnsibleError, match=r"llama_release does not fit on the controller: the disk of .* is full"):
+        sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
 
 
 def test_an_archive_behind_a_url(server):

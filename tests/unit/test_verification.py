@@ -334,6 +334,8 @@ def test_buffers_of_a_log():
         "CPU": {"model": (0.07, 1)},
         WORKER: {"model": (2.98, 2), "KV": (2.75, 2), "compute": (4.29, 1)},
     }
+    for odd in ("1.2.3", "...", "1e9", "-1", "9" * 400):
+        assert start_log.buffers(f"a: CPU model buffer size = {odd} MiB\n") == {}
     endless = "".join(f"a: CPU{number} model buffer size = 1.00 MiB\n" for number in range(9999))
     assert len(start_log.buffers(endless)) == start_log.DEVICES
 
