@@ -50,6 +50,13 @@ def test_flash_attention_needs_masks_alone():
     assert bound(windowed, context=65536, flash_attention="on") - with_it == 384
 
 
+def test_the_pipeline_has_four_of_each_mask():
+    """8.5 times the scores of one head were seen beside those of all, with a window and one copy; a mask is 512 tokens times 65536 of 4 bytes."""
+    windowed = model("gpt-oss", keys={"attention.sliding_window": 128})
+    two, one = (bound(summary, context=65536, flash_attention="off") for summary in (windowed, model("gpt-oss")))
+    assert two - one == 3 * 128
+
+
 def test_the_buffers_of_the_field_notes_are_within_the_bound():
     """Qwen3 480B with b6110 and -fa: 308.75 MiB on the device with the output, 265.51 on others."""
     qwen = model("qwen3moe", width=6144, heads=96, vocabulary=151936)

@@ -18,6 +18,9 @@ FLOAT = 4
 
 MASKS = 12
 """So many times as much as the scores of one head are for masks; 4 were seen, and 8.5 with a window of the whole context."""
+COPIES = 3
+"""So many times more a mask is on a device for the pipeline (GGML_SCHED_MAX_COPIES). MASKS has room for those of one mask, FLASH_MASKS for four in 16
+bits; MASKS not for those of windows."""
 FLASH_MASKS = 3
 """The same with flash attention, for layers with and without a window each: 32-bit floats, their copy in 16 bits, and one for the device."""
 STATES, RECURRENT_STATES = 16, 32
@@ -84,13 +87,13 @@ def bound(summary: ModelSummary, settings: kv_cache.Settings, generation: int) -
     context, heads, width = kv_cache.pad(settings.context, 256), summary.heads, summary.width
     inner = summary.number("ssm.inner_size") or 0
     states = RECURRENT_STATES * inner + summary.vocabulary
+    windows = any(kv_cache.window_size(summary, build) for build in kv_cache.readings(generation))
     if uses_flash(summary, settings, generation):
-        windows = 1 + any(kv_cache.window_size(summary, build) for build in kv_cache.readings(generation))
-        scores = FLASH_MASKS * windows * context
+        scores = FLASH_MASKS * (1 + windows) * context
         states += FLASH_STATES * width
         states += FLASH_HEADS * heads * (summary.key_dimension + summary.value_dimension)
     else:
-        scores = (_heads_at_once(summary, settings, context) + MASKS) * context
+        scores = (_heads_at_once(summary, settings, context) + MASKS + COPIES * windows) * context
         states += STATES * width
     tokens = kv_cache.pad(settings.tokens, MASK_TOKENS)
     return FLOAT * tokens * (scores + states) + _whole_heads(summary, settings, generation, context)
