@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-
-class ModuleDocFragment:
-    DOCUMENTATION = r"""
+COMMON = r"""
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+version_added: 0.1.0
 attributes:
   action_group:
     description: Use C(group/llamacpp.cluster.cluster) in C(module_defaults) to set defaults of options for all modules of the collection.
@@ -16,30 +16,27 @@ attributes:
       - llamacpp.cluster.cluster
   check_mode:
     description: Can run in check mode and predict its changes without making them.
-  diff_mode:
-    description: Returns in diff mode what has changed, or would change in check mode.
+    support: full
   idempotent:
     description: Changes nothing when it is run a second time with the same arguments.
+    support: full
   platform:
     description: Systems on which it runs.
     support: full
     platforms: posix
+  diff_mode:
+    description: Returns in diff mode what has changed, or would change in check mode.
 """
 
-    CONTROLLER = r"""
-attributes:
-  action:
+
+class ModuleDocFragment:
+    DOCUMENTATION = COMMON + "    support: none\n"
+    CHANGES = COMMON + "    support: full\n"
+    INFO = COMMON + "    support: N/A\n"
+    CONTROLLER = (
+        INFO
+        + r"""  action:
     description: Runs on the controller and contacts no host.
     support: full
 """
-
-    INFO = r"""
-attributes:
-  check_mode:
-    support: full
-    details: Changes nothing in either mode.
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
-"""
+    )

@@ -8,20 +8,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures a cluster
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Plans a load of a model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for.
   - It calls M(llamacpp.cluster.benchmark_job) and M(llamacpp.cluster.benchmark_info) on the head.
   - What was measured is kept on the head. The next run with the same matrix goes on where one was cut off.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
-    support: full
     details: Shows how much would be measured.
-  diff_mode:
-    support: none
   idempotent:
     support: partial
     details: What an earlier run with the same matrix has measured is not measured again.

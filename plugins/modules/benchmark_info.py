@@ -8,13 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: benchmark_info
 short_description: Reads how far a benchmark is, and what was measured before
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads the log of a program that measures, and records of benchmarks that the head keeps.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 seealso:
   - module: llamacpp.cluster.benchmark_job
 options:

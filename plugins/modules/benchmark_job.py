@@ -8,19 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: benchmark_job
 short_description: Measures on the head in place of the server
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Runs programs that measure one after the other, as a service that takes the place of the server.
   - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
-    support: full
     details: Says what would change.
-  diff_mode:
-    support: none
   idempotent:
     support: none
 seealso:

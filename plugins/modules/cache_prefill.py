@@ -8,25 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from what the host has
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Puts tensors of the model into the caches of workers before the head asks for them, from a copy of the model on their host or from another cache there.
   - A worker of the same release is given the tensors over its protocol, and writes its cache itself. It uses the processor and listens on loopback.
     What serves goes on serving.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
   - An action plugin runs the module again and again until all is done, and shows the progress every 10 seconds.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports what is missing in the caches.
-  diff_mode:
-    support: none
-    details: Tensors are not shown.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(workers) from it.

@@ -8,14 +8,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: cache_prefill_info
 short_description: Reads which tensors the caches of workers have to have
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads from the model on the head which large tensors it has, and what identifies each.
   - It does not fail where the model cannot be read, but says why. The head then sends everything when it loads.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(names) from it.

@@ -8,23 +8,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: cache_upload
 short_description: Sends tensors from the head into the caches of workers
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Sends what the caches of workers lack to instances of them on their staging ports, all at once. While it loads, a head sends to one after the other.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
   - An action plugin runs the module again and again until all is done, and shows the progress every 10 seconds.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: none
     details: The instances on the staging ports do not run in check mode.
-  diff_mode:
-    support: none
-    details: Tensors are not shown.
-  idempotent:
-    support: full
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(targets) from it.

@@ -8,8 +8,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: firewall
 short_description: Opens the ports of llama.cpp's workers and server to those who are planned to connect
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Lets the given sources connect to the given ports and nobody else, with the firewall manager that is active on the host.
   - Rules of others stay as they are, whether they are permanent or belong to the running firewall only.
@@ -25,17 +23,7 @@ notes:
   - With nftables, the rules stand in the table C(inet llamacpp), or C(inet llamacpp-CLUSTER).
     Chains of others that could drop the connection get a rule that accepts it.
     The unit C(firewall-llamacpp.service), or C(firewall-llamacpp-CLUSTER.service), restores all of them when C(nftables.service) is started or reloaded.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Changes nothing and shows the rules in the difference.
-  diff_mode:
-    support: full
-    details: Shows the rules of this module before and after, one in a line.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   cluster:
     description: The cluster, by the name of its group, whose rules these are. Rules of others are left alone.

@@ -8,16 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: gguf_info
 short_description: Reads what planning needs from the header of a GGUF file
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads architecture, parameters, layers, heads, quantisation and the size of each layer from a model's header and checks that
     the file is complete.
   - Reads the header alone of a model that is still on a web server, by HTTP range requests. Proxies are those of the environment.
   - Fails when the file is missing, truncated or not a GGUF file.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   path:
     description: Path of the model on the host. Of a split model, the first part.

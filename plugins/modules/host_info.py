@@ -8,15 +8,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: host_info
 short_description: Reports what a host has and how it differs from the plan
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
   - Given the host's part of the plan, it reports how the host differs from it. It fails if a folder, service
     or firewall table with a planned name was not made by this collection.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   cluster:
     description: The cluster, by the name of its group, whose installation and services are looked at.

@@ -8,15 +8,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: host_status
 short_description: Reports how a host and its services are at this moment
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds what changes with time. That is uptimes, restarts,
     free memory and disk space, and on the head what its launcher, llama-server and the last verification say.
   - It connects to no worker. Clients of workers are read from the sockets of their own host.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   cluster:
     description: Name of the group with the cluster's hosts.

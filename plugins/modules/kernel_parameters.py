@@ -8,8 +8,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kernel_parameters
 short_description: Sets options of kernel modules, and the profile of tuned
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes options of kernel modules to C(/etc/modprobe.d/llamacpp.conf), or C(/etc/modprobe.d/llamacpp-CLUSTER.conf), and makes the initramfs again
     with C(update-initramfs), C(dracut) or C(mkinitcpio), whichever is installed.
@@ -20,17 +18,7 @@ description:
 notes:
   - Needs root on the host.
   - A module that is built into the kernel does not read files for modprobe. RV(reboot_needed) stays true then.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports what would be changed.
-  diff_mode:
-    support: full
-    details: Shows the file, and the profile if it changes.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   cluster:
     description: The cluster, by the name of its group, whose parameters these are. What others have set is left alone.

@@ -8,22 +8,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: known_answer
 short_description: Writes a model whose right answer is known to the host
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes the known-answer model on the controller and copies it to the host, with its sha256 in a file beside it.
   - It runs as an action plugin.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports whether the file would be written.
-  diff_mode:
-    support: full
-    details: Reports which file would be written.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   path:
     description: The model's path on the host.

@@ -8,23 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: lease
 short_description: Lets one run at a time change a cluster
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Keeps a file C(lease.json) in the installation of the head, which names the run that may change hosts. A second run fails at once and says who that is.
   - A lease belongs to nobody any more when its run was one of the same controller and has ended, or when it was not renewed for two hours of the head's clock.
     The next run takes it over then, and any time with O(take_over).
   - Where the head cannot be reached, there is a warning and no lease.
   - An action plugin adds what the controller knows of the run. Others renew the lease while they wait for a build, a download or a load on the head.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-  diff_mode:
-    support: none
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
     description: The installation of the head. All states but V(located) need it.

@@ -8,8 +8,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: link
 short_description: Gives the interfaces of direct links their addresses
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or
     systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
@@ -22,17 +20,7 @@ description:
 notes:
   - Needs root on the host as soon as a link is to be managed.
   - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports what would be changed.
-  diff_mode:
-    support: full
-    details: Shows address and MTU of the interfaces, and the files.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   cluster:
     description: The cluster, by the name of its group, whose links these are. Files of others are left alone.

@@ -8,21 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: link_throughput
 short_description: Measures a link to another host
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Sends for a few seconds to an C(iperf3) server on the other host and pings it. With O(listen_for) it is that server, for one measurement.
   - The module does not fail where a link cannot be measured. RV(detail) says why.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
-    support: full
     details: Changes nothing in either mode. Measures nothing in check mode.
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
 options:
   address:
     description: Numeric IPv4 address of the other host on the link, or with O(listen_for) of this one.

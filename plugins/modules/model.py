@@ -8,25 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: model
 short_description: Brings the files of a model onto a host
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Downloads files by HTTP ranges, one after the other. A connection that breaks is made again, and continues where it stopped, also in the next run. A file
     takes its place when its size and its sha256 are right. One that is whole and recorded is not read again, and no server is asked for it.
   - The download runs in the background of the host, and the action plugin shows its progress. When ansible-playbook is killed, the download continues, and the
     next run waits for it.
   - Files of the controller, and with O(fetched_by=controller) all files, are sent in pieces over Ansible's connection.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports what would be downloaded, how much, and from where.
-  diff_mode:
-    support: full
-    details: Shows the files that would be added.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
     description: The files as the plan has them in C(model.files).

@@ -8,15 +8,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
     they are, by HTTP range requests where that is a server.
   - It runs as an action plugin on the controller. What the host has already is looked up there, and then no server is asked.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
     description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that can be downloaded.

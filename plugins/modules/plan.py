@@ -8,24 +8,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: plan
 short_description: Computes the whole intended state of the cluster
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
   - It takes the cluster and the variables of its hosts from the inventory, by
     C(llama_cluster_group).
   - It fails when the plan is refused. It writes the plan in either case.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    support: full
     details: Changes nothing in either mode, apart from writing O(path) and O(report).
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
 options:
   facts:
     description:

@@ -8,23 +8,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: plan_diff
 short_description: Decides from a plan and the hosts' answers what an apply has to do
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the plan and what P(llamacpp.cluster.host_info#module) returned on each host for its part of the plan, and changes nothing.
   - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
   - Where several hosts of one kind lack a release, one of them builds it.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    support: full
     details: Changes nothing in either mode, apart from writing O(report).
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
 options:
   plan:
     description: The plan that P(llamacpp.cluster.plan#module) returned.

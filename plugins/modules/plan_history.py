@@ -8,22 +8,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: plan_history
 short_description: Records the plans of a host
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes the host's own part of a plan below the installation before services change, and records afterwards that it served.
   - At most five records stay. The newest two that served are never removed, and neither are their builds.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Changes nothing and reports whether it would.
-  diff_mode:
-    support: none
-    details: A plan is not shown.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   state:
     description:

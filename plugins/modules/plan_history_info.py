@@ -8,13 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: plan_history_info
 short_description: Reads the plans that a host has recorded
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Lists what M(llamacpp.cluster.plan_history) has recorded, or reads one plan of it and compares the host with that.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
     description: Folder of the installation.

@@ -8,24 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: prune
 short_description: Removes models, parts, caches and releases that nothing uses
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Looks into the folders of an installation alone, and follows no symbolic link but that of C(models). A folder without C(.llamacpp.cluster) is refused.
   - What an operator put there, or has elsewhere, is left alone.
   - Used is what the plan names, a plan that any cluster keeps on the host, the definition of a service or a process, and what a process has open.
   - M(llamacpp.cluster.host_status) lists the same.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Names what would be removed.
-  diff_mode:
-    support: full
-    details: Shows the paths that go.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   plan:
     description: The host's part of the plan.

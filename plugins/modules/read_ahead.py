@@ -8,20 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: read_ahead
 short_description: Reads what services are going to read into the page cache
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads programs and files of services, as far as memory is free, so that they start faster. Nothing else happens to them.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reads nothing in check mode.
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   services:
     description: Services as the plan holds them, of which C(process) and C(reads) are read.

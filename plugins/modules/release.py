@@ -8,8 +8,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: release
 short_description: Builds a release of llama.cpp and installs it
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Fetches the source to the controller, checks it, and on the host unpacks, configures, compiles and installs it.
   - What one host has built is packed, kept on the controller, and installed on the other hosts of its kind.
@@ -18,17 +16,7 @@ description:
   - Before a release is installed, its programs are tried on the host's processor. Where one does not work, no running service is touched.
   - An installed release whose files are intact is left alone.
   - An action plugin of the same name shows the progress of a build every few seconds.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports whether the release would be built.
-  diff_mode:
-    support: full
-    details: Shows the release that would be added.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   release:
     description: The release as the plan holds it.

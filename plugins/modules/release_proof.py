@@ -8,14 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: release_proof
 short_description: Fails unless a release has proven itself on the staging ports
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Judges what became of the instances on the staging ports, in one sentence for all hosts. It changes nothing.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   plan:
     description: The plan for the staging ports.

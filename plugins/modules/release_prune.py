@@ -8,23 +8,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: release_prune
 short_description: Removes releases of llama.cpp that a host keeps no longer
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Removes releases beyond C(keep_releases) of O(host), with the logs and leftovers of their builds. One that is planned, that a service's definition
     names or that a process runs is never removed.
   - Builds that never ended go too, unless they are planned, installed or run.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
-    support: full
     details: Reports which releases would be removed once the planned services run.
-  diff_mode:
-    support: full
-    details: Shows the releases and builds that go.
-  idempotent:
-    support: full
 options:
   host:
     description: This host's part of the plan.

@@ -8,21 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: release_source
 short_description: Fetches the source of a release to the controller
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Brings the source archive of a release to the cache of the controller and checks it. A distribution's package has none.
   - It runs as an action plugin on the controller, once for all hosts.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     support: none
-  diff_mode:
-    support: none
-  idempotent:
-    support: full
 options:
   release:
     description: The release as the plan holds it.

@@ -8,21 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: report
 short_description: Writes a page of a plan, its verification and its benchmark
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Reads what other playbooks left on the controller, and writes one HTML file that needs no other.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    support: full
     details: Writes O(path) in either mode.
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
 options:
   path:
     description: File on the controller for the page.

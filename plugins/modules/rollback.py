@@ -8,14 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: rollback
 short_description: Decides how a cluster goes back to an earlier plan, and reports how that ended
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Decides from what the hosts have recorded, and changes nothing. The playbooks of this collection carry it out.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   state:
     description:

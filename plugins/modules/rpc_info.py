@@ -8,17 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: rpc_info
 short_description: Asks an RPC worker for its protocol, devices and memory
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Shakes hands with a llama.cpp RPC worker, asks for its devices, and closes the connection.
   - The module does not fail where the state is not V(ok).
 notes:
   - A worker serves one client at a time. Do not probe one that a head uses. It does not answer, and a worker that does not ignore the signal
     C(SIGPIPE) ends when it comes to the connection that was closed meanwhile.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   address:
     description: Numeric IPv4 address of the worker, as seen from the host on which the module runs.

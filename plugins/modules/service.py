@@ -8,24 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: service
 short_description: Defines, starts, stops and removes the services of a host
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Uses the service manager of the host. That is systemd (of the system or of a user), launchd, or the installation's own supervisor.
   - The head stops before workers, and workers start before the head.
   - A service whose definition changes is restarted.
   - The error of a service that does not start shows the last lines of its log.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Changes nothing and shows definitions and states in the difference.
-  diff_mode:
-    support: full
-    details: Shows each definition before and after, and which services run.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
     description: The host's part of the plan, or its facts, of which C(service_manager), C(scope), C(prefix) and C(units) are read.

@@ -8,14 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: staging_room
 short_description: Decides whether instances can be started on the staging ports
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Compares what the instances need with the memory, ports and releases that the hosts report. It changes nothing.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
-  - llamacpp.cluster.attributes.info
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   plan:
     description: The plan for the staging ports, as P(llamacpp.cluster.plan#module) returned it.

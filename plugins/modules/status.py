@@ -8,21 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: status
 short_description: Shows how a cluster is, and fails where it is not healthy
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the plan and what M(llamacpp.cluster.host_status) returned on each host, and changes nothing.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-  - llamacpp.cluster.attributes.controller
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    support: full
     details: Changes nothing in either mode, apart from writing O(path).
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
 options:
   plan:
     description: The plan that P(llamacpp.cluster.plan#module) returned, also a refused one.

@@ -8,22 +8,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: uninstall
 short_description: Removes the installation of a host
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and anything others put beside
     the installation, stays; RV(left) lists it.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Reports what would be removed.
-  diff_mode:
-    support: full
-    details: Shows the paths and builds that go, and the paths that become root's.
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
     description: This host's part of the teardown.

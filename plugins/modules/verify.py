@@ -8,23 +8,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: verify
 short_description: Compares a running cluster with its plan
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Runs on the head, asks the server, reads the log of its start and what its workers said before, and judges each check.
   - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails when a check failed.
   - It never asks a worker that the head holds. The controller tries to connect to each worker's port and says nothing, to see that it is
     closed. So do the worker's host from another one of its addresses, and other hosts, when M(llamacpp.cluster.host_info) compares them.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
-    support: full
     details: Changes nothing in either mode, apart from writing O(path) and O(page). Outside check mode the head gets a record of the result.
-  diff_mode:
-    support: N/A
-  idempotent:
-    support: full
 options:
   plan:
     description: The plan. Only O(record) does without it.
