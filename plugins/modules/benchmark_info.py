@@ -49,8 +49,7 @@ record:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 
 
 def main():
@@ -63,7 +62,7 @@ def main():
         supports_check_mode=True,
     )
     host, log, same = (module.params[name] for name in ("host", "log", "same"))
-    with errors.reported(module, services.ServiceError, commands.CommandError):
+    with errors.reported(module):
         # First of all: what a job writes that has ended is complete.
         result = {
             "running": job.Job(typed_json.parse(job.Head, host)).runs(),

@@ -61,9 +61,9 @@ import json
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 
 
 def apply(params, check):
@@ -95,7 +95,7 @@ def main():
         supports_check_mode=True,
     )
     lock = host_lock.hold(module.params["host"]["prefix"], exclusive=not module.check_mode)
-    with errors.reported(module, services.ServiceError, commands.CommandError), lock:
+    with errors.reported(module), lock:
         changed = apply(module.params, module.check_mode)
     module.exit_json(changed=changed)
 

@@ -97,10 +97,9 @@ rules:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 
@@ -126,12 +125,12 @@ def main():
         supports_check_mode=True,
     )
     waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
-    with errors.reported(module, FirewallError, Refusal), waiting:
+    with errors.reported(module), waiting:
         before, after = managers.apply(
             module.params["manager"],
             [typed_json.parse(FirewallRule, rule) for rule in module.params["rules"]],
             module.check_mode,
-            System(owner=names.of(module.params["cluster"])),
+            System(names.of(module.params["cluster"])),
             module.params["keep"],
         )
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}

@@ -70,7 +70,6 @@ free_mib:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
@@ -105,7 +104,7 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with errors.reported(module, *state.ERRORS, Refusal):
+    with errors.reported(module):
         result = read(module.params)
     if "msg" in result:
         module.fail_json(**result)

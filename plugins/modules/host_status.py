@@ -62,7 +62,6 @@ condition:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
@@ -80,7 +79,7 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with errors.reported(module, *state.ERRORS):
+    with errors.reported(module):
         cluster, scope, head, planned, model = (
             module.params[name] for name in ("cluster", "scope", "head", "plan", "model")
         )

@@ -66,8 +66,8 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KernelTuning
 
 
@@ -84,8 +84,8 @@ def main():
     parameters = {name: str(value) for name, value in module.params["parameters"].items()}
     tuning = KernelTuning(parameters, module.params["profile"], reboot=False)
     waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
-    with errors.reported(module, kernel_parameters.KernelParameterError, Refusal), waiting:
-        change = kernel_parameters.apply(tuning, names.of(module.params["cluster"]), module.check_mode)
+    with errors.reported(module), waiting:
+        change = kernel_parameters.apply(tuning, module.check_mode, System(names.of(module.params["cluster"])))
     causes = [f"for {' '.join(change.missing)}"] * bool(change.missing)
     causes += [f"to remove {' '.join(change.removed)}"] * bool(change.removed)
     module.exit_json(

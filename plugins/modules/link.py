@@ -89,9 +89,9 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection, problems
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, problems
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 
@@ -119,9 +119,8 @@ def main():
     )
     wanted = [typed_json.parse(LinkPlan, link) for link in module.params["links"]]
     waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
-    with errors.reported(module, inspection.LinkError, Refusal), waiting:
-        system = inspection.System(names.of(module.params["cluster"]))
-        before, after = configuration.apply(wanted, module.check_mode, system)
+    with errors.reported(module), waiting:
+        before, after = configuration.apply(wanted, module.check_mode, System(names.of(module.params["cluster"])))
     texts = [f"{link.interface} has {link.address}." for link in problems.managed(wanted)]
     module.exit_json(
         changed=before != after,

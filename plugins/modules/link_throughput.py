@@ -81,11 +81,9 @@ detail:
   sample: "not measured: iperf3 is not installed on strix0"
 """
 
-import functools
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, throughput
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import throughput
 
 
 def main():
@@ -109,12 +107,11 @@ def main():
     address, port, seconds, client, account = (
         module.params[name] for name in ("address", "port", "seconds", "listen_for", "account")
     )
-    with errors.reported(module, ValueError):
+    with errors.reported(module):
         if client:
             throughput.listen(address, port, client, seconds, account, module.params["unit"])
             module.exit_json(changed=False)
-        send = functools.partial(inspection.run, account=account)
-        measured = throughput.measure(address, port, seconds, module.params["lacking"], sender=send)
+        measured = throughput.measure(address, port, seconds, module.params["lacking"], account)
     module.exit_json(changed=False, **measured._asdict())
 
 

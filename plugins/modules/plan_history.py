@@ -51,7 +51,6 @@ RETURN = r""" # """
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 
 
@@ -69,7 +68,7 @@ def main():
         no_log=True,
     )
     prefix = module.params["prefix"]
-    with errors.reported(module, *state.ERRORS):
+    with errors.reported(module):
         if module.params["state"] == "recorded":
             record = typed_json.parse(history.PlanRecord, module.params["record"])
             changed = plan_history.record(prefix, record, module.check_mode)

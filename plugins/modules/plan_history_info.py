@@ -84,7 +84,7 @@ def main():
         no_log=True,
     )
     prefix, identity = module.params["prefix"], module.params["id"]
-    with errors.reported(module, *state.ERRORS):
+    with errors.reported(module):
         if identity is not None:
             module.exit_json(changed=False, **compared(prefix, identity))
         found = plan_history.read_all(prefix)

@@ -78,10 +78,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     units,
     validation,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, prune
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 
@@ -108,11 +106,8 @@ def main():
     with errors.reported(module):
         here = host.place_of(module.params["scope"], module.params["cluster"])
         host.check_place(host.place_in(planned), here)
-    with (
-        errors.reported(module, *state.ERRORS, Refusal),
-        host_lock.hold(planned.prefix, exclusive=not module.check_mode),
-    ):
-        removed = prune.remove(planned, model, kinds, module.check_mode)
+        with host_lock.hold(planned.prefix, exclusive=not module.check_mode):
+            removed = prune.remove(planned, model, kinds, module.check_mode)
     shown = removed[: prune.MOST]
     lines = [f"{each.kind} {validation.printable(each.path)}, {units.amount(each.bytes)}: {each.why}" for each in shown]
     diff = {"before": "".join(f"{line}\n" for line in lines), "after": ""}

@@ -102,6 +102,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import (
     builder,
     installer,
@@ -179,7 +180,7 @@ def main():
             installed = install(arguments)
         if installed:
             report(module, arguments, installed, changed=True, diff=diff)
-    except (installer.BuildError, KeyError, subprocess.SubprocessError) as error:
+    except (Refusal, KeyError, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
         why = errors.sentence(error, arguments.prefix, arguments.cache)

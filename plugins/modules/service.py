@@ -122,7 +122,7 @@ def main():
     )
     if wanted.run and state != "started":
         module.fail_json(msg=f"services are given with state {state}: name the services to be {state} in names.")
-    with errors.reported(module, services.ServiceError):
+    with errors.reported(module):
         manager = services.manager_of(typed_json.parse(Place, host))
         touched = [*(service.name for service in wanted.run), *module.params["names"]]
         with host_lock.hold(host["prefix"], exclusive=not module.check_mode):

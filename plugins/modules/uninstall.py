@@ -64,7 +64,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
 
 
 def uninstall(place, owner, account, host_name, check):
@@ -93,7 +92,7 @@ def main():
         no_log=True,
     )
     params = module.params
-    with errors.reported(module, builder.BuildError, FirewallError):
+    with errors.reported(module):
         place, owner = typed_json.parse(Place, params["host"]), names.of(params["host"]["names"]["cluster"])
         result = uninstall(place, owner, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)

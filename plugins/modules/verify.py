@@ -98,10 +98,6 @@ failing:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import LinkError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Outcome, Subject
 
@@ -132,12 +128,8 @@ def main():
         with errors.reported(module):
             evidence.record(module.params["prefix"], outcome)
         module.exit_json(changed=False)
-    try:
+    with errors.reported(module):
         collected = evidence.collect(typed_json.parse(Subject, module.params["plan"]), module.params["wait"])
-    except (OSError, Refusal, FirewallError, LinkError, kernel_parameters.KernelParameterError) as error:
-        module.fail_json(
-            msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
-        )
     module.exit_json(changed=False, evidence=typed_json.dump(collected))
 
 

@@ -15,6 +15,7 @@ import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import (
     builder,
@@ -156,7 +157,7 @@ def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, i
 def test_another_archive_than_planned(tmp_path, tree):
     one = builder_of(tmp_path, pack(tree, tmp_path))
     one.source = one.source._replace(sha256=hashlib.sha256(b"other").hexdigest())
-    with pytest.raises(installer.BuildError, match="does not have the sha256"):
+    with pytest.raises(Refusal, match="does not have the sha256"):
         one.install()
     assert not (tmp_path / "prefix").exists()
 
@@ -175,14 +176,14 @@ def test_a_build_that_fails_names_the_step_and_installs_nothing(tmp_path, tree, 
     files, expected = FAILURES[case]
     for name, text in files.items():
         (tree / name).write_text(text) if text else (tree / name).unlink()
-    with pytest.raises(installer.BuildError, match=expected):
+    with pytest.raises(Refusal, match=expected):
         builder_of(tmp_path, pack(tree, tmp_path)).install()
     assert not (tmp_path / "prefix/releases/tiny-cpu-0123abcd").exists()
 
 
 def test_a_file_that_is_no_archive(tmp_path):
     (tmp_path / "source.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(installer.BuildError, match="unpack failed"):
+    with pytest.raises(Refusal, match="unpack failed"):
         builder_of(tmp_path, tmp_path / "source.tar.gz").install()
 
 
@@ -193,7 +194,7 @@ def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
         asking + 'if(NOT FOUND STREQUAL "right")\nmessage(FATAL_ERROR "no")\nendif()\n'
     )
     archive = pack(tree, tmp_path)
-    with pytest.raises(installer.BuildError, match="configure failed"):
+    with pytest.raises(Refusal, match="configure failed"):
         builder_of(tmp_path, archive, environment={"WHERE": "wrong"}).install()
     assert builder_of(tmp_path, archive, environment={"WHERE": "right"}).install().id == "tiny-cpu-0123abcd"
 
@@ -201,7 +202,7 @@ def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
 def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
     (tree / "server.c").write_text("this is no C")
     one = builder_of(tmp_path, pack(tree, tmp_path))
-    with pytest.raises(installer.BuildError, match="compile failed"):
+    with pytest.raises(Refusal, match="compile failed"):
         one.install()
     (one.work / "source" / "server.c").write_text(SERVER)
     assert one.install().id == "tiny-cpu-0123abcd"
@@ -216,7 +217,7 @@ def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree
         return partial
 
     monkeypatch.setattr(one, "_begin", begin)
-    with pytest.raises(installer.BuildError, match=r"llama-server could not be copied to .*No space left on device"):
+    with pytest.raises(Refusal, match=r"llama-server could not be copied to .*No space left on device"):
         one.install()
     assert not one.release.exists()
 
@@ -307,9 +308,7 @@ def test_a_lock_that_another_process_keeps_names_it(tmp_path, tree, monkeypatch)
     monkeypatch.setattr(builder, "LOCK_SECONDS", 0.2)
     with (
         locks.hold(store.lock_path(tmp_path / "cache", "tiny-cpu-0123abcd")),
-        pytest.raises(
-            installer.BuildError, match=rf"^process {os.getpid()} on this host builds tiny-cpu-0123abcd for more than"
-        ),
+        pytest.raises(Refusal, match=rf"^process {os.getpid()} on this host builds tiny-cpu-0123abcd for more than"),
     ):
         one.install()
     assert one.install().id == "tiny-cpu-0123abcd"
@@ -320,7 +319,7 @@ def test_what_a_power_cut_has_torn_is_not_used(tmp_path, tree, monkeypatch, torn
     """Files are empty whose content had not been written, and marks beside them say that they are whole."""
     monkeypatch.setattr(builder, "_boot", lambda: "first")
     archive = pack(tree, tmp_path)
-    with pytest.raises(installer.BuildError, match="compile failed"):
+    with pytest.raises(Refusal, match="compile failed"):
         builder_of(tmp_path, archive, targets=("llama-server", "no-such-target")).install()
     one = builder_of(tmp_path, archive)
     one._lock = 0
@@ -383,7 +382,7 @@ def words(tmp_path, name, old, new):
 def test_patches_are_applied_in_their_order_and_once(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     patches = [words(tmp_path, "first", "one", "two"), words(tmp_path, "second", "two", "three")]
-    with pytest.raises(installer.BuildError, match="compile failed"):
+    with pytest.raises(Refusal, match="compile failed"):
         builder_of(tmp_path, archive, patches, targets=("no-such-target",)).install()
     one = builder_of(tmp_path, archive, patches)
     made = one.install()
@@ -395,9 +394,7 @@ def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_t
     archive = pack(greeting, tmp_path)
     good, bad = words(tmp_path, "good", "one", "two"), words(tmp_path, "bad", "nine", "ten")
     one = builder_of(tmp_path, archive, [good, bad])
-    with pytest.raises(
-        installer.BuildError, match=r"(?s)the patch bad\.patch of llama_release does not apply.*Hunk #1 FAILED"
-    ):
+    with pytest.raises(Refusal, match=r"(?s)the patch bad\.patch of llama_release does not apply.*Hunk #1 FAILED"):
         one.install()
     assert not one.release.exists()
     builder_of(tmp_path, archive, [good]).install()
@@ -406,9 +403,7 @@ def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_t
 
 def test_where_the_collections_patch_does_not_apply_its_variable_is_named(tmp_path, greeting):
     fast_load = words(tmp_path, "fast_load-9", "nine", "ten")
-    with pytest.raises(
-        installer.BuildError, match=r"(?s)fast_load-9\.patch of llama_build_fast_load does not apply.*remove"
-    ):
+    with pytest.raises(Refusal, match=r"(?s)fast_load-9\.patch of llama_build_fast_load does not apply.*remove"):
         builder_of(tmp_path, pack(greeting, tmp_path), [fast_load]).install()
 
 
@@ -416,11 +411,11 @@ def test_a_text_that_is_no_patch_and_one_that_was_changed_meanwhile(tmp_path, gr
     archive = pack(greeting, tmp_path)
     nothing = tmp_path / "nothing.patch"
     nothing.write_text("no patch\n")
-    with pytest.raises(installer.BuildError, match=r"(?s)nothing\.patch of llama_release does not apply.*Only garbage"):
+    with pytest.raises(Refusal, match=r"(?s)nothing\.patch of llama_release does not apply.*Only garbage"):
         builder_of(tmp_path, archive, [nothing]).install()
     one = builder_of(tmp_path, archive, [words(tmp_path, "good", "one", "two")])
     (tmp_path / "good.patch").write_text("other")
-    with pytest.raises(installer.BuildError, match="does not have the sha256"):
+    with pytest.raises(Refusal, match="does not have the sha256"):
         one.install()
 
 
@@ -428,7 +423,7 @@ def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
     outside = tmp_path / "cache" / "builds" / "tiny-cpu-0123abcd" / "outside"
     outside.parent.mkdir(parents=True)
     outside.write_text("old\n")
-    with pytest.raises(installer.BuildError, match="does not apply"):
+    with pytest.raises(Refusal, match="does not apply"):
         builder_of(
             tmp_path, pack(greeting, tmp_path), [patch(tmp_path, "hostile", "old", "new", "../outside")]
         ).install()
@@ -444,9 +439,7 @@ def test_hard_links_inside_a_tree_are_files_and_one_that_leads_out_is_named(tmp_
     with tarfile.open(archive, "w:gz") as packed:
         for path in ("a.c", "vendor"):
             packed.add(tree.parents[1] / path, f"package-1/{path}")
-    with pytest.raises(
-        installer.BuildError, match=r"has a hard link that leads out of package-1/vendor/llama.cpp.*tar says"
-    ):
+    with pytest.raises(Refusal, match=r"has a hard link that leads out of package-1/vendor/llama.cpp.*tar says"):
         builder_of(tmp_path, archive, id="other").install()
 
 

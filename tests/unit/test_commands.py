@@ -8,9 +8,6 @@ from unittest import mock
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import system as firewall
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
@@ -41,18 +38,11 @@ def test_a_refusal_stays_a_sentence(account):
         commands.work_as(account, mock.Mock(side_effect=Refusal("the disk does not answer")))
 
 
-@pytest.mark.parametrize(
-    "run, error",
-    [
-        (inspection.run, inspection.LinkError),
-        (kernel_parameters.run, kernel_parameters.KernelParameterError),
-        (firewall.System().run, firewall.FirewallError),
-    ],
-    ids=["links", "kernel parameters", "firewall"],
-)
-def test_a_command_that_is_missing_or_fails_is_an_error_of_its_subject(run, error):
-    with pytest.raises(error, match=r"no-such-program.* (missing|not installed|No such file)"):
-        run(["no-such-program"])
-    with pytest.raises(error, match=r"ls /no/such/folder.* failed: .*No such file"):
-        run(["ls", "/no/such/folder"])
-    assert run(["echo", "$(id)"]) == "$(id)\n"
+def test_a_command_that_is_missing_or_fails_is_a_refusal():
+    with pytest.raises(
+        Refusal, match=r"^«no-such-program» failed: no-such-program is not installed\. Fix what it names on"
+    ):
+        commands.run(["no-such-program"], 5)
+    with pytest.raises(Refusal, match=r"^«ls /no/such/folder» failed: .*No such file.* Fix what it names on the host"):
+        commands.run(["ls", "/no/such/folder"], 5)
+    assert commands.run(["echo", "$(id)"], 5) == "$(id)\n"

@@ -16,6 +16,7 @@ from typing import get_args
 import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import place_in
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
@@ -215,7 +216,7 @@ def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=""):
     monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: firewall)
     monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
     monkeypatch.setattr(
-        state.kernel_parameters, "apply", lambda *_arguments, check: kernel_parameters.Change("", tuned, (), ())
+        state.kernel_parameters, "apply", lambda _tuning, _check, _system: kernel_parameters.Change("", tuned, (), ())
     )
 
 
@@ -331,7 +332,7 @@ def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planne
     planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
     monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
     monkeypatch.setattr(state.configuration.problems, "problems", lambda *_arguments: ["eth0 carries the connection"])
-    with pytest.raises(state.inspection.LinkError, match="carries the connection"):
+    with pytest.raises(Refusal, match="carries the connection"):
         planned.drift()
 
 

@@ -141,7 +141,7 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
     asked = test_links.Machine.run
     monkeypatch.setattr(
-        test_links.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+        test_links.Machine, "run", lambda host, argv, **_options: broken.command(lambda argv: asked(host, argv))(argv)
     )
     assert failed_runs(broken, make, run, state) > 1
 
@@ -166,7 +166,9 @@ def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
     broken = faults.Faults(monkeypatch, kind, *kept)
     asked = test_kernel_parameters.Machine.run
     monkeypatch.setattr(
-        test_kernel_parameters.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+        test_kernel_parameters.Machine,
+        "run",
+        lambda host, argv, **_options: broken.command(lambda argv: asked(host, argv))(argv),
     )
 
     def state(host):

@@ -10,6 +10,7 @@ import tarfile
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, installer, manifest
 from support import builds
 from support.archives import ODD, write_odd
@@ -100,13 +101,13 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
     ],
 )
 def test_an_archive_that_lacks_something(tmp_path, compiled, names, reason):
-    with pytest.raises(installer.BuildError, match=reason):
+    with pytest.raises(Refusal, match=reason):
         unpack(tmp_path, pack_folder(tmp_path, compiled, without=names))
     assert not release_of(tmp_path).exists()
 
 
 def test_an_archive_of_another_build_than_planned(tmp_path, compiled):
-    with pytest.raises(installer.BuildError, match=r"has ggml-rpc-server and not rpc-server.*correct build"):
+    with pytest.raises(Refusal, match=r"has ggml-rpc-server and not rpc-server.*correct build"):
         unpack(tmp_path, pack_folder(tmp_path, compiled), targets=("rpc-server",))
 
 
@@ -123,24 +124,24 @@ def test_an_archive_of_another_build_than_planned(tmp_path, compiled):
 )
 def test_programs_without_rpc_or_of_another_processor(tmp_path, programs, name, content, reason):
     (programs / name).write_bytes(content)
-    with pytest.raises(installer.BuildError, match=reason):
+    with pytest.raises(Refusal, match=reason):
         unpack(tmp_path, pack_folder(tmp_path, programs))
 
 
 def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     archive = tmp_path / "programs.zip"
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(installer.BuildError, match=r"cannot be read \(.*\).*not a zip"):
+    with pytest.raises(Refusal, match=r"cannot be read \(.*\).*not a zip"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
-    with pytest.raises(installer.BuildError, match="does not have the sha256"):
+    with pytest.raises(Refusal, match="does not have the sha256"):
         installer.Installer(str(tmp_path), builds.BUILD, None).unpack(source, 9900)
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_archive_that_python_cannot_read(tmp_path, monkeypatch, name):
     write_odd(tmp_path / "odd", name, monkeypatch)
-    with pytest.raises(archives.ArchiveError, match="the archive of llama_release cannot be read"):
+    with pytest.raises(Refusal, match="the archive of llama_release cannot be read"):
         archives.extract(tmp_path / "odd", ["llama-server"], tmp_path)
 
 
@@ -175,7 +176,7 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
     assert set(made.files) == FILES - {"bin/libggml.so"}
     assert not list(tmp_path.rglob("libup.so"))
     archive = pack_links(tmp_path, compiled, [link("llama-server", tarfile.SYMTYPE, "/bin/sh")], ["llama-server"])
-    with pytest.raises(installer.BuildError, match="links in place of its programs"):
+    with pytest.raises(Refusal, match="links in place of its programs"):
         unpack(tmp_path, archive)
 
 
@@ -199,9 +200,7 @@ def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled):
         ("libhard.so", "llama-b9900/libhard.so"),
     ):
         archive = pack_links(tmp_path, compiled, [link(name, tarfile.LNKTYPE, target)], [name])
-        with pytest.raises(
-            installer.BuildError, match=f"has {name} as a hard link to {target}, which is not a file before it"
-        ):
+        with pytest.raises(Refusal, match=f"has {name} as a hard link to {target}, which is not a file before it"):
             unpack(tmp_path, archive)
 
 
@@ -211,7 +210,7 @@ def test_an_archive_of_too_much_is_refused(tmp_path, compiled, monkeypatch):
     links = [link(f"lib{number}.so", tarfile.LNKTYPE, "llama-b9900/llama-server") for number in range(100)]
     monkeypatch.setattr(archives, "LIMIT_BYTES", size + 100)
     assert unpack(tmp_path, pack_folder(tmp_path, compiled))
-    with pytest.raises(installer.BuildError, match=r"give one of llama\.cpp alone"):
+    with pytest.raises(Refusal, match=r"give one of llama\.cpp alone"):
         unpack(tmp_path, pack_links(tmp_path, compiled, links))
 
 
@@ -240,7 +239,7 @@ def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
         archive.write_bytes(case)
         target = tmp_path / "target"
         target.mkdir()
-        with contextlib.suppress(archives.ArchiveError):
+        with contextlib.suppress(Refusal):
             archives.extract(archive, ["llama-server", "ggml-rpc-server"], target)
         shutil.rmtree(target)
 
@@ -299,9 +298,7 @@ def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, buil
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
     (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
-    with pytest.raises(
-        installer.BuildError, match=f"does not hold the release {builds.BUILD.id} as it was built: remove"
-    ):
+    with pytest.raises(Refusal, match=f"does not hold the release {builds.BUILD.id} as it was built: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not received(tmp_path).exists()
 
@@ -323,7 +320,7 @@ def test_a_damaged_release_of_another_host_is_refused(tmp_path, built):
         archive.write_bytes(case)
         try:
             assert receive(tmp_path, archive).files == built[1].files
-        except installer.BuildError:
+        except Refusal:
             assert not received(tmp_path).exists()
         shutil.rmtree(tmp_path / "other")
 
@@ -333,7 +330,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
     build = builds.BUILD._replace(targets=("llama-server",), packaged={"llama-server": str(program)})
     target = installer.Installer(str(tmp_path / "prefix"), build, None)
     release = builds.RELEASE._replace(source="package", version="0.7.0")
-    with pytest.raises(installer.BuildError, match=f"{program} is missing"):
+    with pytest.raises(Refusal, match=f"{program} is missing"):
         target.link(release)
     program.write_text("#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
     program.chmod(0o755)
@@ -364,7 +361,7 @@ def test_the_help_of_a_program(tmp_path, monkeypatch, lines):
     build = builds.BUILD._replace(targets=("llama-server",), environment={"LIBRARIES": "/opt"})
     target = installer.Installer(str(tmp_path), build, None)
     if error:
-        with pytest.raises(installer.BuildError, match=error):
+        with pytest.raises(Refusal, match=error):
             target.probe(tmp_path)
     else:
         assert target.probe(tmp_path)["llama-server"].known == known

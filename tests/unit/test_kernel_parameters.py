@@ -4,8 +4,9 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.kernel_parameters import KernelParameterError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KernelTuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.kernel_parameters import parameters
 
@@ -39,18 +40,16 @@ class Machine:
         path = self.root / name
         return path.read_text() if path.exists() else ""
 
-    def run(self, argv):
+    def run(self, argv, seconds=0):
         if argv == ["tuned-adm", "active"]:
             if self.profile is None:
                 return "It seems that tuned daemon is not running, preset profile is not activated.\nPreset profile: balanced\n"
             if not self.profile:
-                raise KernelParameterError(
-                    "«tuned-adm active» failed: No current active profile.. Fix that on the host."
-                )
+                raise commands.CommandError(argv, "No current active profile.", 1)
             return f"Current active profile: {self.profile}\n"
         self.commands.append(" ".join(argv))
         if argv[0] in self.broken:
-            raise KernelParameterError(f"«{' '.join(argv)}» failed: disk full.")
+            raise commands.CommandError(argv, "disk full", 1)
         if argv[:2] == ["tuned-adm", "profile"]:
             self.profile = argv[2]
         else:
@@ -60,7 +59,9 @@ class Machine:
     def apply(self, wanted=None, check=False, profile="", owner=names.DEFAULT):
         self.commands.clear()
         tuning = KernelTuning(WANTED if wanted is None else wanted, profile, reboot=False)
-        return kernel_parameters.apply(tuning, owner, check, self.root, self.run)
+        system = System(owner, self.root)
+        system.run = self.run
+        return kernel_parameters.apply(tuning, check, system)
 
     def restart(self):
         """Modules take what the initramfs says."""
@@ -137,7 +138,7 @@ def test_a_change_that_failed_is_done_again(machine):
     untouched = machine.files()
     for wanted in (WANTED, {}):
         machine.broken = {"update-initramfs"}
-        with pytest.raises(KernelParameterError, match="disk full"):
+        with pytest.raises(Refusal, match="disk full"):
             machine.apply(wanted)
         machine.broken = set()
         again = machine.apply(wanted)
@@ -172,7 +173,7 @@ def test_another_value_of_the_operator_is_refused_with_its_file(machine):
         kept = machine.read(file)
         machine.put(file, text)
         before = machine.files()
-        with pytest.raises(KernelParameterError, match=re.escape(f" in /{file}. Remove them there")):
+        with pytest.raises(Refusal, match=re.escape(f" in /{file}. Remove them there")):
             machine.apply()
         assert (machine.files(), machine.commands) == (before, [])
         machine.put(file, kept)
@@ -185,24 +186,24 @@ def test_another_value_of_the_operator_is_refused_with_its_file(machine):
 def test_a_file_of_others_is_refused_and_stays(machine):
     machine.put("etc/modprobe.d/llamacpp.conf", "options snd_hda_intel power_save=0\n")
     before = machine.files()
-    with pytest.raises(KernelParameterError, match=r"This host has /etc/modprobe\.d/llamacpp\.conf, which this"):
+    with pytest.raises(Refusal, match=r"This host has /etc/modprobe\.d/llamacpp\.conf, which this"):
         machine.apply()
     assert machine.apply({}) == ("", "", (), ())
     assert (machine.files(), machine.commands) == (before, [])
-    assert kernel_parameters.foreign_files(names.DEFAULT, machine.root) == ["/etc/modprobe.d/llamacpp.conf"]
+    assert kernel_parameters.foreign_files(System(root=machine.root)) == ["/etc/modprobe.d/llamacpp.conf"]
 
 
 def test_clusters_on_a_host_have_files_of_their_own(machine):
     machine.apply(owner=names.of("night"))
     assert machine.read("etc/modprobe.d/llamacpp-night.conf") == TEXT
     assert machine.apply({}).before == ""
-    with pytest.raises(KernelParameterError, match=r"gttsize=126976 in /etc/modprobe.d/llamacpp-night.conf"):
+    with pytest.raises(Refusal, match=r"gttsize=126976 in /etc/modprobe.d/llamacpp-night.conf"):
         machine.apply(OTHER)
 
 
 def test_a_host_whose_initramfs_comes_with_its_image_is_refused_with_what_to_set_by_hand(machine):
     machine.put("run/ostree-booted")
-    with pytest.raises(KernelParameterError, match=f"set «{' '.join(PAIRS)}» with «rpm-ostree kargs»"):
+    with pytest.raises(Refusal, match=f"set «{' '.join(PAIRS)}» with «rpm-ostree kargs»"):
         machine.apply()
     machine.initramfs = TEXT
     machine.restart()
@@ -220,10 +221,10 @@ def test_text_that_is_no_parameter_or_profile_is_refused(machine):
         ("a.b", "1\n"),
         ("a", "1"),
     ):
-        with pytest.raises(KernelParameterError, match="is not a parameter of a kernel module"):
+        with pytest.raises(Refusal, match="is not a parameter of a kernel module"):
             machine.apply({name: value})
     for profile in ("--help", "a b", "../x", "a\n"):
-        with pytest.raises(KernelParameterError, match="not the name of a tuned profile"):
+        with pytest.raises(Refusal, match="not the name of a tuned profile"):
             machine.apply(profile=profile)
     assert machine.files() == before
 

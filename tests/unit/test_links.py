@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import (
     configuration,
     inspection,
@@ -15,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
     problems,
     throughput,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import LinkError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
 from conftest import Cluster, known_answer_of
@@ -101,13 +103,13 @@ class Machine:
         if argv[:2] == ["systemctl", "is-active"]:
             name = {"NetworkManager": "NetworkManager", "systemd-networkd": "networkd"}[argv[2]]
             if name != self.manager:
-                raise LinkError("inactive")
+                raise CommandError(argv, "inactive", 3)
             return "active\n"
         if argv[:3] == ["nmcli", "-g", "GENERAL.STATE"]:
             return "10 (unmanaged)\n" if self.unmanaged else "100 (connected)\n"
         self.commands.append(" ".join(argv))
         if self.commands[-1] in self.broken:
-            raise LinkError(f"{self.commands[-1]} failed: no")
+            raise CommandError(argv, "no", 1)
         if argv[:2] == ["networkctl", "reconfigure"]:
             self.configure(argv[2])
         if argv[0] == "nmcli" and "up" in argv:
@@ -120,7 +122,9 @@ class Machine:
 
     @property
     def system(self):
-        return inspection.System(root=self.root, run=self.run)
+        system = System(root=self.root)
+        system.run = self.run
+        return system
 
     def inspect(self):
         return inspection.inspect(self.system)
@@ -141,7 +145,7 @@ class Machine:
     def refuse(self, *wanted):
         """The sentence with which the links are refused; nothing has been changed then."""
         before = self.files()
-        with pytest.raises(LinkError) as caught:
+        with pytest.raises(Refusal) as caught:
             self.apply(*wanted)
         assert (self.files(), self.commands) == (before, [])
         return str(caught.value)
@@ -197,10 +201,9 @@ def test_what_a_host_has(machine):
 def test_a_host_where_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
 
-    def nothing(argv):
-        raise LinkError("no such program")
-
-    found = inspection.inspect(inspection.System(root=tmp_path, run=nothing))
+    system = System(root=tmp_path)
+    monkeypatch.setattr(commands, "find", lambda program: None)
+    found = inspection.inspect(system)
     assert found == (None, {}, frozenset(), (), ())
 
 
@@ -514,7 +517,7 @@ def test_network_manager_waits_for_the_other_end(machine):
 
 def test_an_interface_that_does_not_take_it_is_an_error(machine, monkeypatch):
     monkeypatch.setattr(machine, "configure", lambda name: machine.addresses.update(eth1=["10.99.0.12/24"]))
-    with pytest.raises(LinkError, match=r"eth1: 10.99.0.12/24, mtu 1500 \(wanted: eth1: 10.99.0.12/24, mtu 9000\)"):
+    with pytest.raises(Refusal, match=r"eth1: 10.99.0.12/24, mtu 1500 \(wanted: eth1: 10.99.0.12/24, mtu 9000\)"):
         machine.apply(link())
     assert machine.differs(link())
 
@@ -522,7 +525,7 @@ def test_an_interface_that_does_not_take_it_is_an_error(machine, monkeypatch):
 def test_a_command_that_fails_is_an_error(any_manager):
     first = COMMANDS[any_manager.manager][0]
     any_manager.broken.add(first)
-    with pytest.raises(LinkError, match=f"{first} failed: no"):
+    with pytest.raises(Refusal, match=f"«{first}» failed: no"):
         any_manager.apply(link())
 
 
@@ -574,7 +577,7 @@ def test_thunderbolt_devices_that_no_managed_link_names_stay_as_they_are(machine
 
 def test_an_interface_that_does_not_come_after_authorising_is_refused(machine):
     machine.thunderbolt("0-1", 0)
-    with pytest.raises(LinkError, match="no interface thunderbolt0"):
+    with pytest.raises(Refusal, match="no interface thunderbolt0"):
         machine.apply(link(interface="thunderbolt0", thunderbolt=DOCK))
     assert machine.installed() == {}
 
@@ -593,21 +596,22 @@ class Recorded:
     """iperf3 and ping as they were recorded; iperf3 refuses as often as it is told."""
 
     def __init__(self, refusals=0, silent=False):
-        self.refusals, self.silent, self.commands = refusals, silent, []
+        self.refusals, self.silent, self.commands, self.accounts = refusals, silent, [], {}
 
-    def __call__(self, argv):
+    def __call__(self, argv, _seconds, account=None):
         self.commands.append(argv)
+        self.accounts[argv[0]] = account
         if argv[0] == "ping" and self.silent:
-            raise LinkError("ping failed:")
+            raise CommandError(argv, "", 1)
         if argv[0] == "iperf3" and self.refusals:
             self.refusals -= 1
-            raise LinkError(f"iperf3 failed: {(DATA / 'iperf3_refused.json').read_text()}")
+            raise CommandError(argv, (DATA / "iperf3_refused.json").read_text(), 1)
         return (DATA / {"ping": "ping.txt", "iperf3": "iperf3.json"}[argv[0]]).read_text()
 
 
 def measured(port=50152, lacking=(), **options):
     runner = Recorded(**options)
-    return throughput.measure("10.99.0.12", port, 3, lacking, runner), runner.commands
+    return throughput.measure("10.99.0.12", port, 3, lacking, None, runner), runner.commands
 
 
 @pytest.fixture
@@ -622,12 +626,9 @@ def test_measure(tools):
     assert found == (14390, 0.066, "")
     assert ran[0][:5] == ["iperf3", "--client", "10.99.0.12", "--port", "50152"]
     assert measured(port=None)[0] == (None, 0.066, "")
-    sender, runner = Recorded(), Recorded()
-    throughput.measure("10.99.0.12", 50152, 3, [], runner, sender)
-    assert ({argv[0] for argv in sender.commands}, {argv[0] for argv in runner.commands}) == ({"iperf3"}, {"ping"})
-    for wrong in ("-c", "worker"):
-        with pytest.raises(ValueError, match=repr(wrong)):
-            throughput.measure(wrong, 50152, 3, [], runner)
+    runner = Recorded()
+    throughput.measure("10.99.0.12", 50152, 3, [], "llamacpp", runner)
+    assert runner.accounts == {"iperf3": "llamacpp", "ping": None}
 
 
 def test_measure_reports_what_was_not_measured(tools, monkeypatch):
@@ -648,14 +649,22 @@ def test_measure_reports_what_was_not_measured(tools, monkeypatch):
 
 def listened(account, unit):
     ran = []
-    throughput.listen("10.99.0.12", 50152, "10.99.0.11", 50, account, unit, lambda *arguments: ran.append(arguments))
+    throughput.listen(
+        "10.99.0.12",
+        50152,
+        "10.99.0.11",
+        50,
+        account,
+        unit,
+        lambda argv, seconds, account=None: ran.append((argv, seconds, account)),
+    )
     return ran[0]
 
 
 def test_iperf3_listens_once_as_the_account_of_services_and_a_unit_lets_in_the_head_alone(tools):
     words = ["--server", "--one-off", "--bind", "10.99.0.12", "--port", "50152"]
     assert listened("llamacpp", unit=False) == (["iperf3", *words], 50, "llamacpp")
-    argv, _seconds = listened("llamacpp", unit=True)
+    argv, _seconds, _account = listened("llamacpp", unit=True)
     assert argv[-len(words) :] == words
     assert {"--wait", "--collect", "--uid=llamacpp"} < set(argv)
     given = dict(word.split("=", 2)[1:] for word in argv if word.startswith("--property="))
@@ -664,10 +673,10 @@ def test_iperf3_listens_once_as_the_account_of_services_and_a_unit_lets_in_the_h
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another account needs root")
 def test_root_runs_a_command_as_another_account():
-    assert inspection.run(["id", "-un"], account="nobody") == "nobody\n"
-    assert inspection.run(["id", "-G"], account="nobody").split() == [str(pwd.getpwnam("nobody").pw_gid)]
-    with pytest.raises(LinkError, match="the account llamacpp-none is missing on this host"):
-        inspection.run(["id"], account="llamacpp-none")
+    assert commands.run(["id", "-un"], 5, account="nobody") == "nobody\n"
+    assert commands.run(["id", "-G"], 5, account="nobody").split() == [str(pwd.getpwnam("nobody").pw_gid)]
+    with pytest.raises(Refusal, match="the account llamacpp-none is missing on this host"):
+        commands.run(["id"], 5, account="llamacpp-none")
 
 
 def test_the_module_takes_the_links_of_a_plan(monkeypatch, call):

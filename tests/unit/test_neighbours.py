@@ -12,8 +12,8 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import firewalld, nftables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
@@ -200,11 +200,11 @@ def test_a_teardown_leaves_the_building_account_to_another_cluster():
 def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
     link, night = LinkPlan("eth1", "10.99.0.12/24", None, None, manage=True), names.of("night")
     for manager in ("networkd", "NetworkManager"):
-        system = inspection.System(root=tmp_path / manager)
+        system = System(root=tmp_path / manager)
         files = network_files.planned([link], manager, night)
         network_files.replace([], files, system)
-        assert network_files.installed(system) == {} == network_files.installed(system._replace(owner=names.of("nigh")))
-        assert network_files.installed(system._replace(owner=night)) == files
+        assert network_files.installed(system) == {} == network_files.installed(System(names.of("nigh"), system.root))
+        assert network_files.installed(System(night, system.root)) == files
         found = inspection.Inspection(None, {}, frozenset(), (), ())
         assert "night" in network_files.foreign(link, found, system)
         assert network_files.foreign(link._replace(interface="eth2"), found, system) is None
@@ -212,7 +212,7 @@ def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
 
 def test_no_firewall_takes_rules_of_one_cluster_for_those_of_another(tmp_path):
     rule = FirewallRule(50060, "tcp", ("10.1.0.11",), "10.1.0.12")
-    own, other = (System(str(tmp_path), names.of(name)) for name in ("llama_cluster", "night"))
+    own, other = (System(names.of(name), tmp_path) for name in ("llama_cluster", "night"))
     for line in firewalld.Firewalld(own)._rich(rule):
         assert firewalld.Firewalld(own)._is_own(line)
         assert not firewalld.Firewalld(other)._is_own(line)

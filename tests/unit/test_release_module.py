@@ -17,6 +17,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, smoke_test
@@ -76,7 +77,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
         tried.append(
             (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
         )
-        raise smoke_test.TrialError("llama-server was tried on this host's processor and ended with SIGILL.")
+        raise Refusal("llama-server was tried on this host's processor and ended with SIGILL.")
 
     monkeypatch.setattr(smoke_test, "check", check)
     assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     service_managers,
     typed_json,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
@@ -193,7 +194,7 @@ def test_what_is_not_planned_any_more_goes(machine):
 
 def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     (machine.folder / "broken" / WORKER).touch()
-    with pytest.raises(services.ServiceError) as raised:
+    with pytest.raises(Refusal) as raised:
         machine.apply(WORKER)
     said = str(raised.value)
     assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
@@ -257,7 +258,7 @@ def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monk
     (broken / "systemctl").write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
     (broken / "systemctl").chmod(0o755)
     monkeypatch.setattr(commands, "SEARCH", str(broken))
-    with pytest.raises((services.ServiceError, commands.CommandError), match="Failed to connect to bus"):
+    with pytest.raises((Refusal), match="Failed to connect to bus"):
         machine.manager.state([WORKER])
     assert machine.manager.unread([WORKER]) == set()
 
@@ -287,7 +288,7 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, status, reason)
     machine.apply(WORKER)
     (machine.folder / file).touch()
     monkeypatch.setattr(services, "COMMAND_SECONDS", 0.2)
-    with pytest.raises(services.ServiceError, match=f"launchctl bootout .*{WORKER}.* failed: {reason}"):
+    with pytest.raises(Refusal, match=f"launchctl bootout .*{WORKER}.* failed: {reason}"):
         machine.apply(stop=[WORKER])
 
 
@@ -309,7 +310,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(services.service_manager, "supervisor_runs", lambda prefix: False)
     assert machine.manager.problems() == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
-    with pytest.raises(services.ServiceError, match=r"supervisor.* does not run: run site.yml"):
+    with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):
         machine.apply(start=[WORKER])
     assert machine.apply(stop=[WORKER]) == {}
     machine.apply(remove=[WORKER])
@@ -322,7 +323,7 @@ def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
     (machine.folder / "ended").touch()
     machine.apply(stop=[WORKER])
     (machine.folder / "forbidden").touch()
-    with pytest.raises(services.ServiceError, match="no permission"):
+    with pytest.raises(Refusal, match="no permission"):
         machine.apply(stop=[WORKER])
 
 

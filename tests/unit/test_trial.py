@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 
@@ -100,7 +101,7 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
     ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "an error", "wrong"],
 )
 def test_a_server_that_does_not_work(programs, server, said):
-    with pytest.raises(smoke_test.TrialError) as failed:
+    with pytest.raises(Refusal) as failed:
         programs(server)
     for part in ["llama-server was tried on this host's processor and", "no running service was touched", *said]:
         assert part in str(failed.value)
@@ -118,7 +119,7 @@ def test_a_server_that_does_not_work(programs, server, said):
     ids=["SIGILL", "ends with its usage", "silent", "something else"],
 )
 def test_a_worker_that_does_not_work(programs, worker, said):
-    with pytest.raises(smoke_test.TrialError) as failed:
+    with pytest.raises(Refusal) as failed:
         programs(worker=worker)
     for part in ["rpc-server was tried", *said]:
         assert part in str(failed.value)
@@ -141,7 +142,7 @@ def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = smoke_test.Place(tmp_path / "trial", {}, None)
-    with pytest.raises(smoke_test.TrialError, match="llama-server does not run on this host: Exec format error"):
+    with pytest.raises(Refusal, match="llama-server does not run on this host: Exec format error"):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 
 
@@ -157,7 +158,7 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
     )
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = smoke_test.Place(tmp_path / "trial", {}, "nobody")
-    with pytest.raises(smoke_test.TrialError, match=r"65534\nkept\n.*\nrefused"):
+    with pytest.raises(Refusal, match=r"65534\nkept\n.*\nrefused"):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
 
 
@@ -217,13 +218,13 @@ while True:
 )
 def test_a_server_that_was_built_without_tls(programs, monkeypatch, server, how):
     monkeypatch.setattr(smoke_test, "HEALTH_SECONDS", 1)
-    with pytest.raises(smoke_test.TrialError) as failed:
+    with pytest.raises(Refusal) as failed:
         programs(server, tls=True)
     for part in (f"and {how}. It cannot serve with TLS", "llama_server_tls_certificate_file", "OPENSSL_ROOT_DIR"):
         assert part in str(failed.value)
 
 
 def test_a_server_with_another_fault_is_not_said_to_lack_tls(programs):
-    with pytest.raises(smoke_test.TrialError) as failed:
+    with pytest.raises(Refusal) as failed:
         programs("sys.exit('unknown argument')", tls=True)
     assert "TLS" not in str(failed.value)

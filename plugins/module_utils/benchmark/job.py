@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ClusterNames
@@ -53,9 +54,9 @@ class Job:
     """The job of a benchmark on the head."""
 
     def __init__(self, host: Head) -> None:
-        """:raises ServiceError: its service manager cannot run a benchmark."""
+        """:raises Refusal: its service manager cannot run a benchmark."""
         if host.service_manager not in MANAGERS:
-            raise services.ServiceError(
+            raise Refusal(
                 f"the head runs its services by {host.service_manager}, and a benchmark needs systemd or supervisor: use a head with one of them"
             )
         self._systemd = host.service_manager in SYSTEMD
@@ -85,7 +86,7 @@ class Job:
         self._folder.mkdir(mode=0o755, exist_ok=True)
         status = self._folder.stat()
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise services.ServiceError(
+            raise Refusal(
                 f"other accounts can write into {self._folder} on the head, where the program of a benchmark lies: give the folder to the account that "
                 "runs the playbook, and take the right to write from all others"
             )

@@ -37,11 +37,13 @@ Ask = Callable[[list], str]
 """Runs a command and returns what it prints, as commands.output does."""
 
 
-class CommandError(Exception):
+class CommandError(Refusal):
     """A command failed. ``reason`` is why; ``status`` is None if it could not be run, or not to its end."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
-        super().__init__(f"«{shlex.join(argv)}» failed: {reason}")
+        super().__init__(
+            f"«{shlex.join(argv)}» failed: {reason}. Fix what it names on the host, and run the playbook again."
+        )
         self.reason = reason
         self.status = status
 
@@ -76,9 +78,12 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
     :param may_fail: whether its status says something else than that it failed.
     :param account: as which root runs it.
     """
+    program = find(argv[0])
+    if not program:
+        raise CommandError(argv, f"{argv[0]} is not installed", None)
     try:
         done = subprocess.run(
-            [find(argv[0]) or argv[0], *argv[1:]],
+            [program, *argv[1:]],
             input=text,
             capture_output=True,
             text=True,

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Refusal(ValueError):
-    """Input that has no plan. The message names the variable, its value and what to do."""
+    """What cannot be done, or planned. The message says what, where, and what to do."""
 
 
 REMEDIES = {

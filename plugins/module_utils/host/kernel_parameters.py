@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KernelTuning
 
 COMMAND_SECONDS = 900
@@ -30,13 +32,6 @@ INITRAMFS_COMMANDS = (
 HEADER = "# Written by llamacpp.cluster, which overwrites what is changed here.\n"
 INCOMPLETE = "# The initramfs has not been made since this file was changed.\n"
 MODPROBE_FILES = tuple(f"{top}/modprobe.d/*.conf" for top in ("etc", "run", "usr/lib"))
-ROOT = Path("/")
-
-Run = Callable[[list[str]], str]
-
-
-class KernelParameterError(ValueError):
-    """One sentence that says why the parameters stay as they are, and what to do."""
 
 
 class Change(NamedTuple):
@@ -51,88 +46,79 @@ class Change(NamedTuple):
     """``name=value`` that a reboot removes"""
 
 
-def run(argv: list[str]) -> str:
-    """What a command prints; KernelParameterError where it fails."""
-    try:
-        return commands.run(argv, COMMAND_SECONDS)
-    except commands.CommandError as error:
-        advice = "Run it on the host as root" if error.status is None else "Fix that on the host"
-        raise KernelParameterError(f"{error}. {advice}.") from error
-
-
-def apply(tuning: KernelTuning, owner: names.Names, check: bool, root: Path = ROOT, runner: Run = run) -> Change:
+def apply(tuning: KernelTuning, check: bool, system: System) -> Change:
     """Makes the next start of the host set these parameters and no others of this cluster, and selects the profile of tuned, where tuned runs.
 
     :param check: change nothing.
+    :raises Refusal: other values are set, or a command fails.
     """
     if tuning.profile and not re.fullmatch(r"\w[\w.-]*", tuning.profile, re.ASCII):
-        raise KernelParameterError(f"«{tuning.profile}» is not the name of a tuned profile: see «tuned-adm list».")
-    change = _apply_parameters(tuning.parameters, owner, check, root, runner)
-    active = active_profile(runner) if tuning.profile else None
+        raise Refusal(f"«{tuning.profile}» is not the name of a tuned profile: see «tuned-adm list».")
+    change = _apply_parameters(tuning.parameters, check, system)
+    active = active_profile(system) if tuning.profile else None
     if active is None or active == tuning.profile:
         return change
     if not check:
-        runner(["tuned-adm", "profile", tuning.profile])
+        system.run(["tuned-adm", "profile", tuning.profile])
     before, after = change.before + f"tuned: {active or 'off'}\n", change.after + f"tuned: {tuning.profile}\n"
     return change._replace(before=before, after=after)
 
 
-def active_profile(runner: Run) -> str | None:
+def active_profile(system: System) -> str | None:
     """The profile of tuned, nothing if it has none, or None where it does not run."""
     try:
-        printed = runner(["tuned-adm", "active"]) if commands.find("tuned-adm") else ""
-    except KernelParameterError as error:
+        printed = system.run(["tuned-adm", "active"]) if system.program("tuned-adm") else ""
+    except commands.CommandError as error:
         return "" if "No current active profile" in str(error) else None
     match = re.match(r"Current active profile: (.*)$", printed, re.MULTILINE)
     return match.group(1).strip() if match else None
 
 
-def _file(owner: names.Names, root: Path) -> Path:
-    return root / f"etc/modprobe.d/{owner.root}.conf"
+def _file(system: System) -> str:
+    return f"/etc/modprobe.d/{system.owner.root}.conf"
 
 
-def foreign_files(owner: names.Names, root: Path = ROOT) -> list[str]:
+def foreign_files(system: System) -> list[str]:
     """The file for modprobe where others have made it."""
-    path = _file(owner, root)
-    is_own = text_of(path).startswith((HEADER, INCOMPLETE))
-    return [f"/{path.relative_to(root)}"] if os.path.lexists(path) and not is_own else []
+    name = _file(system)
+    is_own = system.text(name).startswith((HEADER, INCOMPLETE))
+    return [name] if os.path.lexists(system.path(name)) and not is_own else []
 
 
-def _apply_parameters(
-    parameters: Mapping[str, str], owner: names.Names, check: bool, root: Path, runner: Run
-) -> Change:
+def _apply_parameters(parameters: Mapping[str, str], check: bool, system: System) -> Change:
+    root = system.root
     wanted = [f"{name}={value}" for name, value in parameters.items()]
     for pair in wanted:
         if not re.fullmatch(r"\w+\.\w+=[\w:,/-]+", pair, re.ASCII):
-            raise KernelParameterError(f"«{pair}» is not a parameter of a kernel module: use module.option=value.")
-    path, foreign = _file(owner, root), foreign_files(owner, root)
+            raise Refusal(f"«{pair}» is not a parameter of a kernel module: use module.option=value.")
+    path, foreign = system.path(_file(system)), foreign_files(system)
     if foreign and parameters:
-        raise KernelParameterError(f"This host has {foreign[0]}{names.NOT_OURS}.")
+        raise Refusal(f"This host has {foreign[0]}{names.NOT_OURS}.")
     if foreign:
         return Change("", "", (), ())
-    record = root / f"run/{owner.root}-kernel-parameters"
+    record = root / f"run/{system.owner.root}-kernel-parameters"
     before = text_of(path)
     missing = tuple(pair for pair in wanted if not _is_running(pair, root))
     former = [*text_of(record).split(), *(f"{name}={value}" for name, value in _module_options(before))]
     removed = tuple(pair for pair in dict.fromkeys(former) if pair not in wanted and _is_running(pair, root))
     if (root / "run/ostree-booted").exists():
         if missing or before:
-            raise KernelParameterError(
+            raise Refusal(
                 f"The initramfs of this host comes with its image: set «{' '.join(wanted)}» with «rpm-ostree kargs», and reboot."
             )
         return Change("", "", (), ())
     others = _conflicts(parameters, path, root)
     if others:
-        raise KernelParameterError(f"Other values are set already: {', '.join(others)}. Remove them there.")
+        raise Refusal(f"Other values are set already: {', '.join(others)}. Remove them there.")
     after = _modprobe_file(parameters)
     if before != after and not check:
         path.parent.mkdir(exist_ok=True)
         if removed:  # the folder is empty after a restart
             replace_file(record, " ".join(removed) + "\n", 0o644)
         replace_file(path, INCOMPLETE + after, 0o644)
-        command = next((argv for argv in INITRAMFS_COMMANDS if commands.find(argv[0])), None)
+        command = next((argv for argv in INITRAMFS_COMMANDS if system.program(argv[0])), None)
         if command:
-            runner(command)
+            system.run(command, seconds=COMMAND_SECONDS)
         if after:
             replace_file(path, after, 0o644)
         else:

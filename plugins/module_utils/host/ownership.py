@@ -17,8 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, prune, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
@@ -129,9 +129,8 @@ def _foreign(place: host.Place, owner: names.Names) -> list[str]:
     services_of = [path for path, service in defined if service and owner.owns(service)]
     found = [str(path) for path in services_of if not host.is_own_definition(path)]
     if record.host_settings:
-        found += firewalls.foreign_names(System(owner=owner))
-        found += network_files.foreign_files(inspection.System(owner))
-        found += kernel_parameters.foreign_files(owner)
+        for of_others in (firewalls.foreign_names, network_files.foreign_files, kernel_parameters.foreign_files):
+            found += of_others(System(owner))
     return found
 
 

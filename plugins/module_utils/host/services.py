@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import service_manager
@@ -34,10 +35,6 @@ READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. What failed does not run, and the manager has to stop it before it starts again."""
-
-
-class ServiceError(Exception):
-    """The message says what failed, on which service, and what to do."""
 
 
 class Service(NamedTuple):
@@ -264,7 +261,7 @@ class Supervisor(Manager):
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():
-            raise ServiceError(
+            raise Refusal(
                 "supervisor, which runs the services of this host, does not run: run site.yml, which starts it."
             )
         return _run(self.command(*words), may_fail)
@@ -324,7 +321,7 @@ def manager_of(place: Place) -> Manager:
     """The service manager of an installation."""
     name = place.service_manager
     if name not in CLASSES:
-        raise ServiceError(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
+        raise Refusal(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
     return CLASSES[name](service_managers.MANAGERS[name], place)
 
 
@@ -427,7 +424,7 @@ def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str
     """The error, with the last lines of the log of each service that does not run."""
     logs = {name: _last_lines(manager.log(name)) for name in services}
     said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
-    return f"{error}. Fix what it names on the host, and run the playbook again.{said}"
+    return f"{error}{said}"
 
 
 def read_ahead(services: Iterable[ServicePlan]) -> None:
@@ -512,7 +509,7 @@ def record_reads(prefix: str, read: Mapping[str, Mapping[str, Any]], changes: It
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
     """Brings services to what is wanted, and returns what was, or in check mode would be, changed.
 
-    :raises ServiceError: with the last lines of the services' logs.
+    :raises Refusal: with the last lines of the services' logs.
     """
     every = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
     every = list(dict.fromkeys(every))
@@ -524,5 +521,5 @@ def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
         if not check:
             _carry_out(manager, wanted, steps)
     except commands.CommandError as error:
-        raise ServiceError(_explain(manager, error, steps.start if steps else [])) from error
+        raise Refusal(_explain(manager, error, steps.start if steps else [])) from error
     return changes

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+
 SERVER = "llama-server"
 WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
@@ -41,10 +43,6 @@ UNREADABLE = (
 
 class DamagedError(Exception):
     """A file is not a whole tar archive; the message is why."""
-
-
-class ArchiveError(Exception):
-    """The archive cannot be used; the message says why and what to do."""
 
 
 def unpacked(path: Path) -> IO[bytes]:
@@ -101,6 +99,8 @@ def opened(path: Path) -> Iterator[Archive]:
     try:
         with unpacked(path) as stream:
             yield Archive(stream)
+    except Refusal:
+        raise
     except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -110,7 +110,7 @@ def opened(path: Path) -> Iterator[Archive]:
 def extract(path: Path, programs: Sequence[str], target: Path) -> None:
     """Writes programs and the libraries beside them into an empty folder.
 
-    :raises ArchiveError: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
+    :raises Refusal: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
         with opened(path) as archive:
@@ -123,7 +123,7 @@ def extract(path: Path, programs: Sequence[str], target: Path) -> None:
                 if member.issym():
                     (target / name).symlink_to(member.linkname)
     except DamagedError as error:
-        raise ArchiveError(
+        raise Refusal(
             f"the archive of llama_release cannot be read ({error}): give a tar archive, as upstream's releases are, not a zip file"
         ) from error
 
@@ -140,23 +140,21 @@ def _wanted(archive: Archive, programs: Sequence[str]) -> dict[str, tarfile.TarI
             folders.setdefault(path.parent, {})[path.name] = member
     files = next((files for files in folders.values() if SERVER in files), {})
     if not files:
-        raise ArchiveError(
-            f"the archive of llama_release has no {SERVER}: give an archive of llama.cpp's compiled programs"
-        )
+        raise Refusal(f"the archive of llama_release has no {SERVER}: give an archive of llama.cpp's compiled programs")
     workers = [name for name in WORKERS if name in files]
     if not workers:
-        raise ArchiveError(
+        raise Refusal(
             f"the archive of llama_release has no RPC worker: neither {' nor '.join(WORKERS)} is beside its {SERVER}. Give one that was "
             "built with RPC (upstream's for Ubuntu and macOS are), or compile it with source: git"
         )
     missing = [name for name in programs if name not in files]
     if missing:
-        raise ArchiveError(
+        raise Refusal(
             f"the archive of llama_release has {', '.join(workers)} and not {', '.join(missing)}, the name in llama.cpp's build of that number: correct build"
         )
     for name, member in files.items():
         if member.islnk() and (name in programs or re.fullmatch(LIBRARY, name)):
-            raise ArchiveError(
+            raise Refusal(
                 f"the archive of llama_release has {name} as a hard link to {member.linkname}, which is not a file before it in the archive: "
                 "give one that has the targets of all its links"
             )
@@ -169,11 +167,11 @@ def _wanted(archive: Archive, programs: Sequence[str]) -> dict[str, tarfile.TarI
         if member.issym() and re.fullmatch(LIBRARY, name) and _library_of(member, files) in chosen:
             chosen[name] = member
     if not all(name in chosen for name in programs):
-        raise ArchiveError(
+        raise Refusal(
             "the archive of llama_release has links in place of its programs: give one with the programs themselves"
         )
     if sum(member.size for member in chosen.values()) > LIMIT_BYTES:
-        raise ArchiveError(
+        raise Refusal(
             f"the archive of llama_release has more than {LIMIT_BYTES >> 30} GiB of programs and libraries: give one of llama.cpp alone"
         )
     return chosen

@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.installer import (
-    BuildError,
     Installer,
     Patch,
     Source,
@@ -83,7 +83,7 @@ def end_builds(account: str, cache: str) -> None:
                 os.kill(process, signal.SIGKILL)
         if time.monotonic() > deadline:
             if processes:
-                raise BuildError(
+                raise Refusal(
                     f"process {', '.join(map(str, processes))} of the account {account} does not end: end it, or start the host again, and run "
                     "the playbook again"
                 )
@@ -146,7 +146,7 @@ class Builder(Installer):
             any("No space left on device" in line for line in printed[-200:])
             or shutil.disk_usage(self.work).free < FULL_BYTES
         ):
-            raise BuildError(
+            raise Refusal(
                 f"{step} failed: the disk of {self.cache} is full. Free some space and run the playbook again; the build continues where "
                 f"it stopped. Log: {self.log}"
             )
@@ -157,7 +157,7 @@ class Builder(Installer):
 
     def _require_success(self, step: str, status: int, printed: list[str]) -> None:
         if status:
-            raise BuildError(
+            raise Refusal(
                 f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
                 + "\n".join(printed[-LOG_LINES_SHOWN:])
             )
@@ -183,7 +183,7 @@ class Builder(Installer):
         holders = locks.shown_holders(path)
         self._log(f"waiting for {holders}")
         if not locks.take(self._lock, LOCK_SECONDS):
-            raise BuildError(
+            raise Refusal(
                 f"{holders} on this host builds {self.build.id} for more than {LOCK_SECONDS // 3600} hours: end it, and run the playbook again"
             )
 
@@ -240,13 +240,13 @@ class Builder(Installer):
         status, printed = self._run_logged("unpack", [*argv, *([self.member] if self.member else [])])
         leads_out = next((line for line in printed if re.search(LINK_LEADS_OUT, line)), None)
         if leads_out:
-            raise BuildError(
+            raise Refusal(
                 f"{archive} has a hard link that leads out of {folder}, the only folder that is unpacked: give an "
                 f"archive with the whole tree of llama.cpp. tar says: {leads_out}"
             )
         self._require_success("unpack", status, printed)
         if not (self.work / "source" / "CMakeLists.txt").exists():
-            raise BuildError(f"{archive} has no llama.cpp tree: CMakeLists.txt is missing in {folder}")
+            raise Refusal(f"{archive} has no llama.cpp tree: CMakeLists.txt is missing in {folder}")
 
     def _patch(self, patch: Patch) -> None:
         check_sha256(Path(patch.path), patch.sha256)
@@ -255,7 +255,7 @@ class Builder(Installer):
         )
         if status:
             is_fast_load = patch.name.startswith(fast_load.PREFIX)
-            raise BuildError(
+            raise Refusal(
                 f"the patch {patch.name} {FAST_LOAD_REMEDY if is_fast_load else PATCH_REMEDY}. No running service was "
                 f"touched. Log: {self.log}; patch says:\n" + "\n".join(printed[:PATCH_LINES_SHOWN])
             )
@@ -297,7 +297,7 @@ class Builder(Installer):
                     **commands.as_account(self.account),
                 )
             if copied.returncode:
-                raise BuildError(
+                raise Refusal(
                     f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Fix that (is the disk full?) and run the playbook again"
                 )
             (partial / "bin" / target).chmod(0o755)

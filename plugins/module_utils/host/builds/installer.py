@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, sync
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, manifest, smoke_test, store
@@ -27,10 +28,6 @@ NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 HELP_SECONDS = 60
 REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
-
-
-class BuildError(Exception):
-    """A step failed; the message says which, where its log is, and how it ended."""
 
 
 class Patch(NamedTuple):
@@ -92,9 +89,9 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
 
 
 def check_sha256(path: Path, digest: str) -> None:
-    """:raises BuildError: a file has other content."""
+    """:raises Refusal: a file has other content."""
     if sha256(path) != digest:
-        raise BuildError(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
+        raise Refusal(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
 
 
 class Installer:
@@ -112,7 +109,7 @@ class Installer:
         """Installs links to the programs of a distribution's package."""
         for path in self.build.packaged.values():
             if not os.access(path, os.X_OK):
-                raise BuildError(
+                raise Refusal(
                     f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
         partial = self._begin()
@@ -128,12 +125,9 @@ class Installer:
         archive = Path(source.archive)
         check_sha256(archive, source.sha256)
         partial = self._begin()
-        try:
-            archives.extract(archive, self.build.targets, partial / "bin")
-        except archives.ArchiveError as error:
-            raise BuildError(str(error)) from error
+        archives.extract(archive, self.build.targets, partial / "bin")
         if "llama-server" in self.build.targets and "--rpc" not in self._help(partial / "bin" / "llama-server"):
-            raise BuildError(
+            raise Refusal(
                 "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
             )
         return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
@@ -150,10 +144,10 @@ class Installer:
                     if member.name in files and member.isfile() and member.size <= archives.LIMIT_BYTES:
                         members.copy(member, partial / member.name)
         except archives.DamagedError as error:
-            raise BuildError(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
+            raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
         received = manifest.installed(partial, self.build.targets)
         if not received or received.id != self.build.id:
-            raise BuildError(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
+            raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
         for target in self.build.targets:
             (partial / "bin" / target).chmod(0o755)
         (partial / manifest.NAME).unlink()
@@ -224,8 +218,6 @@ class Installer:
         try:
             words = {target: help_.known for target, help_ in options.items()}
             smoke_test.check(partial / "bin", words, place, self.build.tls)
-        except smoke_test.TrialError as error:
-            raise BuildError(str(error)) from error
         finally:
             shutil.rmtree(folder)
 
@@ -250,10 +242,10 @@ class Installer:
                 **commands.as_account(self.account),
             )
         except OSError as error:
-            raise BuildError(f"{program.name} does not run on this host: {error.strerror}") from error
+            raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error
         except subprocess.TimeoutExpired:
-            raise BuildError(f"{program.name} does not end its help within {HELP_SECONDS} s on this host") from None
+            raise Refusal(f"{program.name} does not end its help within {HELP_SECONDS} s on this host") from None
         text = process.stdout + process.stderr
         if "usage" not in text.lower():
-            raise BuildError(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it prints nothing'}")
+            raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it prints nothing'}")
         return text

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
@@ -74,10 +75,6 @@ ASKED, ANSWERED = 12, 8
 """How many pieces of the sentence are in the question, and how many are to follow."""
 
 
-class TrialError(Exception):
-    """A program does not work on this host; the message says which, how it ended, and what to do."""
-
-
 class Place(NamedTuple):
     """Where programs are tried."""
 
@@ -106,13 +103,13 @@ class _Program(NamedTuple):
     def left(self) -> float:
         return max(self.deadline - time.monotonic(), PAUSE_SECONDS)
 
-    def failure(self, how: str, remedy: str) -> TrialError:
+    def failure(self, how: str, remedy: str) -> Refusal:
         descriptor = self.log.fileno()
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
         said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
         if any(TLS_MISSING in line for line in said):
             remedy = WITHOUT_TLS
-        return TrialError(
+        return Refusal(
             f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and no running service was "
             "touched. Its last output:\n" + "\n".join(said)
         )
@@ -123,7 +120,7 @@ def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, t
 
     :param listed: program → options that its help lists.
     :param tls: whether llama-server has to serve with TLS.
-    :raises TrialError: one does not work here.
+    :raises Refusal: one does not work here.
     """
     home = place.folder / "home"
     home.mkdir()
@@ -200,7 +197,7 @@ def _start(argv: list[str], place: Place) -> Iterator[_Program]:
                 **commands.as_account(place.account),
             )
         except OSError as error:
-            raise TrialError(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
+            raise Refusal(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
         try:
             yield _Program(Path(argv[0]).name, process, log, time.monotonic() + SECONDS)
         finally:

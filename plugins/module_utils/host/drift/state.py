@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, plan_history
@@ -24,8 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
@@ -49,14 +48,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ServicePlan,
 )
 
-ERRORS = (
-    CommandError,
-    FirewallError,
-    inspection.LinkError,
-    managers.ServiceError,
-    kernel_parameters.KernelParameterError,
-)
-"""What drift raises with a sentence, for failures.reported."""
 CLOCK_SECONDS = 3
 """Start of a process and time of a file that a run writes are compared with so much tolerance."""
 HASHED_BYTES = 256 * 1024 * 1024
@@ -190,13 +181,13 @@ def _modified(path: str | Path) -> float:
 def _system(planned: HostPlan) -> Iterator[Difference]:
     if not service_managers.MANAGERS[planned.service_manager].host_settings:
         return
-    owner = names.of(planned.names.cluster)
+    system = System(names.of(planned.names.cluster))
     manager = planned.firewall_manager or "a firewall that is not active"
-    if firewalls.differs(planned.firewall_manager, planned.firewall, System(owner=owner)):
+    if firewalls.differs(planned.firewall_manager, planned.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if configuration.differs(planned.links, inspection.System(owner)):
+    if configuration.differs(planned.links, system):
         yield Difference("link", "links", "links are not as planned")
-    tuned = kernel_parameters.apply(planned.tuning, owner, check=True)
+    tuned = kernel_parameters.apply(planned.tuning, True, system)
     if tuned.before != tuned.after:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import PURPOSE, closes, holds
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import PURPOSE, active, closes, holds
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 Places = dict[tuple[str, ...], list[str]]
@@ -101,7 +103,7 @@ class Firewalld:
 
         They are to be in the policy if that is loaded (None: it is not), else in each zone that is in use.
         """
-        if "firewalld" not in self.system.active():
+        if "firewalld" not in active(self.system):
             return {}, {}, None
         zones = self._sections("--list-all-zones")
         policy = self._sections("--list-all-policies").get(self.policy)
@@ -138,7 +140,7 @@ class Firewalld:
     def state(self, rules: Sequence[FirewallRule]) -> tuple[list[str], list[str]]:
         foreign = self.foreign_names()
         if foreign and rules:
-            raise FirewallError(f"This host has {foreign[0]}{names.NOT_OURS}.")
+            raise Refusal(f"This host has {foreign[0]}{names.NOT_OURS}.")
         if foreign:
             return [], []
         present, planned, policy = self._running(rules)
@@ -153,24 +155,24 @@ class Firewalld:
         """Writes or removes the policy's file. firewalld does not start with a broken one: then the former is put back."""
         before, after = self.system.text(self.file), self._xml(rules)
         if not self.system.path(self.folder).is_dir() and after:
-            raise FirewallError(f"{self.folder} is missing, since this firewalld is older than 0.9: update firewalld.")
+            raise Refusal(f"{self.folder} is missing, since this firewalld is older than 0.9: update firewalld.")
         self._put(after)
         if after:
             try:
                 self.system.run(["firewall-cmd", "--check-config"])
-            except FirewallError as error:
+            except Refusal as error:
                 # What a killed run has written was not checked.
                 unchecked = before == after
                 self._put("" if unchecked else before)
                 state = "was removed" if unchecked else "is as before"
-                raise FirewallError(f"firewalld refuses {self.file}, which {state}: {error}") from error
+                raise Refusal(f"firewalld refuses {self.file}, which {state}: {error}") from error
 
     def _put(self, text: str) -> None:
         self.system.path(self.former).unlink(missing_ok=True)
         if not text:
             self.system.path(self.file).unlink(missing_ok=True)
         elif text != self.system.text(self.file):
-            self.system.write(self.file, text)
+            replace_file(self.system.path(self.file), text, 0o644)
 
     def change(self, rules: Sequence[FirewallRule]) -> None:
         present, planned, policy = self._running(rules)

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.firewalld import Firewalld
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.nftables import Nftables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import merge_rules
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import active, merge_rules
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.ufw import Ufw
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 
@@ -43,13 +44,13 @@ MANAGERS: dict[str, type[Manager]] = {"firewalld": Firewalld, "ufw": Ufw, "nftab
 
 def active_manager(system: System) -> str | None:
     """The manager that filters on this host."""
-    return firewall.manager(system.active(), system.text(firewall.UFW_SETTINGS))
+    return firewall.manager(active(system), system.text(firewall.UFW_SETTINGS))
 
 
 def _managers(manager: str | None, system: System) -> dict[str, Manager]:
-    """Name → manager, of those that are installed; FirewallError if the one that is to be opened does not filter."""
+    """Name → manager, of those that are installed; Refusal if the one that is to be opened does not filter."""
     if manager and manager != active_manager(system):
-        raise FirewallError(
+        raise Refusal(
             f"{manager} is to open ports, but is not the active firewall manager of this host, which is "
             f"{active_manager(system) or 'none'}: start it, or name the active one."
         )
@@ -113,10 +114,9 @@ def apply(
         wanted = rules if name == manager else []
         if not check and states[name][0] != states[name][1]:
             managers[name].change(wanted)
-            system.forget()
             before, after = managers[name].state(wanted)
             if before != after:
-                raise FirewallError(
+                raise Refusal(
                     f"{name} holds {before or 'no rule of the cluster'} after the change, planned {after or 'no rule of the cluster'}: check its log."
                 )
     return (

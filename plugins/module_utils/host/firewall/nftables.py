@@ -12,8 +12,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import PURPOSE, closes, holds
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError, System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import (
+    PURPOSE,
+    active,
+    closes,
+    holds,
+    unit,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 LOCKED_IN = (
@@ -82,8 +90,9 @@ class Nftables:
         self.system = system
         self.table = system.owner.root
         self.file = f"/etc/firewall-{system.owner.root}.nft"
-        self.unit = f"/etc/systemd/system/{system.unit}"
-        self.link = f"/etc/systemd/system/nftables.service.wants/{system.unit}"
+        self.unit_name = unit(system.owner)
+        self.unit = f"/etc/systemd/system/{self.unit_name}"
+        self.link = f"/etc/systemd/system/nftables.service.wants/{self.unit_name}"
 
     def _rules(self, rule: FirewallRule, closed: bool) -> list[str]:
         """Rules of nft for the sources, and with ``closed`` one for all others that want to connect.
@@ -195,10 +204,7 @@ class Nftables:
         """Whether anything under the cluster's names is on the host, without reading a ruleset that may be large."""
         if any(os.path.lexists(self.system.path(name)) for name in (self.file, self.unit, self.link)):
             return True
-        try:
-            return bool(self.system.run(["nft", "list", "table", "inet", self.table]))
-        except FirewallError:
-            return False
+        return bool(self.system.output("nft", "list", "table", "inet", self.table))
 
     def _planned(self, rules: Sequence[FirewallRule], chains: list[str]) -> dict[str, list[str]]:
         """Chain → its rules."""
@@ -220,7 +226,7 @@ class Nftables:
     def state(self, rules: Sequence[FirewallRule]) -> tuple[list[str], list[str]]:
         found = self._read() if rules or self._is_present() else Ruleset({}, [], [])
         if found.foreign and rules:
-            raise FirewallError(f"This host has {' and '.join(found.foreign)}{names.NOT_OURS}.")
+            raise Refusal(f"This host has {' and '.join(found.foreign)}{names.NOT_OURS}.")
         if found.foreign:
             return [], []
         planned = self._planned(rules, found.chains)
@@ -232,10 +238,10 @@ class Nftables:
             after += wanted
         is_so = {
             "enabled": os.path.lexists(self.system.path(self.link)),
-            "active": self.system.unit in self.system.active(),
+            "active": self.unit_name in active(self.system),
         }
-        before += [f"{self.system.unit}: {word}" for word, is_true in is_so.items() if is_true]
-        after += [f"{self.system.unit}: {word}" for word in is_so if rules]
+        before += [f"{self.unit_name}: {word}" for word, is_true in is_so.items() if is_true]
+        after += [f"{self.unit_name}: {word}" for word in is_so if rules]
         return before, after
 
     def _transaction(self, rules: Sequence[FirewallRule], found: Ruleset) -> str:
@@ -260,13 +266,13 @@ class Nftables:
         found = self._read()
         self.system.run(["nft", "-f", "-"], self._transaction(rules, found))
         if rules:
-            self.system.write(self.file, self._table(rules))
-            self.system.write(self.unit, self._unit(rules, found.chains))
+            for name, text in ((self.file, self._table(rules)), (self.unit, self._unit(rules, found.chains))):
+                replace_file(self.system.path(name), text, 0o644)
             self.system.run(["systemctl", "daemon-reload"])
-            self.system.run(["systemctl", "enable", "--now", self.system.unit])
+            self.system.run(["systemctl", "enable", "--now", self.unit_name])
         else:
             if self.system.path(self.unit).exists():
-                self.system.run(["systemctl", "disable", "--now", self.system.unit])
+                self.system.run(["systemctl", "disable", "--now", self.unit_name])
             for name in (self.file, self.unit, self.link):
                 self.system.path(name).unlink(missing_ok=True)
             self.system.run(["systemctl", "daemon-reload"])

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import FirewallError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 PURPOSE = "Ports of llama.cpp, open to planned clients and closed to everybody else"
@@ -27,38 +28,26 @@ def closes(rule: FirewallRule) -> bool:
     return names.EVERYBODY not in rule.sources
 
 
-def _is_network(text: str) -> bool:
-    """Whether it is the address of a host, or a network."""
-    try:
-        network = ipaddress.IPv4Network(text)
-    except ValueError:
-        return False
-    return not network.is_multicast and text != names.EVERY_ADDRESS
+def unit(owner: names.Names) -> str:
+    """The unit that sets rules of nftables. It is not named like a service of the cluster, which would be stopped where it is not in the plan."""
+    return f"firewall-{owner.root}.service"
 
 
-def _is_address(text: str) -> bool:
-    return text == names.EVERY_ADDRESS or ("/" not in text and _is_network(text))
+def active(system: System) -> set[str]:
+    """Managers, and the cluster's unit, that systemd reports as active."""
+    units = [*names.FIREWALLS, unit(system.owner)]
+    # Its status says whether all of them are active.
+    printed = system.run(["systemctl", "is-active", *units], may_fail=True) if system.program("systemctl") else ""
+    return firewall.active_units(units, printed)
 
 
 def merge_rules(rules: Iterable[FirewallRule]) -> list[FirewallRule]:
-    """Rules by address and port, each of these once, with sources in order; FirewallError for a rule that no manager accepts."""
+    """Rules by address and port, each of these once, with sources in order; a Refusal for a rule that no manager accepts."""
     merged: dict[tuple[str, int], set[str]] = {}
     for rule in rules:
-        if not _is_address(rule.address):
-            raise FirewallError(
-                f"{rule.address!r} in a firewall rule is not the IPv4 address of a host: give a numeric one."
-            )
-        for source in rule.sources:
-            if not _is_network(source):
-                raise FirewallError(
-                    f"{source!r} in a firewall rule is not an IPv4 address or network: give one like 192.168.1.0/24."
-                )
-        if not 0 < rule.port < 65536:
-            raise FirewallError(f"{rule.port} in a firewall rule is not a port: give one from 1 to 65535.")
-        if rule.protocol != "tcp":
-            raise FirewallError(
-                f"{rule.protocol!r} in a firewall rule is not supported: workers and the server use tcp."
-            )
+        wrong = typed_json.problem("", typed_json.dump(rule), FirewallRule)
+        if wrong:
+            raise Refusal(f"{wrong.where} of a firewall rule {wrong.why}: give numeric IPv4 addresses and a port.")
         merged.setdefault((rule.address, rule.port), set()).update(rule.sources)
     return [
         FirewallRule(port, "tcp", tuple(sorted(sources)), address)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.rules import closes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files, problems
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
     NETWORKD,
     Inspection,
-    LinkError,
-    System,
     ThunderboltDevice,
+    of_interface,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 SETTLE_SECONDS = 15
@@ -42,7 +43,7 @@ class Goal(NamedTuple):
 def differs(links: Sequence[LinkPlan], system: System) -> bool:
     """Whether files, addresses or MTU are not as wanted, or a file of the cluster belongs to no link any more.
 
-    :raises LinkError: the links must not be configured.
+    :raises Refusal: the links must not be configured.
     """
     if not problems.managed(links) and not network_files.installed(system):
         return False
@@ -57,7 +58,7 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
 
     :param check: change nothing.
     :returns: how the links stood and how they stand then, as text; the same twice if there was nothing to do.
-    :raises LinkError: before any change when the links must not be configured, or when an interface does not get its settings.
+    :raises Refusal: before any change when the links must not be configured, or when an interface does not get its settings.
     """
     found = inspection.inspect(system)
     _refuse(problems.problems(links, found, system))
@@ -68,7 +69,7 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
     if waiting:
         _authorise(waiting, problems.named_devices(links), system)
         missing = [str(link.interface) for link in problems.managed(links) if link.interface not in found.interfaces]
-        _until(lambda: all(system.of_interface(name).exists() for name in missing))
+        _until(lambda: all(of_interface(name, system).exists() for name in missing))
         found = inspection.inspect(system)
         _refuse(problems.problems(links, found, system))
     _configure(problems.managed(links), found, system)
@@ -77,7 +78,7 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
 
 def _refuse(sentences: Iterable[str]) -> None:
     if sentences:
-        raise LinkError(" ".join(sentences))
+        raise Refusal(" ".join(sentences))
 
 
 # ---------------------------------------------------------------------------------------------------------------- state
@@ -102,7 +103,7 @@ def _line(interface: str, addresses: Sequence[str], mtu: int | None) -> str:
 
 
 def _is_unplugged(name: str, system: System) -> bool:
-    return text_of(system.of_interface(name) / "carrier").strip() == "0"
+    return text_of(of_interface(name, system) / "carrier").strip() == "0"
 
 
 def _live(goals: Mapping[str, Goal], found: Inspection, system: System) -> tuple[dict[str, str], dict[str, str]]:
@@ -160,7 +161,7 @@ def _authorise(devices: Iterable[ThunderboltDevice], named: set[str], system: Sy
     :param named: UUIDs and routes that links name.
     """
     for device in devices:
-        if device.uuid in named and inspection.is_installed("boltctl"):
+        if device.uuid in named and system.program("boltctl"):
             system.run(["boltctl", "enroll", "--policy", "auto", device.uuid])
         else:
             system.path(f"sys/bus/thunderbolt/devices/{device.name}/authorized").write_text("1")
@@ -186,7 +187,7 @@ def _configure(links: Sequence[LinkPlan], found: Inspection, system: System) -> 
     if not _until(settled):
         now, then = _live(goals, inspection.inspect(system), system)
         wrong = [f"{now[name].strip()} (wanted: {then[name].strip()})" for name in then if now.get(name) != then[name]]
-        raise LinkError(
+        raise Refusal(
             f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(wrong)}. Check `{STATUS_COMMANDS.get(found.manager or '', 'ip address')}`, and "
             "whether the interface supports that MTU."
         )

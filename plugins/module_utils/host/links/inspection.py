@@ -10,66 +10,22 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFAULT, Names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 
-COMMAND_SECONDS = 30
 NETWORKD, NETWORK_MANAGER = "networkd", "NetworkManager"
 SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
 """Manager of interfaces → its service. netplan writes files for these two and configures nothing itself."""
 
-Run = Callable[[list[str]], str]
 
-
-class LinkError(ValueError):
-    """One sentence for each reason why the links cannot be configured."""
-
-
-def run(argv: list[str], seconds: float = COMMAND_SECONDS, account: str | None = None) -> str:
-    """What a command prints; LinkError where it is not installed or fails.
-
-    :param account: as which root runs it.
-    """
-    if not is_installed(argv[0]):
-        raise LinkError(f"The program {argv[0]} is not installed on this host.")
-    try:
-        return commands.run(argv, seconds, account=account)
-    except commands.CommandError as error:
-        raise LinkError(f"{' '.join(argv)} failed: {error.reason}") from error
-
-
-def is_installed(program: str) -> bool:
-    return commands.find(program) is not None
-
-
-class System(NamedTuple):
-    """Where a host's files are, what runs its commands, and the cluster whose links are looked at."""
-
-    owner: Names = DEFAULT
-    root: Path = Path("/")
-    run: Run = run
-
-    def output(self, *argv: str) -> str:
-        """What a command prints; nothing where it fails."""
-        try:
-            return self.run(list(argv))
-        except LinkError:
-            return ""
-
-    def path(self, name: str) -> Path:
-        return self.root / name.lstrip("/")
-
-    def text(self, name: str) -> str:
-        return text_of(self.path(name)).strip()
-
-    def of_interface(self, name: str) -> Path:
-        return self.root / "sys/class/net" / name
+def of_interface(name: str, system: System) -> Path:
+    """Folder of an interface in sysfs."""
+    return system.path(f"sys/class/net/{name}")
 
 
 class Interface(NamedTuple):
@@ -170,7 +126,7 @@ def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system:
             names.update(route["dev"] for route in json.loads(system.output("ip", "-json", "route", "get", client)))
     queue = list(names - {""})
     while queue:
-        lower = {path.name.partition("_")[2] for path in system.of_interface(queue.pop()).glob("lower_*")} - names
+        lower = {path.name.partition("_")[2] for path in of_interface(queue.pop(), system).glob("lower_*")} - names
         names |= lower
         queue += lower
     return frozenset(names - {"", "lo"})

@@ -22,8 +22,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
     NETWORK_MANAGER,
     NETWORKD,
     Inspection,
-    System,
+    of_interface,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 PATTERNS = {
@@ -144,7 +145,7 @@ def _of_ifupdown(link: LinkPlan, root: Path) -> str | None:
 
 def _of_networkd(link: LinkPlan, system: System) -> str | None:
     """The file by which networkd configures the interface now, if it would win over the cluster's or gives another static address."""
-    index = text_of(system.of_interface(str(link.interface)) / "ifindex").strip()
+    index = text_of(of_interface(str(link.interface), system) / "ifindex").strip()
     current = re.search(r"^NETWORK_FILE=(.+)$", system.text(f"run/systemd/netif/links/{index or '-'}"), re.MULTILINE)
     if not current or current.group(1) in installed(system):
         return None

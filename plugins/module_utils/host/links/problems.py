@@ -10,15 +10,17 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
     Inspection,
-    System,
     ThunderboltDevice,
     is_address,
+    of_interface,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 PREFIX_LENGTHS = range(8, 32)
@@ -99,7 +101,7 @@ def _invalid_address(address: str) -> str:
 def _unusable(link: LinkPlan, inspection: Inspection, system: System) -> str | None:
     """Why the interface of a link must not be configured, in one sentence."""
     name, instead = str(link.interface), "or set manage: false for this link"
-    folder = system.of_interface(name)
+    folder = of_interface(name, system)
     if name in inspection.protected:
         return (
             f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: "
@@ -111,7 +113,7 @@ def _unusable(link: LinkPlan, inspection: Inspection, system: System) -> str | N
         present = ", ".join(inspection.interfaces) or "none"
         waiting = " ".join(unnamed([link], inspection.thunderbolt))
         return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable. {waiting}".strip()
-    if system.text(f"sys/class/net/{name}/type") != ETHERNET or any(
+    if text_of(folder / "type").strip() != ETHERNET or any(
         (folder / kind).exists() for kind in ("bridge", "bonding", "wireless")
     ):
         return f"llama_links: {name} is not an Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."

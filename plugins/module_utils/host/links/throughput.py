@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import time
@@ -13,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import LinkError, Run
 
+Run = Callable[..., str]
+COMMAND_SECONDS = 30
+"""For a measurement and its connection."""
 CONNECT_SECONDS = 5
 """How long iperf3 on the other host may take until it listens."""
 LISTENING = {
@@ -56,7 +56,7 @@ def listen(
     seconds: int,
     account: str | None,
     unit: bool,
-    runner: Callable[..., str] = inspection.run,
+    runner: Run = commands.run,
 ) -> None:
     """Lets iperf3 listen until one measurement is made, on this address alone and not as root.
 
@@ -66,7 +66,7 @@ def listen(
     """
     server = ["iperf3", "--server", "--one-off", "--bind", address, "--port", str(port)]
     if not unit:
-        runner(server, seconds, account)
+        runner(server, seconds, account=account)
         return
     properties = {**LISTENING, "IPAddressAllow": client, "RuntimeMaxSec": seconds}
     words = [f"--property={name}={value}" for name, value in sorted(properties.items())]
@@ -79,43 +79,47 @@ def measure(
     port: int | None,
     seconds: int,
     lacking: Sequence[str],
-    runner: Run = inspection.run,
-    sender: Run | None = None,
+    account: str | None,
+    runner: Run = commands.run,
 ) -> Measurement:
     """Throughput and round trip from this host to another one.
 
     :param address: numeric IPv4 address of the other host.
     :param port: where iperf3 listens there, or None to measure the round trip only.
     :param lacking: hosts without iperf3, which is why there is no port.
-    :param sender: runs iperf3, where that is not the runner.
+    :param account: as which root runs iperf3.
     """
-    ipaddress.IPv4Address(address)
     sent = pinged = ""
-    missing = [name for name in ("iperf3", "ping") if not inspection.is_installed(name) and (port or name == "ping")]
+    missing = [name for name in ("iperf3", "ping") if not commands.find(name) and (port or name == "ping")]
     details = [f"{program} is not installed on {os.uname().nodename}" for program in missing]
     if port and "iperf3" not in missing:
         try:
-            sent = _send(address, port, seconds, sender or runner)
-        except LinkError as error:
-            details.append(str(error))
+            sent = _send(address, port, seconds, account, runner)
+        except commands.CommandError as error:
+            details.append(f"iperf3 to {address}:{port} failed: {_reason(error)}")
     if "ping" not in missing:
         try:
-            pinged = runner(["ping", "-n", "-c", "10", "-i", "0.2", "-W", "1", address])
-        except LinkError:
+            pinged = runner(["ping", "-n", "-c", "10", "-i", "0.2", "-W", "1", address], COMMAND_SECONDS)
+        except commands.CommandError:
             details.append(f"{address} does not answer ping")
     detail = f"iperf3 is not installed on {' and '.join(lacking)}" if lacking else ""
     return parse(sent, pinged)._replace(detail=f"not measured: {', '.join(details)}" if details else detail)
 
 
-def _send(address: str, port: int, seconds: int, runner: Run) -> str:
+def _send(address: str, port: int, seconds: int, account: str | None, runner: Run) -> str:
     """What iperf3 prints; the other end may need a moment until it listens."""
     argv = ["iperf3", "--client", address, "--port", str(port), "--time", str(seconds), "--json"]
     end = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            return runner([*argv, "--connect-timeout", "3000"])
-        except LinkError as error:
-            reason = re.search(r'"error":\s*"([^"]*)"', str(error))
-            if "refused" not in str(error) or time.monotonic() > end:
-                raise LinkError(f"iperf3 to {address}:{port} failed: {reason.group(1) if reason else error}") from error
+            return runner([*argv, "--connect-timeout", "3000"], COMMAND_SECONDS, account=account)
+        except commands.CommandError as error:
+            if "refused" not in error.reason or time.monotonic() > end:
+                raise
         time.sleep(0.5)
+
+
+def _reason(error: commands.CommandError) -> str:
+    """What iperf3 says in its JSON of why it failed."""
+    said = re.search(r'"error":\s*"([^"]*)"', error.reason)
+    return said.group(1) if said else error.reason
