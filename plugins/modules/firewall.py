@@ -3,8 +3,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: firewall
 short_description: Opens the ports of llama.cpp's workers and server to those who are planned to connect
@@ -42,29 +40,12 @@ options:
     type: str
     choices: [firewalld, ufw, nftables]
   rules:
-    description: The ports, and for whom they are open.
+    description:
+      - The ports, and for whom they are open, as the plan has them in C(hosts.HOST.firewall). C(port) and C(protocol) are on the numeric IPv4
+        C(address), V(0.0.0.0) for all of them. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everybody.
     type: list
     elements: dict
     required: true
-    suboptions:
-      port:
-        description: Port on which a worker or the server listens.
-        type: int
-        required: true
-      protocol:
-        description: Protocol of the port.
-        type: str
-        choices: [tcp]
-        default: tcp
-      address:
-        description: Numeric IPv4 address of the host on which the program listens. V(0.0.0.0) stands for all of them.
-        type: str
-        required: true
-      sources:
-        description: Numeric IPv4 addresses and networks that may connect, V(0.0.0.0/0) for everybody.
-        type: list
-        elements: str
-        required: true
 seealso:
   - module: llamacpp.cluster.link
   - module: llamacpp.cluster.service
@@ -76,6 +57,7 @@ EXAMPLES = r"""
     manager: nftables
     rules:
       - port: 50052
+        protocol: tcp
         address: 192.168.128.12
         sources: [192.168.128.11]
 
@@ -95,6 +77,8 @@ rules:
     - ufw deny to 192.168.128.12 port 50052 proto tcp
 """
 
+from typing import Annotated, NamedTuple, Optional
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
@@ -103,36 +87,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 
+class Arguments(NamedTuple):
+    rules: tuple[FirewallRule, ...]
+    cluster: str = names.DEFAULT_CLUSTER
+    prefix: Optional[str] = None
+    keep: bool = False
+    manager: Optional[Annotated[str, names.FIREWALLS]] = None
+
+
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
-            "prefix": {"type": "str"},
-            "keep": {"type": "bool", "default": False},
-            "manager": {"type": "str", "choices": list(managers.MANAGERS)},
-            "rules": {
-                "type": "list",
-                "elements": "dict",
-                "required": True,
-                "options": {
-                    "port": {"type": "int", "required": True},
-                    "protocol": {"type": "str", "choices": ["tcp"], "default": "tcp"},
-                    "address": {"type": "str", "required": True},
-                    "sources": {"type": "list", "elements": "str", "required": True},
-                },
-            },
-        },
-        supports_check_mode=True,
-    )
-    waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
+    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
+    arguments = typed_json.parse(Arguments, module.params)
+    waiting = host_lock.hold(arguments.prefix, exclusive=not module.check_mode)
     with errors.reported(module), waiting:
-        before, after = managers.apply(
-            module.params["manager"],
-            [typed_json.parse(FirewallRule, rule) for rule in module.params["rules"]],
-            module.check_mode,
-            System(names.of(module.params["cluster"])),
-            module.params["keep"],
-        )
+        system = System(names.of(arguments.cluster))
+        before, after = managers.apply(arguments.manager, arguments.rules, module.check_mode, system, arguments.keep)
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}
     module.exit_json(changed=before != after, diff=shown, rules=after)
 

@@ -3,8 +3,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: host_status
 short_description: Reports how a host and its services are at this moment
@@ -60,36 +58,28 @@ condition:
   sample: {"now": 1700000000, "service_states": {"llamacpp-worker-cpu": "running"}, "uptimes_s": {"llamacpp-worker-cpu": 3600}}
 """
 
+from typing import Annotated, NamedTuple, Optional
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import SCOPES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
 
 
+class Arguments(NamedTuple):
+    cluster: str = names.DEFAULT_CLUSTER
+    scope: Annotated[str, SCOPES] = "auto"
+    plan: Optional[HostPlan] = None
+    head: Optional[HeadPlan] = None
+    model: Optional[ModelPlan] = None
+
+
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
-            "plan": {"type": "dict"},
-            "head": {"type": "dict"},
-            "model": {"type": "dict"},
-            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
-        },
-        supports_check_mode=True,
-        no_log=True,
-    )
+    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True, no_log=True)
     with errors.reported(module):
-        cluster, scope, head, planned, model = (
-            module.params[name] for name in ("cluster", "scope", "head", "plan", "model")
-        )
-        drift, condition = host_status.read(
-            cluster,
-            scope,
-            typed_json.parse(HostPlan, planned) if planned else None,
-            typed_json.parse(HeadPlan, head) if head else None,
-            typed_json.parse(ModelPlan, model) if model else None,
-        )
+        drift, condition = host_status.read(*typed_json.parse(Arguments, module.params))
     found = {"drift": typed_json.dump(drift)} if drift else {}
     module.exit_json(changed=False, condition=typed_json.dump(condition), **found)
 

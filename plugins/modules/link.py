@@ -3,8 +3,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: link
 short_description: Gives the interfaces of direct links their addresses
@@ -30,35 +28,12 @@ options:
     description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
     type: str
   links:
-    description: The links of this host.
+    description:
+      - The links of this host, as the plan has them in C(hosts.HOST.links). Those with C(manage) are configured, others only checked for their form.
+        Each needs a network of its own. Without C(mtu), the interface keeps what it has. C(thunderbolt) is the UUID or route of a device.
     type: list
     elements: dict
     required: true
-    suboptions:
-      interface:
-        description: Name of the interface.
-        type: str
-        required: true
-      address:
-        description: IPv4 address with prefix length. Each link needs a network of its own.
-        type: str
-        required: true
-      mtu:
-        description: MTU in bytes. Without it, the interface keeps what it has.
-        type: int
-      peer:
-        description: Name in the inventory of the host at the other end. Not used here.
-        type: str
-      manage:
-        description: Whether the interface is configured. Other links are only checked for their form.
-        type: bool
-        default: false
-      kind:
-        description: What the link is. Planning needs it, and this module ignores it.
-        type: str
-      thunderbolt:
-        description: UUID or route of the Thunderbolt device through which the link goes, which is authorised if it waits for that.
-        type: str
 seealso:
   - module: llamacpp.cluster.link_throughput
   - module: llamacpp.cluster.firewall
@@ -87,6 +62,8 @@ msg:
   sample: thunderbolt0 has 10.99.0.12/24.
 """
 
+from typing import NamedTuple, Optional
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
@@ -95,33 +72,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 
+class Arguments(NamedTuple):
+    links: tuple[LinkPlan, ...]
+    cluster: str = names.DEFAULT_CLUSTER
+    prefix: Optional[str] = None
+
+
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
-            "prefix": {"type": "str"},
-            "links": {
-                "type": "list",
-                "elements": "dict",
-                "required": True,
-                "options": {
-                    "interface": {"type": "str", "required": True},
-                    "address": {"type": "str", "required": True},
-                    "mtu": {"type": "int"},
-                    "peer": {"type": "str"},
-                    "manage": {"type": "bool", "default": False},
-                    "thunderbolt": {"type": "str"},
-                    "kind": {"type": "str"},
-                },
-            },
-        },
-        supports_check_mode=True,
-    )
-    wanted = [typed_json.parse(LinkPlan, link) for link in module.params["links"]]
-    waiting = host_lock.hold(module.params["prefix"], exclusive=not module.check_mode)
+    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
+    arguments = typed_json.parse(Arguments, module.params)
+    waiting = host_lock.hold(arguments.prefix, exclusive=not module.check_mode)
     with errors.reported(module), waiting:
-        before, after = configuration.apply(wanted, module.check_mode, System(names.of(module.params["cluster"])))
-    texts = [f"{link.interface} has {link.address}." for link in problems.managed(wanted)]
+        before, after = configuration.apply(arguments.links, module.check_mode, System(names.of(arguments.cluster)))
+    texts = [f"{link.interface} has {link.address}." for link in problems.managed(arguments.links)]
     module.exit_json(
         changed=before != after,
         diff={"before": before, "after": after},

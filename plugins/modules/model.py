@@ -17,35 +17,15 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
-    description: The files as the plan has them in C(model.files).
+    description:
+      - The files as the plan has them in C(model.files). C(url) says where one comes from, C(file:) is a file of the controller. A file without it
+        is left as it is. Without C(sha256) an interrupted download starts again from the first byte.
     type: list
     elements: dict
     required: true
-    suboptions:
-      name:
-        description: For messages.
-        type: str
-        required: true
-      path:
-        description: On the host.
-        type: str
-        required: true
-      url:
-        description: Where it comes from. C(file:) is a file of the controller. A file without it is left as it is.
-        type: str
-      bytes:
-        description: Size.
-        type: int
-      sha256:
-        description: Without it an interrupted download starts again from the first byte.
-        type: str
-      role:
-        description: V(model), V(mmproj) or V(draft).
-        type: str
-        required: true
   folder:
     description: Folder of all models, C(models) below the prefix. It may be a symbolic link; nothing below it may lead out.
-    type: path
+    type: str
     required: true
   records:
     description: Files C(.source.json) as the plan has them in C(model.records). They are written when all files beside them are whole.
@@ -54,7 +34,7 @@ options:
     default: []
   token_file:
     description: File on the controller with a token, which is sent to the server of the first file, not to others, and not to where it redirects.
-    type: path
+    type: str
   token_pipe:
     description: Named pipe that the host makes and reads the token from; the action plugin sets it, so that no file and no argument has the token.
     type: path
@@ -148,29 +128,7 @@ def run(arguments, check_mode):
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            "files": {
-                "type": "list",
-                "elements": "dict",
-                "required": True,
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "path": {"type": "str", "required": True},
-                    "url": {"type": "str"},
-                    "bytes": {"type": "int"},
-                    "sha256": {"type": "str"},
-                    "role": {"type": "str", "required": True},
-                },
-            },
-            "folder": {"type": "path", "required": True},
-            "records": {"type": "list", "elements": "dict", "default": []},
-            "token_file": {"type": "path"},
-            "token_pipe": {"type": "path"},
-            "fetched_by": {"type": "str", "choices": ["head", "controller"], "default": "head"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=typed_json.specification(ModelArguments), supports_check_mode=True)
     os.umask(0o022)
     arguments = typed_json.parse(ModelArguments, module.params)
     folder, seconds = arguments.folder, CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS

@@ -28,11 +28,11 @@ options:
     required: true
   prefix:
     description: Folder of the installation.
-    type: path
+    type: str
     required: true
   cache:
     description: Folder for sources and builds, kept from run to run.
-    type: path
+    type: str
     required: true
   brought:
     description: What the action plugin has fetched and copied to the host. That is C(archive), its C(sha256), C(commit) and C(patches).
@@ -146,24 +146,8 @@ def report(module, arguments, installed, **result):
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            "release": {"type": "dict", "required": True},
-            "build": {"type": "dict", "required": True},
-            "prefix": {"type": "path", "required": True},
-            "cache": {"type": "path", "required": True},
-            "brought": {"type": "dict"},
-            "received": {"type": "dict"},
-            "share": {"type": "bool", "default": False},
-            "pack": {"type": "bool", "default": False},
-            "cluster": {"type": "str"},
-            "account": {"type": "str"},
-            "services": {"type": "list", "elements": "dict", "default": []},
-            "host_name": {"type": "str", "default": "this host"},
-        },
-        supports_check_mode=True,
-        no_log=True,
-    )
+    spec = typed_json.specification(installer.ReleaseArguments)
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True, no_log=True)
     arguments = typed_json.parse(installer.ReleaseArguments, module.params)
     build = arguments.build
     os.umask(0o022)

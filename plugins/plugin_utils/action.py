@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import typing
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -29,27 +28,6 @@ LEASE_SECONDS = 600
 """Between two renewals of the cluster's lease."""
 ControllerPath = Annotated[str, "path"]
 """An argument that is a path on the controller."""
-
-
-def specification(record: type) -> dict[str, dict[str, Any]]:
-    """What ansible-core has to know of arguments to read them: each field of a NamedTuple is one."""
-    spec = {}
-    for field in typed_json.fields(record):
-        spec[field.name] = {**_type_of(field.type), "required": not field.optional}
-        if field.default is not None:
-            spec[field.name]["default"] = typed_json.dump(field.default)
-    return spec
-
-
-def _type_of(hint: Any) -> dict[str, Any]:
-    bare, notes = typed_json.unwrap(hint)
-    if typed_json.is_optional(bare):
-        return _type_of(typed_json.inner(bare))
-    if typing.get_origin(bare) is tuple:
-        return {"type": "list", "elements": _type_of(typed_json.inner(bare))["type"]}
-    choices = next((list(note) for note in notes if isinstance(note, tuple)), None)
-    names = {str: "path" if "path" in notes else "str", bool: "bool", int: "int", float: "float"}
-    return {"type": names.get(bare, "dict"), "choices": choices}
 
 
 class Job(NamedTuple):
@@ -83,7 +61,7 @@ class Action(ActionBase):
         super().run(tmp, task_vars)
         self.variables = task_vars
         try:
-            _checked, arguments = self.validate_argument_spec(specification(self.ARGUMENTS))
+            _checked, arguments = self.validate_argument_spec(typed_json.specification(self.ARGUMENTS))
             return self.perform(typed_json.parse(self.ARGUMENTS, arguments))
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None

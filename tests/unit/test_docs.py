@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import specification
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_modules_that_run_on_the_controller_alone_describe_the_arguments_of_thei
             parent = "ansible_collections.llamacpp.cluster.plugins"
             action = importlib.import_module(f"{parent}.action.{path.stem}").ActionModule
             documentation = yaml.safe_load(importlib.import_module(f"{parent}.modules.{path.stem}").DOCUMENTATION)
-            wanted, has = described(specification(action.ARGUMENTS)), described(documentation["options"])
+            wanted, has = described(typed_json.specification(action.ARGUMENTS)), described(documentation["options"])
             unlike.update({path.stem: (wanted, has)} if wanted != has else {})
             found += 1
     assert unlike == {}

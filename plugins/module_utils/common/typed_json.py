@@ -86,6 +86,27 @@ def is_record(bare: Any) -> bool:
     return isinstance(bare, type) and issubclass(bare, tuple) and hasattr(bare, "_fields")
 
 
+def specification(record: type) -> dict[str, dict[str, Any]]:
+    """What ansible-core has to know of arguments to read them: each field of a NamedTuple is one."""
+    spec = {}
+    for field in fields(record):
+        spec[field.name] = {**_type_of(field.type), "required": not field.optional}
+        if field.default is not None:
+            spec[field.name]["default"] = dump(field.default)
+    return spec
+
+
+def _type_of(hint: Any) -> dict[str, Any]:
+    bare, notes = unwrap(hint)
+    if is_optional(bare):
+        return _type_of(inner(bare))
+    if typing.get_origin(bare) is tuple:
+        return {"type": "list", "elements": _type_of(inner(bare))["type"]}
+    choices = next(({"choices": list(note)} for note in notes if isinstance(note, tuple)), {})
+    names = {str: "path" if "path" in notes else "str", bool: "bool", int: "int", float: "float"}
+    return {"type": names.get(bare, "dict"), **choices}
+
+
 def parse(record: type[T], data: Mapping[str, Any]) -> T:
     """The record that JSON describes. Further names are left out.
 

@@ -324,7 +324,7 @@ class ModelArguments(NamedTuple):
     records: tuple[DownloadRecordPlan, ...] = ()
     token_file: Optional[str] = None
     """on the controller"""
-    token_pipe: Optional[str] = None
+    token_pipe: Optional[Annotated[str, "path"]] = None
     """on the host"""
     fetched_by: Annotated[str, ("head", "controller")] = "head"
 
