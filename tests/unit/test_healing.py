@@ -381,11 +381,9 @@ def test_two_workers_that_are_away_are_waited_for(cluster):
     "text, why",
     [
         ('[{"name": "x"', "Expecting"),
-        ("{}", "it is not a list"),
-        ("[1]", "an entry is not {name, without, workers, argv}"),
-        ('[{"name": "x", "without": "1", "workers": [1], "argv": ["x"]}]', "something else than words"),
-        ('[{"name": "x", "without": "1", "workers": [], "argv": []}]', "something else than words"),
-        ('[{"name": "x", "without": "1", "workers": ["lan:1"], "argv": ["x"]}]', "is not ADDRESS:PORT"),
+        ("1", "it is not a list of {name, without, workers, argv}"),
+        ("[1]", "it is not a list of {name, without, workers, argv}"),
+        ('[{"name": "x", "without": "1"}]', "it is not a list of {name, without, workers, argv}"),
     ],
 )
 def test_a_file_of_fallbacks_that_is_torn_or_foreign_is_no_fallback(tmp_path, text, why):

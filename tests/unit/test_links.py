@@ -162,7 +162,7 @@ class Machine:
 def machine(tmp_path, monkeypatch):
     programs: set[str] = set()
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
-    monkeypatch.setattr(inspection, "is_installed", programs.__contains__)
+    monkeypatch.setattr(commands, "find", lambda program: program if program in programs else None)
     monkeypatch.setattr(configuration, "SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(configuration, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(problems.os, "geteuid", lambda: 0)

@@ -128,20 +128,6 @@ def test_a_reply_that_never_ends_is_read_to_its_limit():
     assert (found.status, len(found.text)) == (200, reading.REPLY_BYTES)
 
 
-def test_a_stream_that_never_ends_is_heard_to_its_limit(monkeypatch):
-    monkeypatch.setattr(reading, "STREAM_BYTES", 1000)
-    heard = []
-
-    def script(client):
-        client.recv(65536)
-        client.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-        while True:
-            client.sendall(b"data: x\n" * 1000)
-
-    assert ask(script, hear=heard.append).status == 200
-    assert heard == ["data: x"] * 125
-
-
 def test_nothing_is_sent_where_there_is_an_objection():
     received = []
     closed = threading.Event()

@@ -59,16 +59,14 @@ def sentence(error: OSError, *places: str) -> str:
 
 
 @contextmanager
-def reported(module: Any, *kinds: type[Exception]) -> Iterator[None]:
+def reported(module: Any) -> Iterator[None]:
     """Ends a module with a sentence where its work fails.
 
     :param module: of which ``fail_json`` is called.
-    :param kinds: exceptions whose messages are such sentences already.
     """
-    sentences: tuple[type[Exception], ...] = (Refusal, *kinds)
     try:
         yield
-    except sentences as error:
+    except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=sentence(error))

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 DISK_SECONDS = 60.0
-REPLY_BYTES, STREAM_BYTES = 1 << 20, 64 << 20
+REPLY_BYTES = 1 << 20
 OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """How the bytes of an API key, whatever they are, become text and bytes again."""
@@ -170,13 +170,11 @@ def ask(
     key: str | None = None,
     objection: Callable[[], str | None] = lambda: None,
     certificate: bytes | None = None,
-    hear: Callable[[str], None] | None = None,
 ) -> Reply:
     """What an HTTP server replies within so many seconds altogether, however slowly it sends, up to a mebibyte.
 
     :param objection: asked once the connection stands, before anything is sent: why nothing may be.
     :param certificate: the one that the server has to show, in DER form; then HTTPS is spoken. Its names and its authority do not count.
-    :param hear: gets each line of a right reply when it comes; the reply has no text then.
     """
     headers: dict[str, Any] = {
         "Content-Type": "application/json",
@@ -196,8 +194,6 @@ def ask(
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
         reply = connection.getresponse()
-        if hear and reply.status == 200:
-            _hear(reply, hear)
         text = reply.read(REPLY_BYTES).decode("utf-8", "replace")
         if time.monotonic() < deadline:
             return Reply(reply.status, text)
@@ -209,14 +205,6 @@ def ask(
         if timer:
             timer.cancel()
         connection.close()
-
-
-def _hear(reply: http.client.HTTPResponse, hear: Callable[[str], None]) -> None:
-    """Passes on each line of a stream, as far as its limit; a longer line than a reply's comes in parts."""
-    left = STREAM_BYTES
-    while left > 0 and (line := reply.readline(min(left, REPLY_BYTES))):
-        left -= len(line)
-        hear(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 def _secure(connection: http.client.HTTPConnection, held: list[socket.socket], certificate: bytes) -> str | None:

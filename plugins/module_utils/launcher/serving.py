@@ -9,7 +9,6 @@ A service manager starts the launcher anew after each end of llama-server, so ho
 from __future__ import annotations
 
 import errno
-import ipaddress
 import json
 import os
 import stat
@@ -208,31 +207,12 @@ class Record:
 def read_fallbacks(path: Path) -> list[Fallback]:
     """:raises OSError, ValueError: it cannot be read, or is not a list of fallbacks."""
     told = read_json(path, FALLBACKS_BYTES)
-    if not isinstance(told, list):
-        raise ValueError("it is not a list")
-    return [_fallback(entry) for entry in told]
-
-
-def _fallback(entry: Any) -> Fallback:
-    fields = entry if isinstance(entry, dict) else {}
-    name, without, workers, argv = (fields.get(key) for key in ("name", "without", "workers", "argv"))
-    if not (
-        isinstance(name, str) and isinstance(without, str) and isinstance(workers, list) and isinstance(argv, list)
-    ):
-        raise ValueError("an entry is not {name, without, workers, argv}")
-    if not argv or not all(isinstance(word, str) for word in [*workers, *argv]):
-        raise ValueError(f"entry {name} has something else than words in workers or argv")
-    if not all(_is_endpoint(endpoint) for endpoint in workers):
-        raise ValueError(f"entry {name} has a worker that is not ADDRESS:PORT")
-    return Fallback(name, without, tuple(workers), tuple(argv))
-
-
-def _is_endpoint(text: str) -> bool:
-    address, _colon, port = text.rpartition(":")
     try:
-        return bool(ipaddress.IPv4Address(address)) and 0 < int(port) < 65536
-    except ValueError:
-        return False
+        return [
+            Fallback(entry["name"], entry["without"], tuple(entry["workers"]), tuple(entry["argv"])) for entry in told
+        ]
+    except (KeyError, TypeError):
+        raise ValueError("it is not a list of {name, without, workers, argv}") from None
 
 
 def fitting(fallbacks: Collection[Fallback], away: Collection[str], ready: Collection[str]) -> Fallback | None:
