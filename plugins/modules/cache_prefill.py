@@ -56,7 +56,6 @@ missing:
   description: Worker → names of the tensors that are not in its cache.
   returned: success
   type: dict
-  sample: {"cuda0": ["blk.0.ffn_up.weight"]}
 why:
   description: Why caches could not be filled, a sentence each.
   returned: success

@@ -50,12 +50,10 @@ drift:
   description: As M(llamacpp.cluster.host_info) returns it, without C(knocks).
   returned: when O(plan) is given
   type: dict
-  sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
 condition:
   description: What changes with time. Sizes are in MiB, times in seconds. What the host does not show is null.
   returned: success
   type: dict
-  sample: {"now": 1700000000, "service_states": {"llamacpp-worker-cpu": "running"}, "uptimes_s": {"llamacpp-worker-cpu": 3600}}
 """
 
 from typing import Annotated, NamedTuple, Optional

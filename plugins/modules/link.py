@@ -59,7 +59,6 @@ msg:
   description: The address of each configured link.
   returned: always
   type: str
-  sample: thunderbolt0 has 10.99.0.12/24.
 """
 
 from typing import NamedTuple, Optional

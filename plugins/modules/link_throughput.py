@@ -68,17 +68,14 @@ mbit_per_second:
   description: What the other host received, or null.
   returned: when O(listen_for) is not given
   type: int
-  sample: 9412
 round_trip_ms:
   description: Mean of ten pings in milliseconds, or null.
   returned: when O(listen_for) is not given
   type: float
-  sample: 0.213
 detail:
   description: What was not measured and why, or an empty text.
   returned: when O(listen_for) is not given
   type: str
-  sample: "not measured: iperf3 is not installed on strix0"
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -74,29 +74,12 @@ revision:
   returned: when the model can be planned with
   type: str
 files:
-  description: Files of the model, of its projector and of its draft model, parts in their order.
+  description:
+    - Files of the model, of its projector and of its draft model, parts in their order, as M(llamacpp.cluster.model) takes them. C(path) is where one is
+      without being downloaded.
   returned: when the model can be planned with
   type: list
   elements: dict
-  contains:
-    name:
-      description: As its source calls it.
-      type: str
-    path:
-      description: On the host, where it is there without being downloaded.
-      type: str
-    url:
-      description: Where it is downloaded from.
-      type: str
-    bytes:
-      description: Size.
-      type: int
-    sha256:
-      description: As its source says.
-      type: str
-    role:
-      description: V(model), V(mmproj) or V(draft).
-      type: str
 sources:
   description: C(source) and C(revision) for each role.
   returned: when the model can be planned with

@@ -66,18 +66,15 @@ kinds:
       V(firewall), V(link), V(tuning), V(service), V(stale), V(unneeded), V(record)).
   returned: success
   type: dict
-  sample: {"localhost": ["service"]}
 restarts:
   description: Host that answered, and the services that have to be restarted there.
   returned: success
   type: dict
-  sample: {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}
 behind:
   description: Hosts on which an apply has something to do.
   returned: success
   type: list
   elements: str
-  sample: [localhost]
 replaced:
   description: Hosts on which a cluster that serves runs programs that are not planned there any more.
   returned: success
@@ -87,7 +84,6 @@ while_away:
   description: Host, and what serves while it is away, a sentence.
   returned: success
   type: dict
-  sample: {"strix0": "The cluster does not answer until it is back; it is the head."}
 unopened:
   description: Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ from the plan.
   returned: success
@@ -103,12 +99,10 @@ builders:
   returned: success
   type: list
   elements: str
-  sample: [localhost]
 shared:
   description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
   returned: success
   type: dict
-  sample: {"pypi-0.3.36-cpu-1f2e3d4c": "localhost"}
 sources:
   description: Releases of what is compiled or unpacked.
   returned: success
@@ -118,5 +112,4 @@ lacking:
   description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
   returned: success
   type: dict
-  sample: {"localhost": {"required": {"cmake": "cmake"}, "optional": {}}}
 """

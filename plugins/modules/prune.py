@@ -61,13 +61,11 @@ removed:
   returned: success
   type: list
   elements: dict
-  sample: [{"kind": "parts", "path": "/opt/llamacpp/models/x-0123abcd", "bytes": 1000, "age_s": 60, "why": "a download that did not end"}]
 lines:
   description: The same for people.
   returned: success
   type: list
   elements: str
-  sample: ["parts /opt/llamacpp/models/x-0123abcd, 80 MB: a download that did not end"]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -38,13 +38,11 @@ removed:
   returned: success
   type: list
   elements: str
-  sample: ["pypi-0.3.20-cpu-1f2e3d4c"]
 abandoned:
   description: Ids of builds that never ended and whose leftovers were removed.
   returned: success
   type: list
   elements: str
-  sample: ["b8600-hip-5a6b7c8d"]
 """
 
 import os

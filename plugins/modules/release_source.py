@@ -36,5 +36,4 @@ path:
   description: The archive in the controller's cache.
   returned: unless the release is a distribution's package
   type: str
-  sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
 """

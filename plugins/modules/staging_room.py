@@ -39,5 +39,4 @@ obstacles:
   returned: success
   type: list
   elements: str
-  sample: ["head has 900 MiB free on CPU, and 1024 MiB are needed: try it when there is more"]
 """

@@ -42,19 +42,16 @@ removed:
   returned: success
   type: list
   elements: str
-  sample: ["/opt/llamacpp/releases"]
 abandoned:
   description: Ids of builds that never ended and whose leftovers were removed.
   returned: success
   type: list
   elements: str
-  sample: ["b8600-hip-5a6b7c8d"]
 left:
   description: What stays under the collection's names, a sentence each.
   returned: success
   type: list
   elements: str
-  sample: ["/opt/llamacpp on head stays: it has no .llamacpp.cluster, so it is not an installation of this collection."]
 """
 
 from pathlib import Path
