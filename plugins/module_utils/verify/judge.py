@@ -367,7 +367,9 @@ def _pipeline(plan: Plan, pipelined: bool, log_complete: bool) -> Check:
     if not pipelined:
         text = "start.log on the head is incomplete"
         if log_complete:
-            text = "prompts are slower than planned: start.log on the head does not have «pipeline parallelism enabled»"
+            text = (
+                "prompts may be slower than planned: start.log on the head does not have «pipeline parallelism enabled»"
+            )
     return _check("pipeline", plan.head.host, pipelined or None, text)
 
 
