@@ -855,9 +855,9 @@ CASES = [
     ),
     (
         "prompts-not-pipelined",
-        lambda: cards_of(30, 2, llama_server_context=65536, llama_server_gpu_layers=40),
-        {"{steps}": given({"llama_server_gpu_layers": None})},
-        ["Devices compute prompts one after the other: one of 16384 tokens", "Leave llama_server_gpu_layers out"],
+        lambda: cards_of(30, 2, llama_server_context=65536, llama_server_extra_args=["-nkvo"]),
+        {"{steps}": given({"llama_server_extra_args": []})},
+        ["Devices compute prompts one after the other: one of 16384 tokens", "Remove -nkvo"],
     ),
     (
         "slower-than-one-host",
