@@ -57,6 +57,8 @@ class PlannedLoad(NamedTuple):
     plan: Plan
     argv: Sequence[str]
     keys: frozenset[str]
+    share: str = ""
+    """See runner.Load."""
 
 
 class Matrix(NamedTuple):
@@ -383,7 +385,7 @@ def _load_of(one: PlannedLoad, log: str) -> runner.Load:
     """What the runner needs of a load."""
     latencies = list(one.load.latencies_ms)
     workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint] if latencies else []
-    return runner.Load(list(one.argv), dict(one.plan.head.environment), log, workers, latencies)
+    return runner.Load(list(one.argv), dict(one.plan.head.environment), log, workers, latencies, one.share)
 
 
 def _service_of(plans: Sequence[Plan]) -> ServicePlan:

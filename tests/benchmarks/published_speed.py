@@ -76,8 +76,8 @@ def _rate(name: str, backend: str, build: int) -> cost_model.Rate:
         row = device_rates.of_accelerator("", name)
         return cost_model.rate_of_row(row, cost_model.TABLE, backend, build)
     architecture, cores = PROCESSORS[name]
-    facts = {"cpu": {"model": name, "cores": cores}, "architecture": architecture, "accelerators": (), "rates": {}}
-    return cost_model.processor_rate(SimpleNamespace(**facts))
+    facts = {"cpu": {"model": name, "cores": cores}, "architecture": architecture, "accelerators": ()}
+    return cost_model.processor_rate(SimpleNamespace(**facts, rates={}, fitted={}))
 
 
 def _link(name: str, kind: str) -> cost_model.Link:

@@ -306,6 +306,7 @@ PLUGINS = "ansible_collections.llamacpp.cluster.plugins.modules"
 MODULES = {
     "benchmark_info": ("job.Job", {"host": EMPTY}),
     "benchmark_job": ("job.Job", {"host": EMPTY, "state": "absent"}),
+    "calibration": ("host_lock.hold", {"host": EMPTY}),
     "prune": ("host.place_of", {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
     "firewall": ("managers.apply", {"rules": []}),
     "gguf_info": ("gguf.read_path", {"path": "/m.gguf"}),

@@ -87,6 +87,7 @@ def test_no_fact_of_a_host_is_about_its_load():
     known = {
         "accounts",
         "addresses",
+        "calibrations",
         "defined",
         "host_settings",
         "installed",
@@ -100,7 +101,7 @@ def test_no_fact_of_a_host_is_about_its_load():
         "uid",
         "user",
     }
-    declared = {"link_gbit_per_s"}
+    declared = {"calibrated", "link_gbit_per_s"}
     assert set(host.facts("user")) | declared == (cluster_inputs.PLANNED_FROM | known)
 
 

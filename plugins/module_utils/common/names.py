@@ -47,6 +47,8 @@ ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+CALIBRATION = "calibration.json"
+"""File below the prefix of the head with what playbooks/calibrate.yml measured: host → device → calibration.Rates."""
 LEASE, LEASE_LOCK = "lease.json", "lease.lock"
 """Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
 CHANGES_LOCK = "changes.lock"
@@ -87,6 +89,7 @@ INSTALLED = (
     "links",
     "lingering",
     KEPT_FACTS,
+    CALIBRATION,
     VERIFIED,
     READ,
     LEASE,

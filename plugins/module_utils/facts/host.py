@@ -201,10 +201,10 @@ def measured_links(prefix: str) -> dict:
     return links
 
 
-def kept_facts(prefix: str) -> dict:
-    """Host → facts, as the last run left them on its head; empty elsewhere."""
+def kept_facts(prefix: str, name: str = names.KEPT_FACTS) -> dict:
+    """Host → facts, or with another name what was measured of its devices, as the last run left them on its head; empty elsewhere."""
     try:
-        return reading.read_object(Path(prefix, names.KEPT_FACTS), FACTS_BYTES)
+        return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):
         return {}
 
@@ -403,6 +403,7 @@ def _installation(owner: names.Names, place: Place) -> dict:
         "supervisor": supervisor(place.prefix),
         "measured": measured_links(place.prefix),
         "kept": kept_facts(place.prefix),
+        "calibrations": kept_facts(place.prefix, names.CALIBRATION),
         "defined": defined_services(place.service_manager, place.units, owner),
     }
 

@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     AdvisoryPlan,
     AuxiliaryModelPlan,
     DevicePlacement,
+    Estimate,
     LinkEstimate,
     NoFallback,
     Plan,
@@ -437,10 +438,20 @@ def speed_notes(plan: Plan) -> list[str]:
     return [
         f"{best.host} alone: {speed}",
         f"Four of five measurements were in such ranges. "
-        f"Rates of devices are {RATES.get(estimate.rates or '', estimate.rates)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
+        f"Rates of devices are {_rates(estimate)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
         "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         _conversations(plan),
     ]
+
+
+def _rates(estimate: Estimate) -> str:
+    """Where the rates of devices are from."""
+    dates = sorted({device.measured for device in estimate.devices if device.measured})
+    if not dates:
+        return RATES.get(estimate.rates or "", str(estimate.rates))
+    some = " in part" * any(not device.measured for device in estimate.devices)
+    another = ", which is another release: calibrate.yml measures again" * any(" " in date for date in dates)
+    return f"measured on {' and '.join(dates)}{some}{another}"
 
 
 def _conversations(plan: Plan) -> str:

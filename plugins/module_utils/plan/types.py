@@ -339,6 +339,8 @@ class DeviceEstimate(NamedTuple):
     """`measured` on the host, of the `table` by name and architecture, or `assumed` of its kind"""
     ms_per_token: float
     """milliseconds that it computes for a token"""
+    measured: Absent[str] = None
+    """when `calibrate.yml` measured it, and with which release where that is another one than the planned"""
 
 
 class SingleHostEstimate(NamedTuple):

@@ -63,6 +63,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
+    cost_model,
     device_load,
     devices,
     estimate,
@@ -112,9 +113,10 @@ def make(
     report = model_source.report_of(model_found)
 
     def attempt(given: Cluster, trial: bool = True) -> Planned:
+        served = model_source.summary_of(given.model, report)
+        hosts = {name: kernel_parameters.after_reboot(host) for name, host in given.hosts.items()}
         changed = given._replace(
-            hosts={name: kernel_parameters.after_reboot(host) for name, host in given.hosts.items()},
-            served=model_source.summary_of(given.model, report),
+            hosts={name: cost_model.with_calibration(host, served) for name, host in hosts.items()}, served=served
         )
         prepared = _prepare(staging.cluster_of(changed) if staged else changed, report, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged))

@@ -144,6 +144,12 @@ def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     return None if any(host.differences is None for host in hosts) else True
 
 
+def _calibrated(plan: Plan) -> str | None:
+    """Devices that were measured with another release."""
+    found = [f"{one.device} on {one.measured}" for one in plan.estimate.devices if one.measured and " " in one.measured]
+    return ", ".join(found) or None
+
+
 def _cluster(
     name: str, plan: Plan | None, hosts: Sequence[types.HostStatus], answers: Mapping[str, Answer]
 ) -> types.ClusterStatus:
@@ -163,6 +169,7 @@ def _cluster(
         else None,
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_as_planned(hosts) if plan else None,
+        calibrated=_calibrated(plan) if plan else None,
     )
     answer = answers.get(host or "")
     return _with_head(cluster, plan, answer.condition, answer.drift) if answer and answer.condition else cluster

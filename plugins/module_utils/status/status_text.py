@@ -76,6 +76,8 @@ def _cluster_lines(status: types.Status) -> list[str]:
         lines += _row("verified", "never, as far as the head knows")
     if cluster.benchmark:
         lines += _row("benchmark", f"{cluster.benchmark} is the last one")
+    if cluster.calibrated:
+        lines += _row("calibrated", f"{cluster.calibrated}, and another release serves: run playbooks/calibrate.yml")
     if cluster.restarts:
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:

@@ -207,6 +207,8 @@ class ClusterStatus(NamedTuple):
     """null where it was never verified"""
     benchmark: Optional[str] = None
     """id of the last one that the head keeps, see docs/benchmark.md"""
+    calibrated: Optional[str] = None
+    """what was measured with another release than the one that serves: device, date and release"""
     speed: Optional[SpeedStatus] = None
     """null where it is not counted"""
     speed_reason: str = ""

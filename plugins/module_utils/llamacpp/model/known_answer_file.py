@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -92,14 +92,25 @@ def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
 
 
 def _header(layers: int, width: int, kind: str) -> bytes:
-    keys, shapes = metadata(layers, width, kind), tensor_shapes(layers, width)
-    parts, offset = [b"GGUF" + struct.pack("<IQQ", VERSION, len(shapes), len(keys))], 0
+    rows = [
+        (name, shape, TENSOR_TYPES[kind if len(shape) == 2 else "f32"], _stored_bytes(shape, kind))
+        for name, shape in tensor_shapes(layers, width)
+    ]
+    return header_of(metadata(layers, width, kind), rows)
+
+
+def header_of(keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]) -> bytes:
+    """What stands before the tensors.
+
+    :param keys: key, type and value of all metadata.
+    :param tensors: name, shape, number of the type, and bytes up to the next one.
+    """
+    parts, offset = [b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(keys))], 0
     parts += [_string(name) + _typed(form, value) for name, form, value in keys]
-    for name, shape in shapes:
-        number = TENSOR_TYPES[kind if len(shape) == 2 else "f32"]
+    for name, shape, number, size in tensors:
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts.append(_string(name) + dimensions + struct.pack("<IQ", number, offset))
-        offset += _stored_bytes(shape, kind)
+        offset += size
     header = b"".join(parts)
     return header + bytes(-len(header) % ALIGNMENT)
 

@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, calibration, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release
 
 MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
 """Sources of a rate, the surest first."""
@@ -37,6 +38,14 @@ class Rate(NamedTuple):
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
     factor: float = 1.26
     """By which generation may be faster or slower; see device_rates.Family."""
+    visit_ms: float = 0.0
+    """That a token takes besides, where that was measured of one of llama-server's own devices."""
+    prompt_node_us: float | None = None
+    """As node_us, with the tokens of a prompt; None where that was not measured."""
+    rows_gbit: float | None = None
+    """That the rows of a prompt reach on their way to one of llama-server's own devices, where that was measured."""
+    measured: str = ""
+    """When calibrate.yml measured it, and with which release if that is another one."""
 
 
 FACTORS = {MEASURED: 1.2, ASSUMED: 1.6}
@@ -66,8 +75,24 @@ MEMORY_SHARE = 0.6
 worker with 32, less with 16 (docs/hardware.md)."""
 
 
-def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
+def _measured(rate: Rate, facts: Facts, device: str, name: str, lent: bool, generation: int) -> Rate:
     """The rate with what was measured of the device, where it is still the same one."""
+    keys = [calibration.key(device, way) for way in (lent, not lent)]
+    own, fitted = next(((key, facts.fitted[key]) for key in keys if key in facts.fitted), ("", None))
+    if fitted:
+        same = not generation or fitted.generation == generation
+        return rate._replace(
+            gb_per_s=fitted.gb_per_s,
+            prompt_gflops=fitted.prompt_gflops,
+            source=MEASURED,
+            node_us=fitted.node_us,
+            quantised=1.0,
+            factor=fitted.factor * (1 if same else calibration.ANOTHER_RELEASE),
+            prompt_node_us=fitted.prompt_node_us,
+            visit_ms=fitted.visit_ms if own == device else 0.0,
+            rows_gbit=fitted.gbit if own == device else None,
+            measured=fitted.date if same else f"{fitted.date} with {fitted.release}",
+        )
     found = facts.rates.get(device)
     if not found or found.name != name:
         return rate
@@ -81,15 +106,15 @@ def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
     """
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
-        return processor_rate(facts)
+        return processor_rate(facts, bool(device.endpoint), generation)
     row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     kind = "unified" if accelerator.unified else "discrete"
     row, source = (row, TABLE) if row else (device_rates.ASSUMED[kind], ASSUMED)
     rate = rate_of_row(row, source, accelerator.backend, generation)
-    return _measured(rate, facts, device.name, accelerator.name)
+    return _measured(rate, facts, device.name, accelerator.name, bool(device.endpoint), generation)
 
 
-def processor_rate(facts: Facts) -> Rate:
+def processor_rate(facts: Facts, lent: bool = False, generation: int = 0) -> Rate:
     """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
     model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
@@ -102,7 +127,7 @@ def processor_rate(facts: Facts) -> Rate:
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
             rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, FACTORS[ASSUMED]))
-    return _measured(rate, facts, backends.CPU.device, model)
+    return _measured(rate, facts, backends.CPU.device, model, lent, generation)
 
 
 def _assumed_processor(facts: Facts) -> device_rates.Known:
@@ -158,7 +183,6 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     summary = load.summary
     active = active_share(summary)
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
-    of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
     weights = sum(part.bytes for part in load.parts)
     average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
     costs = []
@@ -168,14 +192,50 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
             experts = part.bytes
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
-        read = part.bytes - experts * (1 - active)
         row = rows.get((LAYER.sub("blk.*.", part.name), part.bytes))
-        bits = 8 * row.bytes / math.prod(row.shape) if row else average
-        cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-        used = part.bytes - experts + experts * active * of_experts
-        multiplied = 8 * used / bits * cost.multiplied
-        costs.append(PartCost(read * cost.read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0))
+        costs.append(_part_cost(part.bytes, experts, active, row, average))
     return tuple(costs)
+
+
+def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, average: float) -> PartCost:
+    """
+    :param size: bytes, of which ``experts`` are those of experts.
+    :param average: bits of a weight, where nothing is known of the tensor.
+    """
+    bits = 8 * row.bytes / math.prod(row.shape) if row else average
+    cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
+    of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
+    used = size - experts + experts * active * of_experts
+    multiplied = 8 * used / bits * cost.multiplied
+    read = (size - experts * (1 - active)) * cost.read
+    return PartCost(read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0)
+
+
+def cost_of_tensor(row: TensorGroup, active: float) -> PartCost:
+    """Of one of them."""
+    return _part_cost(row.bytes, row.bytes if EXPERTS.search(row.name) else 0, active, row, 0.0)
+
+
+def with_calibration(host: Host, summary: ModelSummary | None) -> Host:
+    """The host with what was measured of its devices, for this model."""
+    facts = host.facts
+    if not facts.calibrated or not summary or not summary.tensors:
+        return host
+    active = active_share(summary)
+    read = multiplied = 0.0
+    for row in summary.tensors:
+        if len(row.shape) > 1 and calibration.is_read(row.name, summary.tensors):
+            cost = cost_of_tensor(row, active)
+            read += row.number * cost.read
+            multiplied += row.number * cost.multiplied if row.layers is not None else 0.0
+    named = {name: accelerator.name for name, accelerator in same_device.named_accelerators(facts)}
+    named[backends.CPU.device] = str(facts.cpu.get("model", ""))
+    fitted = {
+        key: calibration.for_model(rates, summary.tensors, active, read, multiplied, nodes_per_layer(summary))
+        for key, rates in facts.calibrated.items()
+        if named.get(key.split()[0]) == rates.name
+    }
+    return host._replace(facts=facts._replace(fitted=fitted))
 
 
 def units_read(load: device_load.Load) -> list[float]:
@@ -270,6 +330,8 @@ class Link(NamedTuple):
     mac: bool = False
     visit_ms: float | None = None
     """What a visit to a worker costs a token all in all, round trips among it, where a benchmark measured it."""
+    rows_gbit: float | None = None
+    """That the rows of a prompt reach, where that was measured."""
 
 
 LINKS = {
@@ -327,6 +389,8 @@ class Work(NamedTuple):
     """How often a token comes to it."""
     quantised: float = 0.0
     """Of the weights that a token is multiplied with, those of less than 16 bits."""
+    output: float = 0.0
+    """Of the weights that a token is multiplied with, those of the output: a prompt needs it for its last token alone. Rates of the table count it."""
     attended: float = 0.0
     """Numbers that each token of a prompt is multiplied with by attention."""
     masked: float = 0.0
@@ -334,7 +398,7 @@ class Work(NamedTuple):
 
 
 def device_ms(work: Work) -> float:
-    return generation_ms(work.rate, work.read, work.nodes)
+    return generation_ms(work.rate, work.read, work.nodes) + work.visits * work.rate.visit_ms
 
 
 def link_ms(release: Release, work: Work) -> float:
@@ -399,14 +463,19 @@ def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT)
 
     :param width: of the model, of which each token crosses the network as 32-bit numbers, with the mask of attention.
     """
-    multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1) + work.attended
+    rate = work.rate
+    rows_gbit = (work.link.rows_gbit or work.link.gbit) if work.link else rate.rows_gbit or math.inf
+    step_us = rate.node_us * PROMPT_STEPS if rate.prompt_node_us is None else rate.prompt_node_us
+    multiplied = work.multiplied + work.quantised * (rate.quantised - 1) + work.attended
+    multiplied -= work.output if rate.measured else 0.0
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * tokens * multiplied / work.rate.prompt_gflops / 1e6
-        + work.nodes * work.rate.node_us * PROMPT_STEPS / 1e3,
+        "computing on": 2 * tokens * multiplied / rate.prompt_gflops / 1e6
+        + work.nodes * step_us / 1e3
+        + (0.0 if work.link else work.visits * 8 * tokens * 4 * width / rows_gbit / 1e6),
     }
     if work.link:
-        wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / work.link.gbit / 1e6
+        wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / rows_gbit / 1e6
         costs[LINK] = link_ms(release, work) + wire
     return costs
 

@@ -1,0 +1,174 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Measures each device of the cluster with the machinery of benchmarks, and keeps what follows for the plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.action import benchmark
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, matrix, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, calibration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Device
+
+display = Display()
+MOST_SECONDS = 90
+"""Of one program."""
+
+
+class Measured(NamedTuple):
+    """A device, and those of its host that are the same kind."""
+
+    host: str
+    keys: tuple[str, ...]
+    """As calibration.key names them."""
+    name: str
+    device: str
+    endpoint: str | None
+    trials: tuple[calibration.Trial, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name or self.device} of {self.host}{' behind its worker' * bool(self.endpoint)}"
+
+
+class ActionModule(benchmark.ActionModule):
+    def perform(self, arguments: benchmark.Arguments) -> dict:
+        served = arguments.plan
+        if served.release.fork or served.release.generation < command_line.DEVICES_SINCE:
+            raise Refusal(
+                f"the llama-bench of {served.release.ref} cannot measure one device by itself: use llama.cpp of b{command_line.DEVICES_SINCE} or later"
+            )
+        result = super().perform(arguments)
+        record = result.pop("record")
+        rates = {
+            host: dict(found)
+            for host, found in (arguments.facts[served.head.host]["facts"].get("calibrations") or {}).items()
+        }
+        problems = [result["problem"]] if "problem" in result else []
+        speeds = self._speeds(typed_json.parse(types.Benchmark, record))
+        release = calibration.Measured("", time.strftime("%Y-%m-%d"), served.release.ref, served.release.generation)
+        for one in [] if self.check_mode else self._measured:
+            try:
+                found = calibration.fit(release._replace(name=one.name), speeds.get(one, {}))
+            except Refusal as refusal:
+                problems.append(f"{one.label}: {refusal}.")
+                continue
+            display.display(f"  [{self._head.name}] {one.label}: {_sentence(found)}")
+            rates.setdefault(one.host, {}).update(dict.fromkeys(one.keys, typed_json.dump(found)))
+        if not self.check_mode:
+            self._head.call("calibration", rates=rates)
+        return {"changed": result["changed"], "rates": rates, **({"problem": " ".join(problems)} if problems else {})}
+
+    def _speeds(
+        self, record: types.Benchmark
+    ) -> Mapping[Measured, Mapping[calibration.Trial, Mapping[str, Sequence[float]]]]:
+        found: dict[Measured, dict[calibration.Trial, dict[str, Sequence[float]]]] = {}
+        for cell in record.cells:
+            if cell.measured:
+                one, trial = self._of_key[cell.key]
+                found.setdefault(one, {}).setdefault(trial, {})[cell.test[:2]] = cell.measured.samples
+        return found
+
+    def _matrix(self, arguments: benchmark.Arguments) -> benchmark.Matrix:
+        """:raises Refusal: as of _inputs."""
+        served, inputs = self._head.plan, self._inputs(arguments)
+        report = model_source.report_of(arguments.model)
+        self._measured = list(_devices(served, inputs.cluster, model_source.summary_of(inputs.cluster.model, report)))
+        self._of_key: dict[str, tuple[Measured, calibration.Trial]] = {}
+        loads, cells, plan = [], [], _reaching(served, self._measured)
+        for one in self._measured:
+            for trial in one.trials:
+                tests = dict(zip(("pp", "tg"), trial.tests))
+                load = matrix.Load((one.host,), "", inputs.cluster.model, {}, (), (), (), (0,))
+                argv = command_line.of_device(served, self._path(trial), trial, one.device, one.endpoint)
+                new = [
+                    types.Cell(
+                        f"{one.label}/{trial.name}/{test}{tokens}",
+                        (one.host,),
+                        one.device,
+                        trial.name,
+                        {},
+                        None,
+                        f"{test}{tokens}",
+                        0,
+                        None,
+                        None,
+                        (),
+                    )
+                    for test, tokens in tests.items()
+                    if tokens
+                ]
+                self._of_key.update({cell.key: (one, trial) for cell in new})
+                loads.append(benchmark.PlannedLoad(load, plan, argv, frozenset(cell.key for cell in new), one.label))
+                cells += new
+        models = {cell.model: "" for cell in cells}
+        request = inputs.request._replace(timeout=MOST_SECONDS)
+        return benchmark.Matrix(request, loads, benchmark.record_of(served, inputs, cells, models), None)
+
+    def _path(self, trial: calibration.Trial) -> str:
+        return f"{self._head.host.prefix}/{names.BENCHMARKS}/{trial.name}.gguf"
+
+    def _fetch(self, loads: Sequence[benchmark.PlannedLoad], token_file: str | None) -> None:
+        """Writes the models while the server still serves."""
+        models = {self._of_key[key][1] for one in loads for key in one.keys}
+        self._head.call("calibration", models=sorted(map(list, models)))
+
+
+def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary | None) -> Iterator[Measured]:
+    """Those of workers that the collection manages, and those of the head that hold a part of the model."""
+    ways: list[tuple[str, str, str, str | None]] = [
+        (name, worker.device, worker.backend, worker.endpoint)
+        for name, host in served.hosts.items()
+        for worker in host.workers
+    ]
+    head = served.head.host
+    own = [entry.device for entry in served.placement if entry.host == head and not entry.endpoint]
+    ways += [(head, device, backends.CPU.name if device == backends.CPU.device else "", None) for device in own]
+    alike: dict[tuple[str, str, bool], list[tuple[str, str, str | None]]] = {}
+    for host, device, backend, endpoint in ways:
+        facts = cluster.hosts[host].facts
+        accelerator = devices.accelerator_of(facts, device)
+        name = accelerator.name if accelerator else str(facts.cpu.get("model", ""))
+        alike.setdefault((host, name, bool(endpoint)), []).append((device, backend, endpoint))
+    sums = calibration.sums_of(summary.named_tensors, cost_model.active_share(summary)) if summary else {}
+    order = sorted(sums, key=lambda kind: -sums[kind].read)
+    types_read = [kind for kind, _experts in order]
+    experts = next((kind for kind, of_experts in order if of_experts), None)
+    for (host, name, lent), found in alike.items():
+        device, backend, endpoint = found[0]
+        planned = Device(host, backend, device, device, 0, {})
+        rate = cost_model.rate_of(planned, cluster.hosts[host].facts, served.release.generation).prompt_gflops
+        keys = tuple(calibration.key(device, lent) for device, _backend, _endpoint in found)
+        yield Measured(host, keys, name, device, endpoint, tuple(calibration.trials(types_read, experts, rate)))
+
+
+def _reaching(plan: Plan, measured: Sequence[Measured]) -> Plan:
+    """The plan, of which the head's service may reach these workers too."""
+    addresses = {one.endpoint.rsplit(":", 1)[0] for one in measured if one.endpoint}
+    host = plan.hosts[plan.head.host]
+    services = tuple(
+        service._replace(allow=tuple(sorted({*service.allow, *addresses})))
+        if service.kind == "head" and service.allow
+        else service
+        for service in host.services
+    )
+    return plan._replace(hosts={**plan.hosts, plan.head.host: host._replace(services=services)})
+
+
+def _sentence(rates: calibration.Rates) -> str:
+    figures = [
+        (", ".join(f"{kind} {rate:g}" for kind, rate in found.items()), unit)
+        for found, unit in ((rates.gb_per_s, "GB/s"), (rates.prompt_gflops, "GFLOPS in prompts"))
+    ]
+    figures += [(f"{rates.node_us:g}", "µs a node"), (f"{rates.visit_ms:g}", "ms a visit")]
+    return "; ".join(f"{figure} {unit}" for figure, unit in figures) + f"; repetitions differ by {rates.spread:.0%}"

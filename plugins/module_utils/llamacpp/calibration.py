@@ -1,0 +1,464 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Models of random weights, and what their speeds say of a device with any model.
+
+A token takes a time for the visit, one for each node of the graph, and one for each byte, by type. A short and a long model of small matrices and a
+wide one say these three; a wide one of each further type says its bytes. A prompt takes one for each multiplication, for each node and for each byte
+that it sends to the device: a wide model, one of half the width, and one that sends much and computes little.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.device_rates import cost_of_type
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL
+
+TYPES = {kind.name: number for number, kind in ALL.items()}
+COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+"""Types that are measured after those of the served model, as far as the time reaches."""
+SHORT, LONG, WIDE, HALF, LINK, EXPERTS = "short", "long", "wide", "half", "link", "experts"
+HEAD, VOCABULARY = 128, 256
+PROMPT, GENERATED = 512, 16
+NODES, EXPERT_NODES = 31, 19
+"""As planner/placement/cost_model.py counts them: of a layer, and so many more of one with experts."""
+
+
+class Shape(NamedTuple):
+    """Of the layers of a kind of model."""
+
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    experts: int = 0
+    used: int = 0
+
+
+SHAPES = {
+    SHORT: Shape(512, 1536, 4, 1),
+    LONG: Shape(512, 1536, 4, 1),
+    WIDE: Shape(4096, 12288, 32, 8),
+    HALF: Shape(2048, 6144, 16, 4),
+    LINK: Shape(8192, 256, 2, 1),
+    EXPERTS: Shape(2048, 768, 16, 4, 64, 8),
+}
+LAYERS = {SHORT: (4, 4), LONG: (32, 32), WIDE: (2, 8), HALF: (4, 8), LINK: (1, 1), EXPERTS: (2, 6)}
+"""The fewest, and the most."""
+SLOW, FAST = 250e6, 1e9
+"""Bytes of a model for devices below FAST_GFLOPS in prompts, and for others, whose caches may be large."""
+FAST_GFLOPS = 700
+
+
+class Trial(NamedTuple):
+    """A model that is measured."""
+
+    kind: str
+    type: str
+    """Of its matrices."""
+    layers: int
+
+    @property
+    def name(self) -> str:
+        return f"calibration-{self.kind}-{self.type.lower()}-{self.layers}"
+
+    @property
+    def tests(self) -> tuple[int, int]:
+        """Tokens of the prompt, and generated ones."""
+        return (0 if self.kind in (SHORT, LONG) else PROMPT), (0 if self.kind in (HALF, LINK) else GENERATED)
+
+    @property
+    def repetitions(self) -> int:
+        """The first third of them does not count: devices take a while until they are fast."""
+        return 6 if self.layers == LAYERS[self.kind][1] else 4
+
+    def tensors(self) -> list[TensorGroup]:
+        """In the order of the file."""
+        shape, every = SHAPES[self.kind], tuple(range(self.layers))
+        width, query, keys = shape.width, shape.heads * HEAD, shape.kv_heads * HEAD
+        rows: list[tuple[str, tuple[int, ...]]] = [
+            ("attn_norm", (width,)),
+            ("attn_q", (query, width)),
+            ("attn_k", (keys, width)),
+            ("attn_v", (keys, width)),
+            ("attn_output", (width, query)),
+            ("ffn_norm", (width,)),
+        ]
+        stack, ending = ((shape.experts,), "_exps") if shape.experts else ((), "")
+        rows += [("ffn_gate_inp", (shape.experts, width))] if shape.experts else []
+        rows += [
+            (f"ffn_gate{ending}", (*stack, shape.inner, width)),
+            (f"ffn_up{ending}", (*stack, shape.inner, width)),
+            (f"ffn_down{ending}", (*stack, width, shape.inner)),
+        ]
+        layers = [group(f"blk.*.{name}.weight", self._type_of(name, size), size, every) for name, size in rows]
+        ends = [
+            group(name, kind, size, None)
+            for name, kind, size in (
+                ("token_embd.weight", "F16", (VOCABULARY, width)),
+                ("output_norm.weight", "F32", (width,)),
+                ("output.weight", "F16", (VOCABULARY, width)),
+            )
+        ]
+        return [ends[0], *layers, *ends[1:]]
+
+    def _type_of(self, name: str, size: Sequence[int]) -> str:
+        return "F32" if len(size) == 1 or name == "ffn_gate_inp" else self.type
+
+
+def group(name: str, kind: str, size: tuple[int, ...], layers: Optional[tuple[int, ...]]) -> TensorGroup:
+    """Tensors of a type and a shape, the row last."""
+    stored = ALL[TYPES[kind]]
+    rows = 1
+    for length in size[:-1]:
+        rows *= length
+    return TensorGroup(name, kind, size, stored.size(size[-1], rows), layers)
+
+
+def trials(types: Sequence[str], experts: Optional[str], gflops: float) -> list[Trial]:
+    """What to measure of a device, the most important first.
+
+    :param types: of the served model's weights, the one that it reads most first.
+    :param experts: type of its experts.
+    :param gflops: that it is taken to reach in prompts.
+    """
+    wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
+    size, first = (FAST if gflops >= FAST_GFLOPS else SLOW), wanted[0]
+    start = [_trial(kind, first, size) for kind in (WIDE, SHORT, LONG, HALF, LINK)]
+    of_experts = [_trial(EXPERTS, experts if experts in wanted else first, size)]
+    rest = [_trial(WIDE, kind, size) for kind in wanted[1:]]
+    served = len(set(types) & set(wanted[1:]))
+    return [*start, *(of_experts if experts else []), *rest[:served], *([] if experts else of_experts), *rest[served:]]
+
+
+def _trial(kind: str, of: str, size: float) -> Trial:
+    fewest, most = LAYERS[kind]
+    one = sum(row.bytes for row in Trial(kind, of, 1).tensors())
+    return Trial(kind, of, min(most, max(fewest, round(size / one))))
+
+
+SCALES = {
+    **dict.fromkeys(("F16", "BF16"), ()),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ1_S", "MXFP4"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+"""Type that models can be made of → where a block has its scales, 16 bits each but for MXFP4."""
+
+
+class Sums(NamedTuple):
+    """Of the tensors of one type, experts apart."""
+
+    read: float = 0.0
+    """Bytes that a token reads."""
+    weights: float = 0.0
+    """Bytes of all of them."""
+    multiplied: float = 0.0
+    """Weights that each token of a prompt is multiplied with: the output, and the last layer's feed-forward, are computed for its last token alone."""
+
+
+def sums_of(tensors: Iterable[TensorGroup], active: float) -> dict[tuple[str, bool], Sums]:
+    """Type, and whether they are experts → sums.
+
+    :param active: the part of the experts that a token uses.
+    """
+    groups = list(tensors)
+    found: dict[tuple[str, bool], Sums] = {}
+    for row in groups:
+        if len(row.shape) < 2 or not is_read(row.name, groups):
+            continue
+        experts = "exps" in row.name
+        part, elements = (active if experts else 1.0), 1
+        for length in row.shape:
+            elements *= length
+        computed = 0 if row.layers is None else row.number - ("ffn_" in row.name)
+        before = found.get((row.type, experts), Sums())
+        size = row.number * row.bytes
+        found[row.type, experts] = Sums(
+            before.read + size * part, before.weights + size, before.multiplied + computed * elements * part
+        )
+    return found
+
+
+def is_read(name: str, tensors: Iterable[TensorGroup]) -> bool:
+    """Whether a token reads the tensor: of an embedding single rows, unless it is the output too."""
+    tied = name == "token_embd.weight" and not any(row.name == "output.weight" for row in tensors)
+    return tied or "token_embd" not in name
+
+
+def key(device: str, lent: bool) -> str:
+    """Of what was measured of a device of a host, by itself or behind a worker."""
+    return f"{device} lent" if lent else device
+
+
+Name = Annotated[str, Text()]
+Rate = Annotated[float, Number(0.01, 1 << 30, real=True)]
+Figure = Annotated[float, Number(0, 1 << 20, real=True)]
+
+
+class Rates(NamedTuple):
+    """What was measured of a device; experts are 1 where they are as fast as other weights."""
+
+    name: Name
+    """Of the device, by which it is known later that it is the same one."""
+    date: Name
+    release: Name
+    generation: Annotated[int, Number(0, 1 << 32)]
+    """Build of that."""
+    gb_per_s: Mapping[str, Rate]
+    """Type → bytes (1e9) that it reads per second in generation."""
+    prompt_gflops: Mapping[str, Rate]
+    """Type → reached in prompts."""
+    node_us: Figure
+    prompt_node_us: Figure
+    """With the tokens of a prompt. What experts need more is in experts_multiplied."""
+    visit_ms: Figure
+    """That a token takes beside; of a worker with all that it takes on the link."""
+    experts_read: Figure
+    """So many times as long takes a byte of experts."""
+    experts_nodes: Figure
+    """Nodes more of a layer with experts."""
+    experts_multiplied: Figure
+    """So many times as long takes a multiplication with experts, of which each gets EXPERT_TOKENS of a prompt."""
+    spread: Figure
+    """Of the repetitions: how much longer the slowest took than the fastest."""
+    gbit: Optional[Rate] = None
+    """That rows of prompts reach on their way to the device; None where that is too little to be measured."""
+
+
+EXPERT_TOKENS = PROMPT * SHAPES[EXPERTS].used / SHAPES[EXPERTS].experts
+Speeds = Mapping[Trial, Mapping[str, Sequence[float]]]
+"""Of each model that was measured: ``tg`` and ``pp`` → tokens per second of each repetition."""
+MOST_SPREAD = 0.5
+LIMITS = {
+    "GB per second": (0.2, 20_000),
+    "GFLOPS in prompts": (1, 4e6),
+    "µs for a node": (0.0, 60),
+    "µs for a node in prompts": (0.0, 2000),
+    "ms for a visit": (0.0, 60),
+    "Gbit per second": (0.02, 4000),
+}
+"""What there is: anything else was not the device."""
+
+
+def needed(speeds: Speeds) -> str:
+    """Kinds of models without which nothing follows, as far as they are missing."""
+    have = {trial.kind for trial in speeds}
+    return ", ".join(kind for kind in (SHORT, LONG, WIDE, HALF, LINK) if kind not in have)
+
+
+class Measured(NamedTuple):
+    """What was measured, with what, and when."""
+
+    name: str
+    date: str
+    release: str
+    generation: int
+
+
+def fit(what: Measured, speeds: Speeds) -> Rates:
+    """:raises Refusal: the figures cannot be those of a device; says which."""
+    if needed(speeds):
+        raise Refusal(f"the models {needed(speeds)} were not measured")
+    settled = {
+        trial: {test: samples[len(samples) // 3 :] for test, samples in found.items()}
+        for trial, found in speeds.items()
+    }
+    spread = _spread(settled)
+    if spread > MOST_SPREAD:
+        raise Refusal(
+            f"repetitions differ by {spread:.0%}: something else computed there meanwhile. Run it again when the hosts do nothing else"
+        )
+    token = {trial: 1000 / statistics.median(found["tg"]) for trial, found in settled.items() if "tg" in found}
+    prompt = {
+        trial: 1000 * PROMPT / statistics.median(found["pp"]) for trial, found in settled.items() if "pp" in found
+    }
+    counted = {trial: _Counts(trial) for trial in speeds}
+    by_kind = {trial.kind: trial for trial in reversed(list(speeds))}
+    short, long, wide = (counted[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
+    short_ms, long_ms, wide_ms = (token[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
+    node = visit = 0.0
+    per_byte = wide_ms / wide.read
+    for _step in range(STEPS):
+        node = max(0.0, (long_ms - short_ms - (long.read - short.read) * per_byte) / (long.nodes - short.nodes))
+        visit = max(0.0, short_ms - short.nodes * node - short.read * per_byte)
+        per_byte = (wide_ms - visit - wide.nodes * node) / wide.read
+    read = {
+        trial.type: max(1e-12, (ms - visit - counted[trial].nodes * node) / counted[trial].read)
+        for trial, ms in token.items()
+        if trial.kind == WIDE
+    }
+    net = {trial: ms - visit - counted[trial].weights * read.get(trial.type, per_byte) for trial, ms in prompt.items()}
+    step, per_row = _of_prompts(*((counted[by_kind[kind]], net[by_kind[kind]]) for kind in (WIDE, HALF, LINK)))
+    computed = {
+        trial: max(0.2 * prompt[trial], ms - step * counted[trial].steps - per_row * counted[trial].sent)
+        for trial, ms in net.items()
+    }
+    gflops = {trial.type: 1000 * counted[trial].gflop / ms for trial, ms in computed.items() if trial.kind == WIDE}
+    rates = Rates(
+        *what,
+        {kind: round(1e-6 / ms, 1) for kind, ms in read.items()},
+        {kind: round(rate, 1) for kind, rate in gflops.items()},
+        round(1000 * node, 3),
+        round(1000 * step, 3),
+        round(visit, 4),
+        1.0,
+        EXPERT_NODES,
+        1.0,
+        round(spread, 3),
+        round(8e-6 / per_row, 2) if per_row else None,
+    )
+    _check(rates)
+    experts = by_kind.get(EXPERTS)
+    if not experts or experts.type not in read:
+        return rates
+    its, left = counted[experts], token[experts] - visit - experts.layers * NODES * node
+    left, of_experts = left - its.read * read[experts.type], its.expert_read * read[experts.type]
+    if of_experts > token[experts] / 2 or not node:
+        longer = 1 + (left - experts.layers * EXPERT_NODES * node) / of_experts
+        rates = rates._replace(experts_read=round(max(0.5, longer), 3))
+    else:
+        rates = rates._replace(experts_nodes=round(max(0.0, left / node / experts.layers), 1))
+    dense_ms = 1000 * (its.gflop - its.expert_gflop) / gflops[experts.type]
+    longer = (computed[experts] - dense_ms) * gflops[experts.type] / its.expert_gflop / 1000
+    return rates._replace(experts_multiplied=round(max(0.5, longer), 3))
+
+
+STEPS = 50
+"""After which what follows from each other does not change any more."""
+
+
+class _Counts:
+    """What follows from the shape of a model."""
+
+    def __init__(self, trial: Trial) -> None:
+        shape = SHAPES[trial.kind]
+        sums = sums_of(trial.tensors(), shape.used / shape.experts if shape.experts else 1.0)
+        self.read = sum(one.read for one in sums.values())
+        self.weights = sum(one.weights for one in sums.values())
+        self.expert_read = sum(one.read for (_type, experts), one in sums.items() if experts)
+        self.nodes = trial.layers * (NODES + (EXPERT_NODES if shape.experts else 0))
+        self.gflop, self.expert_gflop = (
+            2e-9 * PROMPT * sum(one.multiplied for (_type, experts), one in sums.items() if experts or every)
+            for every in (True, False)
+        )
+        self.sent = 4 * PROMPT * shape.width
+        self.steps = trial.layers * NODES
+
+
+Counted = tuple[_Counts, float]
+
+
+def _of_prompts(wide: Counted, half: Counted, link: Counted) -> tuple[float, float]:
+    """Milliseconds of each node in a prompt, and of each byte that is sent.
+
+    :param wide: what is counted of a model, and its milliseconds besides reading.
+    """
+    (one, one_ms), (other, other_ms), (sends, sends_ms) = wide, half, link
+    determinant = one.gflop * other.steps - other.gflop * one.steps
+    step = per_row = 0.0
+    for _step in range(STEPS):
+        one_left, other_left = one_ms - one.sent * per_row, other_ms - other.sent * per_row
+        step = max(0.0, (one.gflop * other_left - other.gflop * one_left) / determinant)
+        per_gflop = max(0.0, (one_left - one.steps * step) / one.gflop)
+        per_row = max(0.0, (sends_ms - sends.gflop * per_gflop - sends.steps * step) / sends.sent)
+    return step, per_row if per_row > 8e-6 / LIMITS["Gbit per second"][1] else 0.0
+
+
+def _spread(speeds: Speeds) -> float:
+    """How much longer the slowest repetition took than the fastest: the median of all tests, since one may be disturbed."""
+    ratios = [
+        max(samples) / min(samples) - 1 for found in speeds.values() for samples in found.values() if len(samples) > 1
+    ]
+    return statistics.median(ratios) if ratios else 0.0
+
+
+def _check(rates: Rates) -> None:
+    figures = [
+        *(("GB per second", figure) for figure in rates.gb_per_s.values()),
+        *(("GFLOPS in prompts", figure) for figure in rates.prompt_gflops.values()),
+        ("µs for a node", rates.node_us),
+        ("µs for a node in prompts", rates.prompt_node_us),
+        ("ms for a visit", rates.visit_ms),
+        *([("Gbit per second", rates.gbit)] if rates.gbit is not None else []),
+    ]
+    for what, figure in figures:
+        least, most = LIMITS[what]
+        if not least <= figure <= most:
+            raise Refusal(
+                f"{figure:g} {what} were measured, and there are {least:g} to {most:g}: something else computed there meanwhile. Run it again when "
+                "the hosts do nothing else"
+            )
+
+
+class Fitted(NamedTuple):
+    """How fast a device is with one model, by what was measured."""
+
+    date: str
+    release: str
+    generation: int
+    gb_per_s: float
+    """Of the bytes that cost_model counts for it."""
+    prompt_gflops: float
+    """Of the multiplications that it counts."""
+    node_us: float
+    prompt_node_us: float
+    visit_ms: float
+    gbit: Optional[float]
+    factor: float
+
+
+FACTOR, ANOTHER_RELEASE = 1.12, 1.15
+"""By which generation may be faster or slower than calibrated, and so much more with another release than the one that was measured."""
+
+
+def for_model(
+    rates: Rates, tensors: Sequence[TensorGroup], active: float, read: float, multiplied: float, nodes: float
+) -> Fitted:
+    """
+    :param active: the part of the experts that a token uses.
+    :param read: bytes that cost_model counts for a token.
+    :param multiplied: weights that it counts for a token of a prompt, without the output.
+    :param nodes: that it counts for a layer.
+    """
+    sums = sums_of(tensors, active)
+    tokens = (1 + _FULL / (PROMPT * active)) / (1 + _FULL / EXPERT_TOKENS)
+    read_ms = multiplied_ms = 0.0
+    for (kind, experts), one in sums.items():
+        read_ms += one.read * (rates.experts_read if experts else 1) / _rate(rates.gb_per_s, kind, 0)
+        multiplied_ms += (
+            one.multiplied * (rates.experts_multiplied * tokens if experts else 1) / _rate(rates.prompt_gflops, kind, 1)
+        )
+    has_experts = any(experts for _kind, experts in sums)
+    more = rates.experts_nodes - EXPERT_NODES if has_experts else 0.0
+    return Fitted(
+        rates.date,
+        rates.release,
+        rates.generation,
+        round(read / read_ms, 1),
+        round(multiplied / multiplied_ms, 1),
+        round(rates.node_us * (nodes + more) / nodes, 3),
+        round(rates.prompt_node_us * (nodes - EXPERT_NODES * has_experts) / nodes, 3),
+        rates.visit_ms,
+        rates.gbit,
+        FACTOR * (1 + rates.spread),
+    )
+
+
+def _rate(measured: Mapping[str, float], kind: str, part: int) -> float:
+    """That of a type; of one that was not measured as of the first one, by what types take besides their bytes."""
+    if kind in measured:
+        return measured[kind]
+    first = next(iter(measured))
+    return measured[first] * cost_of_type(first)[part] / cost_of_type(kind)[part]
+
+
+_FULL = 20
+"""As cost_model.EXPERT_TOKENS: with so many tokens an expert takes twice as long for each as with many."""

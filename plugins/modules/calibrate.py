@@ -1,0 +1,64 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: calibrate
+short_description: Measures the devices of a cluster, for the plan
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Measures each device with models of random weights, on the head in place of its server, which this task runs for, for about a minute each.
+  - What follows is kept on the head, and each later plan uses it.
+extends_documentation_fragment:
+  - llamacpp.cluster.attributes
+attributes:
+  check_mode:
+    support: full
+    details: Shows how much would be measured.
+  diff_mode:
+    support: none
+  idempotent:
+    support: none
+options:
+  plan:
+    description: The plan that serves.
+    type: dict
+    required: true
+  facts:
+    description: Host, and what M(llamacpp.cluster.host_info) returned there.
+    type: dict
+    required: true
+  model:
+    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
+    type: dict
+    default: {}
+  path:
+    description: Folder on the controller that gets V(benchmark.json) and V(benchmark.md), with each measurement.
+    type: path
+seealso:
+  - module: llamacpp.cluster.benchmark
+"""
+
+EXAMPLES = r"""
+- name: Measure the devices
+  llamacpp.cluster.calibrate:
+    plan: "{{ __llama_plan }}"
+    facts: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"
+    model: "{{ __llama_model_found }}"
+  when: inventory_hostname == __llama_plan.head.host
+"""
+
+RETURN = r"""
+rates:
+  description: Host, device, and what was measured of it.
+  returned: success
+  type: dict
+problem:
+  description: What could not be measured, and why. The task does not fail.
+  returned: where something went wrong after the beginning
+  type: str
+"""
