@@ -8,18 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: tune
 short_description: Searches for faster settings of a cluster's server
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Measures changes of the plan's settings from the head, as M(llamacpp.cluster.benchmark) does, and changes none.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
-    support: full
     details: Says how many settings would be measured.
-  diff_mode:
-    support: none
   idempotent:
     support: none
 options:
