@@ -8,19 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: calibrate
 short_description: Measures the devices of a cluster, for the plan
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Measures each device with models of random weights, on the head in place of its server, which this task runs for, for about a minute each.
   - What follows is kept on the head, and each later plan uses it.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
+extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
-    support: full
     details: Shows how much would be measured.
-  diff_mode:
-    support: none
   idempotent:
     support: none
 options:

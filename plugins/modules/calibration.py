@@ -8,20 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: calibration
 short_description: Writes the models of a calibration on the head, and what it measured
-version_added: 0.1.0
-author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes models of random weights beside the benchmarks of the head, and removes others that it wrote.
-extends_documentation_fragment:
-  - llamacpp.cluster.attributes
-attributes:
-  check_mode:
-    support: full
-    details: Says whether something would change.
-  diff_mode:
-    support: none
-  idempotent:
-    support: full
+extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   host:
     description: The head's part of the plan.

@@ -15,9 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
-    MOST_MIB,
     MOST_THREADS,
     STAGING_DISTANCE,
 )
