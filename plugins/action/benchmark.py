@@ -58,6 +58,7 @@ class PlannedLoad(NamedTuple):
     argv: Sequence[str]
     keys: frozenset[str]
     share: str = ""
+    needed: bool = False
     """See runner.Load."""
 
 
@@ -385,7 +386,7 @@ def _load_of(one: PlannedLoad, log: str) -> runner.Load:
     """What the runner needs of a load."""
     latencies = list(one.load.latencies_ms)
     workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint] if latencies else []
-    return runner.Load(list(one.argv), dict(one.plan.head.environment), log, workers, latencies, one.share)
+    return runner.Load(list(one.argv), dict(one.plan.head.environment), log, workers, latencies, one.share, one.needed)
 
 
 def _service_of(plans: Sequence[Plan]) -> ServicePlan:

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Device
 
 display = Display()
-MOST_SECONDS = 90
+MOST_SECONDS = 600
 """Of one program."""
 
 
@@ -87,7 +87,7 @@ class ActionModule(benchmark.ActionModule):
         self._of_key: dict[str, tuple[Measured, calibration.Trial]] = {}
         loads, cells, plan = [], [], _reaching(served, self._measured)
         for one in self._measured:
-            for trial in one.trials:
+            for place, trial in enumerate(one.trials):
                 tests = dict(zip(("pp", "tg"), trial.tests))
                 load = matrix.Load((one.host,), "", inputs.cluster.model, {}, (), (), (), (0,))
                 argv = command_line.of_device(served, self._path(trial), trial, one.device, one.endpoint)
@@ -109,7 +109,8 @@ class ActionModule(benchmark.ActionModule):
                     if tokens
                 ]
                 self._of_key.update({cell.key: (one, trial) for cell in new})
-                loads.append(benchmark.PlannedLoad(load, plan, argv, frozenset(cell.key for cell in new), one.label))
+                keys, needed = frozenset(cell.key for cell in new), place < len(calibration.NEEDED)
+                loads.append(benchmark.PlannedLoad(load, plan, argv, keys, one.label, needed))
                 cells += new
         models = {cell.model: "" for cell in cells}
         request = inputs.request._replace(timeout=MOST_SECONDS)

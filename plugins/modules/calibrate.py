@@ -9,7 +9,8 @@ DOCUMENTATION = r"""
 module: calibrate
 short_description: Measures the devices of a cluster, for the plan
 description:
-  - Measures each device with models of random weights, on the head in place of its server, which this task runs for, for about a minute each.
+  - Measures each device with models of random weights, on the head in place of its server.
+  - That takes about a minute each, slow processors longer.
   - What follows is kept on the head, and each later plan uses it.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:

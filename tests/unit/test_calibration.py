@@ -121,7 +121,7 @@ def test_noise_widens_the_range_and_what_cannot_be_is_refused():
     }
     with pytest.raises(Refusal, match="were measured, and there are"):
         calibration.fit(WHAT, slow)
-    with pytest.raises(Refusal, match="the models wide, half, link were not measured"):
+    with pytest.raises(Refusal, match="the models wide, half, link were not measured; the table"):
         calibration.fit(
             WHAT, {trial: found for trial, found in speeds("cuda").items() if trial.kind in ("short", "long")}
         )
@@ -211,6 +211,7 @@ def test_each_device_is_measured_and_its_rates_are_kept(calibrated):
     argv = measuring.host.loads[0]["argv"]
     assert argv[argv.index("-rpc") : argv.index("-rpc") + 4] == ["-rpc", "192.0.2.11:50052", "-dev", "RPC0"]
     assert {load["share"] for load in measuring.host.loads} == {measuring.host.loads[0]["share"]}
+    assert [load["needed"] for load in measuring.host.loads][:6] == [True] * 5 + [False]
     assert any("GB/s" in text and "ms a visit" in text for text in measuring.said)
 
 

@@ -6,7 +6,7 @@
 python3 runner.py JOB
 JOB is JSON: ``timeout``, seconds of each program, and ``loads``, each with ``argv``, ``environment``, ``log``, and the endpoints of ``workers`` that are
 reached through the proxy, with its ``latencies_ms``: each repetition of llama-bench with --progress has the next one. Loads of one ``share`` begin within
-SHARE_SECONDS of work together. Each line of a log is
+SHARE_SECONDS of work together, but for those that are ``needed``. Each line of a log is
 ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. Needs the standard library alone.
 """
 
@@ -169,6 +169,8 @@ class Load(NamedTuple):
     latencies_ms: list[float]
     share: str = ""
     """Name of those that have a time together; the others have their own alone."""
+    needed: bool = False
+    """Begins also where that time is over."""
 
 
 class Runner:
@@ -190,7 +192,7 @@ class Runner:
         Path(load.log).parent.mkdir(parents=True, exist_ok=True)
         with open(load.log, "w", encoding="utf-8", errors="replace") as stream:
             log, latency = Log(stream), Latency([each / 1000 for each in load.latencies_ms])
-            if load.share and spent >= SHARE_SECONDS:
+            if load.share and not load.needed and spent >= SHARE_SECONDS:
                 log.write("err", f"the {SHARE_SECONDS} seconds of {load.share} are over")
                 log.write("run", "ended with 0")
                 return

@@ -47,6 +47,8 @@ SHAPES = {
     LINK: Shape(8192, 256, 2, 1),
     EXPERTS: Shape(2048, 768, 16, 4, 64, 8),
 }
+NEEDED = (WIDE, SHORT, LONG, HALF, LINK)
+"""Without these nothing follows. They are measured first, also of devices that take longer than their time."""
 LAYERS = {SHORT: (4, 4), LONG: (32, 32), WIDE: (2, 8), HALF: (4, 8), LINK: (1, 1), EXPERTS: (2, 6)}
 """The fewest, and the most."""
 SLOW, FAST = 250e6, 1e9
@@ -128,7 +130,7 @@ def trials(types: Sequence[str], experts: Optional[str], gflops: float) -> list[
     """
     wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
     size, first = (FAST if gflops >= FAST_GFLOPS else SLOW), wanted[0]
-    start = [_trial(kind, first, size) for kind in (WIDE, SHORT, LONG, HALF, LINK)]
+    start = [_trial(kind, first, size) for kind in NEEDED]
     of_experts = [_trial(EXPERTS, experts if experts in wanted else first, size)]
     rest = [_trial(WIDE, kind, size) for kind in wanted[1:]]
     served = len(set(types) & set(wanted[1:]))
@@ -251,7 +253,7 @@ LIMITS = {
 def needed(speeds: Speeds) -> str:
     """Kinds of models without which nothing follows, as far as they are missing."""
     have = {trial.kind for trial in speeds}
-    return ", ".join(kind for kind in (SHORT, LONG, WIDE, HALF, LINK) if kind not in have)
+    return ", ".join(kind for kind in NEEDED if kind not in have)
 
 
 class Measured(NamedTuple):
@@ -266,7 +268,7 @@ class Measured(NamedTuple):
 def fit(what: Measured, speeds: Speeds) -> Rates:
     """:raises Refusal: the figures cannot be those of a device; says which."""
     if needed(speeds):
-        raise Refusal(f"the models {needed(speeds)} were not measured")
+        raise Refusal(f"the models {needed(speeds)} were not measured; the table above has the reason")
     settled = {
         trial: {test: samples[len(samples) // 3 :] for test, samples in found.items()}
         for trial, found in speeds.items()
