@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import time
 from collections.abc import Mapping
@@ -15,7 +16,13 @@ from typing import Any, NamedTuple
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    files,
+    names,
+    reading,
+    typed_json,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -34,6 +41,7 @@ display = Display()
 
 LOOKUP_SECONDS = 10.0
 PROBE_SECONDS = 1.0
+FALLBACK_PAUSE_SECONDS = 10
 
 
 class Arguments(NamedTuple):
@@ -44,6 +52,7 @@ class Arguments(NamedTuple):
     staged: Report | None = None
     obstacles: tuple[str, ...] | None = None
     gate: bool = False
+    fallback_wait: int = 0
     benchmark: Mapping[str, Any] | None = None
     path: ControllerPath | None = None
     page: ControllerPath | None = None
@@ -57,14 +66,25 @@ class ActionModule(Action):
         subject = typed_json.parse(Subject, arguments.plan)
         if arguments.gate:
             return self._gate(subject)
-        return self._verify(typed_json.parse(Plan, arguments.plan), subject)
+        plan, deadline, result = (
+            typed_json.parse(Plan, arguments.plan),
+            time.monotonic() + arguments.fallback_wait,
+            None,
+        )
+        while result is None:
+            result = self._verify(plan, subject, deadline)
+        return result
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question."""
         wrong = judge.gate(subject, self._collect(subject, subject.head.start_timeout))
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
-    def _verify(self, plan: Plan, subject: Subject) -> dict[str, Any]:
+    def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
+        """The result; None where the head is on a fallback, and there is time left to wait for its return.
+
+        :param deadline: of time.monotonic.
+        """
         answers = changes.read(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         patience = plan.head.start_timeout if judge.may_become_healthy(plan, drifts) else 0
@@ -80,6 +100,11 @@ class ActionModule(Action):
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
             return {"changed": False, "report": typed_json.dump(report)}
+        fallback = next((check for check in report.failed if check.name == "fallback"), None)
+        if fallback and time.monotonic() < deadline:
+            display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")
+            time.sleep(FALLBACK_PAUSE_SECONDS)
+            return None
         other = rollback_report.other_plan(plan, drifts)
         if other:
             display.warning(other)
@@ -132,10 +157,12 @@ class ActionModule(Action):
         """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
         if self.check_mode:
             return
-        record = typed_json.dump(judge.outcome_of(plan, report))
-        answer = self.module(prefix=plan.hosts[plan.head.host].prefix, record=record)
-        if answer.get("failed"):
-            reason = validation.printable(answer.get("msg"))
+        outcome = json.dumps(typed_json.dump(judge.outcome_of(plan, report))) + "\n"
+        prefix = plan.hosts[plan.head.host].prefix
+        partial, path = (shlex.quote(f"{prefix}/{name}") for name in (f"{files.TEMPORARY}verified", names.VERIFIED))
+        answer = self.command(f"umask 022 && cat > {partial} && mv {partial} {path}", outcome.encode())
+        if answer["rc"]:
+            reason = validation.printable(answer["stderr"])
             display.warning(
                 f"status.yml cannot show this verification, since it could not be recorded on the head: {reason}"
             )

@@ -30,6 +30,14 @@ options:
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
+  compare:
+    description: Whether to return also O(ignore:compared), where O(plan) is not given.
+    type: bool
+    default: false
+  compared:
+    description:
+      - RV(compared) of a call before. Where that is the difference from O(plan), the action plugin returns it and asks the host no second time.
+    type: dict
   measure:
     description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors.
     type: bool
@@ -56,6 +64,10 @@ facts:
   returned: when O(plan) is not given
   type: dict
   sample: {"architecture": "x86_64", "memory_mib": 24105, "accelerators": [], "service_manager": "systemd", "scope": "system"}
+compared:
+  description: The difference from the part of the plan that served last, C(drift), and C(digest) of that part.
+  returned: when O(compare) is true, a plan served, and the account sees all of it
+  type: dict
 drift:
   description: State of each planned service, and the services that are installed but not planned.
   returned: when O(plan) is given
@@ -70,22 +82,49 @@ free_mib:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Compared
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+
+
+def compare(planned):
+    """How this host differs from its part of a plan.
+
+    :raises Refusal: something there has a planned name and is not of this collection.
+    """
+    ownership.check(planned)
+    with host_lock.hold(planned.prefix, exclusive=False):
+        return state.drift(planned)
+
+
+def since_served(prefix):
+    """How this host differs from its part of the plan that served last, so that a run which plans the same need not ask again. None where
+    nothing is to be compared with, or the comparison would end the run."""
+    record = state.served(prefix)
+    if not record:
+        return None
+    try:
+        drift = compare(record.host)
+    except (Refusal, OSError):
+        return None
+    taken = state.taken_ports(record.host.services, drift.services)
+    return None if taken else Compared(history.digest(record.host), drift)
 
 
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
         found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
-        return {"facts": {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}}
+        served = since_served(found["prefix"]) if params["compare"] else None
+        facts = {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}
+        return {"facts": facts, **({"compared": typed_json.dump(served)} if served else {})}
     free = {"free_mib": resources.free_mib()} if params["free"] else {}
     planned = typed_json.parse(HostPlan, params["plan"])
-    ownership.check(planned)
-    with host_lock.hold(planned.prefix, exclusive=False):
-        drift = state.drift(planned)
+    drift = compare(planned)
     result = {"drift": typed_json.dump(drift), **free}
     taken = state.taken_ports(planned.services, drift.services)
     return {**result, "msg": taken} if taken else result
@@ -98,6 +137,8 @@ def main():
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
             "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},
+            "compare": {"type": "bool", "default": False},
+            "compared": {"type": "dict"},
             "measure": {"type": "bool", "default": False},
             "free": {"type": "bool", "default": False},
         },

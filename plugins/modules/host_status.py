@@ -30,6 +30,21 @@ options:
     type: str
     choices: [auto, system, user]
     default: auto
+  served:
+    description: Whether to compare with the plan that served last, where O(plan) is not given, and the account sees all of it.
+    type: bool
+    default: false
+  facts:
+    description: Whether to report also what M(llamacpp.cluster.host_info) does without a plan.
+    type: bool
+    default: false
+  packages:
+    description: As M(llamacpp.cluster.host_info) has it, for O(facts).
+    type: dict
+    default: {}
+  known:
+    description: What a call with O(served) returned. Where that is of the same O(plan), the action plugin returns it and asks the host no second time.
+    type: dict
 seealso:
   - module: llamacpp.cluster.status
   - module: llamacpp.cluster.host_info
@@ -48,7 +63,15 @@ EXAMPLES = r"""
 RETURN = r"""
 drift:
   description: As M(llamacpp.cluster.host_info) returns it, without C(knocks).
-  returned: when O(plan) is given
+  returned: when O(plan) is given, or O(served) and a plan served
+  type: dict
+digest:
+  description: Of the part of the plan that served last.
+  returned: when O(served) is true, and drift is that from it
+  type: str
+facts:
+  description: As M(llamacpp.cluster.host_info) returns them.
+  returned: when O(facts) is true
   type: dict
 condition:
   description: What changes with time. Sizes are in MiB, times in seconds. What the host does not show is null.
@@ -56,11 +79,15 @@ condition:
   type: dict
 """
 
-from typing import Annotated, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import SCOPES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
@@ -72,14 +99,33 @@ class Arguments(NamedTuple):
     plan: Optional[HostPlan] = None
     head: Optional[HeadPlan] = None
     model: Optional[ModelPlan] = None
+    served: bool = False
+    facts: bool = False
+    packages: Mapping[str, Any] = {}
+    known: Optional[Mapping[str, Any]] = None
+
+
+def read(arguments):
+    """What the module returns."""
+    found: dict[str, Any] = {}
+    if arguments.facts:
+        found["facts"] = host.facts(arguments.scope, arguments.packages, cluster=arguments.cluster)
+    if arguments.served and not arguments.plan:
+        record = state.served(host.place_of(arguments.scope, arguments.cluster).prefix)
+        if record:
+            arguments = arguments._replace(plan=record.host, head=record.head, model=record.model)
+            found["digest"] = history.digest(record.host)
+    drift, condition = host_status.read(
+        arguments.cluster, arguments.scope, arguments.plan, arguments.head, arguments.model
+    )
+    return {**found, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
 
 
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True, no_log=True)
     with errors.reported(module):
-        drift, condition = host_status.read(*typed_json.parse(Arguments, module.params))
-    found = {"drift": typed_json.dump(drift)} if drift else {}
-    module.exit_json(changed=False, condition=typed_json.dump(condition), **found)
+        found = read(typed_json.parse(Arguments, module.params))
+    module.exit_json(changed=False, **found)
 
 
 if __name__ == "__main__":

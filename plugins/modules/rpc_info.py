@@ -31,6 +31,10 @@ options:
     description: Seconds for the whole conversation.
     type: float
     default: 5.0
+  wait:
+    description: Seconds for which it asks again where the state is not V(ok).
+    type: float
+    default: 0.0
 seealso:
   - module: llamacpp.cluster.verify
 """
@@ -41,10 +45,9 @@ EXAMPLES = r"""
     address: 192.168.128.12
     port: 50052
     protocol: 7.0.0
+    wait: 30
   register: answer
-  until: answer.state == 'ok'
-  retries: 5
-  delay: 1
+  failed_when: answer.state != 'ok'
 """
 
 RETURN = r"""
@@ -77,9 +80,23 @@ devices:
   sample: [{"free_mib": 24105, "total_mib": 24105}]
 """
 
+import time
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+
+PAUSE_SECONDS = 0.5
+
+
+def ask(params):
+    """The answer of the worker: the first that is «ok», or else the last in the time that there is."""
+    deadline = time.monotonic() + params["wait"]
+    while True:
+        answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
+        if answer.state == "ok" or time.monotonic() + PAUSE_SECONDS >= deadline:
+            return answer
+        time.sleep(PAUSE_SECONDS)
 
 
 def main():
@@ -89,13 +106,14 @@ def main():
             "port": {"type": "int", "required": True},
             "protocol": {"type": "str"},
             "timeout": {"type": "float", "default": 5.0},
+            "wait": {"type": "float", "default": 0.0},
         },
         supports_check_mode=True,
     )
     params = module.params
     try:
         with errors.reported(module):
-            answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
+            answer = ask(params)
     except ValueError as error:
         module.fail_json(
             msg=f"{params['address']}:{params['port']} is not the endpoint of a worker: {error}. Give a numeric IPv4 address and a port."

@@ -19,8 +19,9 @@ attributes:
     details: Changes nothing in either mode, apart from writing O(path) and O(page). Outside check mode the head gets a record of the result.
 options:
   plan:
-    description: The plan. Only O(record) does without it.
+    description: The plan.
     type: dict
+    required: true
   answers:
     description:
       - Host, and what P(llamacpp.cluster.host_info#module) returned there last, given the host's part of the plan.
@@ -56,18 +57,14 @@ options:
       - Of O(plan) it needs the head's part alone. The action plugin does not pass it on.
     type: bool
     default: false
+  fallback_wait:
+    description: Seconds to wait for a head that serves on a fallback to return to the whole plan. The action plugin does not pass it on.
+    type: int
+    default: 0
   wait:
     description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
     type: float
     default: 5.0
-  record:
-    description:
-      - The result, for V(verified.json) in the head's installation, which playbooks/status.yml shows. Then nothing else is done.
-      - The action plugin passes it.
-    type: dict
-  prefix:
-    description: Folder of the head's installation, for O(record).
-    type: path
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.host_info
@@ -99,13 +96,13 @@ failing:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Outcome, Subject
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
-            "plan": {"type": "dict"},
+            "plan": {"type": "dict", "required": True},
             "answers": {"type": "dict", "default": {}},
             "changed": {"type": "list", "elements": "str", "default": []},
             "path": {"type": "path"},
@@ -114,20 +111,12 @@ def main():
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},
             "gate": {"type": "bool", "default": False},
+            "fallback_wait": {"type": "int", "default": 0},
             "wait": {"type": "float", "default": 5.0},
-            "record": {"type": "dict"},
-            "prefix": {"type": "path"},
         },
-        required_one_of=[("plan", "record")],
-        required_together=[("record", "prefix")],
         supports_check_mode=True,
         no_log=True,
     )
-    if module.params["record"] is not None:
-        outcome = typed_json.parse(Outcome, module.params["record"])
-        with errors.reported(module):
-            evidence.record(module.params["prefix"], outcome)
-        module.exit_json(changed=False)
     with errors.reported(module):
         collected = evidence.collect(typed_json.parse(Subject, module.params["plan"]), module.params["wait"])
     module.exit_json(changed=False, evidence=typed_json.dump(collected))

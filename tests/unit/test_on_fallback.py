@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
     fallback,
@@ -21,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from conftest import typed
 from support.drift import drifts
 from support.hosts import free_port, service_plan
-from support.verification import checks, healthy, judged, reports
+from support.verification import checks, healthy, judged, reports, verify
 
 pytestmark = pytest.mark.programs
 
@@ -182,6 +183,18 @@ def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan
     assert (check.subject, check.status) == (plan.head.url, "failed")
     assert check.evidence.startswith("the head serves without worker1:cpu since 2023-11-14 22:13:20 UTC")
     assert not report.passed
+
+
+@pytest.mark.parametrize("patience, failing", [(0, True), (60, False)])
+def test_verify_waits_for_the_return_from_a_fallback(plan, monkeypatch, patience, failing):
+    said, evidence = [], (on_fallback(typed(plan)), healthy(typed(plan)))
+    monkeypatch.setattr(verify_action.display, "display", said.append)
+    answers = {name: {"drift": drift} for name, drift in drifts(plan).items()}
+    result = verify(plan, *evidence, answers=answers, fallback_wait=patience)
+    assert ("fallback" in result.get("failing", ())) == failing
+    assert (
+        any(line.startswith("  [head] llama-server: the head serves without worker1:cpu") for line in said) != failing
+    )
 
 
 def test_verify_says_that_no_fallback_is_needed(plan, pair):

@@ -6,10 +6,12 @@ import json
 import os
 import stat
 import time
+from unittest import mock
 
 import faults
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import host_info, host_status
 from ansible_collections.llamacpp.cluster.plugins.action import plan_history as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -17,8 +19,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.modules import host_info as host_info_module
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history as module
 from ansible_collections.llamacpp.cluster.plugins.modules import plan_history_info as info
 from conftest import identity
@@ -57,6 +61,67 @@ def test_a_plan_is_recorded_before_it_is_applied_and_when_it_served(prefix, reco
     assert not begin(prefix, record)
     assert not plans.mark_served(str(prefix), record["id"])
     assert path.read_bytes() == before
+
+
+def test_a_part_that_changes_within_one_plan_replaces_the_record_of_what_serves(prefix, record):
+    serve(prefix, record)
+    before = plans.summaries(str(prefix))
+    newer = copy.deepcopy(record)
+    newer["host"]["keep_releases"] += 1
+    assert begin(prefix, newer, check=True)
+    assert begin(prefix, newer)
+    assert not begin(prefix, newer)
+    assert plans.summaries(str(prefix)) == before
+    assert plans.newest(str(prefix)).host.keep_releases == newer["host"]["keep_releases"]
+
+
+@pytest.fixture
+def nothing_differs(monkeypatch):
+    drift = Drift({}, (), (), (), (), (), (), (), (), (), ())
+    monkeypatch.setattr(state, "drift", lambda part: drift)
+    monkeypatch.setattr(host_info_module.ownership, "check", lambda part: None)
+    monkeypatch.setattr(state, "taken_ports", lambda services, states: None)
+    return drift
+
+
+def test_a_host_compares_itself_with_what_served_last(prefix, record, nothing_differs, monkeypatch):
+    assert host_info_module.since_served(str(prefix)) is None
+    begin(prefix, record)
+    assert host_info_module.since_served(str(prefix)) is None
+    serve(prefix, record)
+    part = typed_json.parse(HostPlan, record["host"])
+    assert host_info_module.since_served(str(prefix)) == (history.digest(part), nothing_differs)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert host_info_module.since_served(str(prefix)) is None
+
+
+def test_what_would_end_a_comparison_is_left_to_it(prefix, record, nothing_differs, monkeypatch):
+    serve(prefix, record)
+    monkeypatch.setattr(state, "taken_ports", lambda services, states: "Something else already uses 1.")
+    assert host_info_module.since_served(str(prefix)) is None
+    monkeypatch.setattr(state, "taken_ports", lambda services, states: None)
+
+    def refuse(part):
+        raise Refusal("not ours")
+
+    monkeypatch.setattr(host_info_module.ownership, "check", refuse)
+    assert host_info_module.since_served(str(prefix)) is None
+
+
+def test_only_what_a_host_said_of_the_same_part_counts(record):
+    part = typed_json.parse(HostPlan, record["host"])
+    unread = part._replace(files=tuple(file._replace(content=None, source="/elsewhere") for file in part.files))
+    assert history.digest(unread) == history.digest(part)
+    said = {"digest": history.digest(part), "drift": "said", "condition": "said"}
+    for plugin, argument in ((host_info, "compared"), (host_status, "known")):
+        for plan, asked in ((record["host"], False), ({**record["host"], "keep_releases": 9}, True)):
+            action = actions.made(plugin, plan=plan, **{argument: said})
+            action._execute_module = mock.Mock(return_value={"drift": "asked"})
+            assert action.run(task_vars={})["drift"] == ("asked" if asked else "said")
+            assert action._execute_module.called is asked
+            if asked:
+                arguments = action._execute_module.call_args.kwargs["module_args"]
+                assert (arguments["plan"]["keep_releases"], arguments[argument]) == (9, None)
 
 
 def test_check_mode_writes_nothing(prefix, record):

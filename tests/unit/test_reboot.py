@@ -172,14 +172,14 @@ module.exit_json()
 def reboots(path, answers):
     """What playbooks/reboot.yml does on each host, its plays of workers and head, where verify answers so; and what it prints."""
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())
-    reboot, start, _compare, verify = steps[1]["block"]
 
-    def stand_in(does, task):
-        given = {"does": does, "host": "{{ inventory_hostname }}", "file": f"{path}/told.json"}
-        return {"name": does, "stand_in": given, **{key: task[key] for key in ("register", "until") if key in task}}
+    def stand_in(does):
+        return {
+            "name": does,
+            "stand_in": {"does": does, "host": "{{ inventory_hostname }}", "file": f"{path}/told.json"},
+        }
 
-    tried = {**stand_in("verifies", verify), "retries": verify["retries"], "delay": 0}
-    steps[1]["block"] = [stand_in("reboots", reboot), stand_in("starts", start), tried]
+    steps[1]["block"] = [stand_in(does) for does in ("reboots", "starts", "verifies")]
     plays = [play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if "Reboot" in play["name"]]
     for play in plays:
         play["vars_files"] = [str(ROOT / "playbooks" / path) for path in play["vars_files"]]
@@ -201,26 +201,16 @@ def reboots(path, answers):
 
 
 @pytest.mark.programs
-def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
-    """As verify says it with a fallback: first the fallback itself, later a load that began when the worker was back."""
-    served = [["fallback"], ["fallback"], [], ["fallback", "handshake"]]
-    done, status, printed = reboots(tmp_path, served)
+def test_each_host_is_verified_before_the_next_reboots(tmp_path):
+    done, status, printed = reboots(tmp_path, [])
     assert status == 0, printed
-    assert done == [
-        *(["one", does] for does in ("reboots", "starts")),
-        *(["one", "verifies", "fallback"] for _time in range(2)),
-        ["one", "verifies"],
-        *(["two", does] for does in ("reboots", "starts")),
-        ["two", "verifies", "fallback", "handshake"],
-        ["two", "verifies"],
-        *(["top", does] for does in ("reboots", "starts", "verifies")),
-    ]
+    assert done == [[host, does] for host in ("one", "two", "top") for does in ("reboots", "starts", "verifies")]
     assert "one reboots. The head goes on without one:cpu after a while" in printed
 
 
 @pytest.mark.programs
 def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
-    done, status, printed = reboots(tmp_path, [["fallback"], ["known answer"]])
+    done, status, printed = reboots(tmp_path, [["known answer"]])
     assert status
     assert done[-1] == ["one", "verifies", "known answer"]
     assert "one did not come back as planned: Verification failed: x. No further host" in " ".join(printed.split())
@@ -228,4 +218,4 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
 
 def test_there_is_time_until_the_head_serves_the_whole_plan_again():
     verify = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())[1]["block"][-1]
-    assert verify["retries"] * verify["delay"] >= serving.LONGEST_STEADY_SECONDS + 600
+    assert verify["llamacpp.cluster.verify"]["fallback_wait"] >= serving.LONGEST_STEADY_SECONDS + 600

@@ -7,10 +7,12 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.modules import rpc_info
 from cache_worker import CacheWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,6 +176,19 @@ def test_a_connection_that_the_network_loses_is_unreachable(monkeypatch, number,
 def test_endpoints_that_cannot_be(address, port):
     with pytest.raises(ValueError, match=r"Expected 4 octets|not a TCP port|Only decimal"):
         rpc.probe(address, port)
+
+
+@pytest.mark.parametrize("wait, state", [(0.0, "refused"), (0.6, "silent"), (5.0, "ok")])
+def test_the_module_asks_again_until_the_time_is_over(monkeypatch, wait, state):
+    clock, states = SimpleNamespace(now=0.0), iter(["refused", "silent", "refused", "ok"])
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    monkeypatch.setattr(rpc_info, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    monkeypatch.setattr(rpc, "probe", lambda *_arguments: SimpleNamespace(state=next(states)))
+    answer = rpc_info.ask({"address": "127.0.0.1", "port": 1, "timeout": 5.0, "protocol": None, "wait": wait})
+    assert answer.state == state
 
 
 class Scripted:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+import subprocess
 from functools import partial
 
 import pytest
@@ -436,29 +437,32 @@ def test_the_head_is_judged_by_how_it_is_now(local, plan, monkeypatch):
         verify(described, evidence._replace(drift={"services": 1}), monkeypatch)
 
 
-def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, call, tmp_path):
+def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
     """For status.yml; a run without a change stays one, and check mode writes nothing."""
-    described, calls, warned = local.plan(), [], []
-    described["hosts"]["here"]["prefix"] = str(tmp_path)
+    described, left, warned = local.plan(), [], []
     monkeypatch.setattr(verify_action.display, "warning", warned.append)
     monkeypatch.setattr(verify_action.display, "display", lambda _text: None)
 
-    def record(arguments):
-        calls.append(arguments)
-        return {"failed": True, "msg": "x\x1b: No space left on device"}
+    def record(text, data):
+        ran = subprocess.run(text, shell=True, input=data, capture_output=True, check=False)
+        left.append((tmp_path / "it's" / "verified.json").read_text() if not ran.returncode else None)
+        return {"rc": ran.returncode, "stderr": ran.stderr.decode() + "\x1b"}
 
     answers = {"here": {"drift": drifts(described)["here"]}}
+    described["hosts"]["here"]["prefix"] = str(tmp_path / "it's")
     for check_mode, reported in ((True, {}), (False, {}), (False, answers)):
         verify(described, healthy(plan), check_mode=check_mode, recorded=record, answers=reported)
-    assert len(calls) == 2
-    assert "No space left" in warned[0]
+        (tmp_path / "it's").mkdir(exist_ok=True)
+    described["hosts"]["here"]["prefix"] = str(tmp_path / "none")
+    verify(described, healthy(plan), recorded=record, answers=answers)
+    outcomes = [json.loads(text) for text in left if text]
+    assert [(outcome["passed"], bool(outcome["failed"])) for outcome in outcomes] == [(False, True), (True, False)]
+    assert outcomes[0]["release"] == plan.release.ref
+    assert [path.name for path in (tmp_path / "it's").iterdir()] == ["verified.json"]
+    assert len(left) == 3
+    assert len(warned) == 1
+    assert "could not be recorded on the head" in warned[0]
     assert "\x1b" not in warned[0]
-    for arguments, passed in zip(calls, (False, True)):
-        assert call(**arguments)["changed"] is False
-        left = json.loads((tmp_path / "verified.json").read_text())
-        assert (left["schema"], left["passed"], bool(left["failed"])) == (1, passed, not passed)
-        assert left["release"] == plan.release.ref
-    assert "No such file or directory" in call(**{**calls[0], "prefix": str(tmp_path / "none")})["msg"]
 
 
 def test_a_head_that_answers_in_another_form_is_named(local, plan):

@@ -88,6 +88,14 @@ def summaries(prefix: str) -> list[PlanSummary]:
         return []
 
 
+def newest(prefix: str) -> PlanRecord | None:
+    """What was recorded last; None where this account may not read it."""
+    try:
+        return next(iter(read_all(prefix).records), None)
+    except OSError:
+        return None
+
+
 def serves(prefix: str, identity: str) -> bool:
     """Whether this is the plan that served last here."""
     return [plan.id for plan in history.served(summaries(prefix))[:1]] == [identity]
@@ -108,10 +116,15 @@ def record(prefix: str, plan: PlanRecord, check: bool = False) -> bool:
     :raises OSError: nothing is changed.
     """
     present = read_all(prefix).records
-    if serves(prefix, plan.id):
-        return False
+    known = next(iter(history.served(present)), None)
+    if known and known.id == plan.id:
+        # Not all that a host's part has is in the id of the plan: facts that are left on the head are not.
+        changed = known.host != plan.host
+        if changed and not check:
+            _write(prefix, known._replace(host=plan.host))
+        return changed
     if not check:
-        _write(prefix, plan._replace(state=history.APPLYING), present)
+        _write(prefix, plan._replace(state=history.APPLYING, time=_after(present)))
         _remove_old(prefix)
     return True
 
@@ -122,15 +135,18 @@ def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
     if serves(prefix, identity) and present[0].id == identity:
         return False
     if not check:
-        _write(prefix, read(prefix, identity)._replace(state=history.SERVED), present)
+        _write(prefix, read(prefix, identity)._replace(state=history.SERVED, time=_after(present)))
         _remove_old(prefix)
     return True
 
 
-def _write(prefix: str, plan: PlanRecord, present: list[PlanRecord]) -> None:
-    """Its time is after those of all others, even where the clock was set back."""
-    now = max(int(time.time()), *(other.time + 1 for other in present), 0)
-    text = json.dumps(typed_json.dump(plan._replace(time=now)), separators=(",", ":"))
+def _after(present: list[PlanRecord]) -> int:
+    """A time after those of all others, even where the clock was set back."""
+    return max(int(time.time()), *(other.time + 1 for other in present), 0)
+
+
+def _write(prefix: str, plan: PlanRecord) -> None:
+    text = json.dumps(typed_json.dump(plan), separators=(",", ":"))
     if len(text.encode()) > history.RECORD_BYTES:
         raise Refusal(
             f"the plan has {len(text) >> 20} MiB for this host, and {history.RECORD_BYTES >> 20} MiB can be recorded"

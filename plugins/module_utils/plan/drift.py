@@ -95,6 +95,14 @@ class Drift(NamedTuple):
     """all that an apply would change"""
 
 
+class Compared(NamedTuple):
+    """How a host differs from its part of the plan that served there last."""
+
+    digest: Annotated[str, Text("[0-9a-f]{16}")]
+    """of that part, as history.digest makes it"""
+    drift: Drift
+
+
 class HostAnswer(NamedTuple):
     """What a host reports of itself, given its part of the plan."""
 

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The record that a host has of a plan: its own part, as it was applied. Readers do not trust it."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
@@ -86,6 +88,12 @@ def summary(record: PlanRecord) -> PlanSummary:
         build=record.release.build,
         head=record.head is not None,
     )
+
+
+def digest(part: HostPlan) -> str:
+    """What a host's part of a plan has, in 16 digits. Where the controller has a file, or its text, does not count."""
+    plain = part._replace(files=tuple(file._replace(source=None, content=None) for file in part.files))
+    return hashlib.sha256(json.dumps(typed_json.dump(plain), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def problem(record: Any) -> Optional[Problem]:

@@ -30,9 +30,9 @@ ASK_SECONDS = 1.0
 
 
 def _verified(path: Path) -> types.VerifiedRecord | None:
-    """What verify left on the head; None where that is missing or has another form."""
+    """What verify left on the head, whose time is that of the file; None where that is missing or has another form."""
     try:
-        found = reading.read_object(path, evidence.RECORD_BYTES)
+        found = {**reading.read_object(path, evidence.RECORD_BYTES), "time": int(path.stat().st_mtime)}
     except (OSError, ValueError):
         return None
     found = {name: found.get(name) for name in types.VerifiedRecord._fields}

@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
@@ -27,14 +24,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    SCHEMA,
     Completion,
     Evidence,
     Exits,
     Handshakes,
     Health,
     LinkMeasurement,
-    Outcome,
     ServedFallback,
     ServerEvidence,
     Subject,
@@ -199,12 +194,3 @@ def _ask(subject: Subject, running: Collection[int], certificate: bytes | None) 
     return server_client.completion(
         reading.ask(place, "/v1/completions", patience, question, key, objection, certificate)
     )
-
-
-def record(prefix: str, outcome: Outcome) -> None:
-    """Leaves the outcome of a verification on the head, for status.
-
-    :raises OSError: names the file.
-    """
-    content = {"schema": SCHEMA, "time": int(time.time()), **typed_json.dump(outcome)}
-    replace_file(Path(prefix, names.VERIFIED), json.dumps(content) + "\n", 0o644)

@@ -82,19 +82,22 @@ def verify(plan, *evidence, recorded=None, check_mode=False, **arguments):
 
     :param plan: as JSON.
     :param evidence: values, or what a head reports that may be of any form.
-    :param recorded: takes the arguments of the module that records the result.
+    :param recorded: takes the command that records the result, and its input.
     """
     action = actions.made(verify_action, check_mode=check_mode, plan=plan, **arguments)
     answers, clock = iter(evidence), SimpleNamespace(now=0.0)
 
     def execute(module_args, task_vars):
         clock.now += 1.0
-        if "record" in module_args:
-            return recorded(module_args) if recorded else {}
         answer = json.loads(json.dumps(typed_json.dump(next(answers))))
         return answer if isinstance(answer, dict) and "failed" in answer else {"evidence": answer}
 
     action._execute_module = execute
+    action._low_level_execute_command = lambda text, sudoable, in_data: (
+        recorded(text, in_data) if recorded else {"rc": 0}
+    )
     hostvars = {name: {"ansible_host": "192.0.2.99"} for name in plan["hosts"]}
-    with mock.patch.object(verify_action, "time", SimpleNamespace(monotonic=lambda: clock.now)):
+    with mock.patch.object(
+        verify_action, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _seconds: None)
+    ):
         return action.run(task_vars={"hostvars": hostvars})

@@ -306,6 +306,13 @@ def _record(identity: str | None, summaries: Iterable[history.PlanSummary]) -> I
         yield Difference("record", identity, f"plan {identity} is not recorded as the last one that served")
 
 
+def served(prefix: str) -> history.PlanRecord | None:
+    """The plan that was recorded last, where it served and this account sees all that it is compared with."""
+    record = plan_history.newest(prefix)
+    hidden = record and record.host.scope == "system" and os.geteuid()
+    return record if record and record.state == history.SERVED and not hidden else None
+
+
 def drift(planned: HostPlan) -> Drift:
     """What differs on this host from its part of the plan."""
     probes = port_probes.begin(planned.knocks, interfaces.addresses() if planned.knocks else [])

@@ -1,0 +1,35 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Asks a host, unless it has said already how it differs from its part of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+
+
+class Arguments(NamedTuple):
+    cluster: str = names.DEFAULT_CLUSTER
+    scope: Annotated[str, ("auto", "system", "user")] = "auto"
+    packages: Mapping[str, Any] = {}
+    plan: HostPlan | None = None
+    compare: bool = False
+    compared: Mapping[str, Any] | None = None
+    measure: bool = False
+    free: bool = False
+
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        known = arguments.compared
+        if known and arguments.plan and known.get("digest") == history.digest(arguments.plan):
+            return {"changed": False, "drift": known.get("drift")}
+        return self.module(**typed_json.dump(arguments._replace(compared=None)))
