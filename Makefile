@@ -65,7 +65,7 @@ docs: venv ## Write the generated documentation
 
 site: dev ## Build the documentation site in .venv/site/html
 	@rm -rf $(SITE) && mkdir -p -m 755 $(SITE) $(SITE)/source
-	@cp --parents README.md CONTRIBUTING.md docs/*.md roles/*/README.md inventories/*/README.md $(SITE)/source && cp docs/docsite/index.md $(SITE)/source
+	@cp --parents README.md CONTRIBUTING.md docs/*.md docs/images/*.png roles/*/README.md inventories/*/README.md $(SITE)/source && cp docs/docsite/index.md $(SITE)/source
 	@PATH=$(BIN):$$PATH ANSIBLE_COLLECTIONS_PATH=$(CURDIR)/$(VENV)/collections antsibull-docs collection --use-current --no-indexes --fail-on-error \
 	  --dest-dir $(SITE)/source llamacpp.cluster
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs/docsite $(SITE)/source $(SITE)/html

@@ -37,7 +37,7 @@ myst_heading_anchors = 4
 
 
 def _outside(docname: str, known: set[str]):
-    """Replaces a link to a file that is no page of the site by its address in the repository."""
+    """Replaces a link to a file that is neither a page nor a picture of the site by its address in the repository."""
     folder = PurePosixPath(docname).parent
 
     def replace(link: re.Match[str]) -> str:
@@ -45,7 +45,8 @@ def _outside(docname: str, known: set[str]):
         for part in (folder / link[1]).parts:
             parts = parts[:-1] if part == ".." else [*parts, part]
         path = "/".join(parts)
-        return link[0] if path.removesuffix(".md") in known else f"]({REPOSITORY}/blob/main/{path}{link[2]})"
+        shown = path.endswith(".png") or path.removesuffix(".md") in known
+        return link[0] if shown else f"]({REPOSITORY}/blob/main/{path}{link[2]})"
 
     return replace
 
