@@ -20,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.insta
     ReleaseArguments,
     Source,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, sources
@@ -42,7 +41,7 @@ class ActionModule(Action):
         result = self._install(arguments)
         if result.get("failed") or self.check_mode or "manifest" in result:
             return result
-        return self._install(arguments._replace(brought=self._bring(arguments.release, arguments.cache)))
+        return self._install(arguments._replace(brought=self._bring(arguments)))
 
     def _install(self, arguments: ReleaseArguments) -> dict:
         return self.module(**typed_json.dump(arguments))
@@ -61,7 +60,7 @@ class ActionModule(Action):
                 path = self._copy(archive, f"{cache}/sources/{archive.name}")
                 result = self._install(arguments._replace(received=PackedRelease(path, sha256(archive))))
             elif is_builder:
-                result = self._build(arguments._replace(brought=self._bring(arguments.release, cache)))
+                result = self._build(arguments._replace(brought=self._bring(arguments)))
             else:
                 raise AnsibleActionFail(
                     f"{build.builder} should build {build.id} for this host too, and did not: see the error of that host, or run "
@@ -71,10 +70,13 @@ class ActionModule(Action):
             self._fetch_packed(cached, arguments)
         return result
 
-    def _bring(self, release: ReleasePlan, cache: str) -> Source:
+    def _bring(self, arguments: ReleaseArguments) -> Source:
         """Copies source and patches to the host; returns their paths there and their checksums."""
-        fetched = sources.fetch(release)
-        archive = self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}")
+        release, cache, names = arguments.release, arguments.cache, arguments.build.archives
+        fetched, *others = sources.fetch_prebuilt(release, names) if names else [sources.fetch(release)]
+        archive, *libraries = (
+            self._copy(known.path, f"{cache}/sources/{known.path.name}") for known in (fetched, *others)
+        )
         patches = [
             Patch(
                 name=Path(patch.path).name,
@@ -83,7 +85,8 @@ class ActionModule(Action):
             )
             for patch in release.patches or ()
         ]
-        return Source(archive, fetched.sha256, fetched.commit, tuple(patches))
+        further = (PackedRelease(path, known.sha256) for path, known in zip(libraries, others))
+        return Source(archive, fetched.sha256, fetched.commit, tuple(patches), tuple(further))
 
     def _copy(self, source: Path, target: str) -> str:
         result = self.copy(str(source), target)

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 
 class Arguments(NamedTuple):
     release: ReleasePlan
+    archives: tuple[str, ...] = ()
 
 
 class ActionModule(Action):
@@ -22,5 +23,9 @@ class ActionModule(Action):
     def perform(self, arguments: Arguments) -> dict:
         if arguments.release.source == "package":
             return {"changed": False}
-        fetched = sources.fetch(arguments.release)
+        if arguments.archives:
+            brought = sources.fetch_prebuilt(arguments.release, arguments.archives)
+            fetched = brought[0]._replace(changed=any(archive.changed for archive in brought))
+        else:
+            fetched = sources.fetch(arguments.release)
         return {"changed": fetched.changed, "path": str(fetched.path)}

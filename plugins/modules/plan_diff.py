@@ -104,10 +104,9 @@ shared:
   returned: success
   type: dict
 sources:
-  description: Releases of what is compiled or unpacked.
+  description: Release of what is compiled or unpacked, and names of upstream's archives of compiled programs that hosts lack.
   returned: success
-  type: list
-  elements: str
+  type: dict
 lacking:
   description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
   returned: success

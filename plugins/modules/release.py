@@ -121,7 +121,7 @@ def install(arguments):
         return target.receive(arguments.received)
     if not source:
         return None
-    if release.source == "binary":
+    if release.source in ("binary", "prebuilt"):
         return target.unpack(source, release.build)
     return builder.Builder(arguments.prefix, arguments.cache, build, release, source, arguments.account).install()
 
@@ -153,7 +153,7 @@ def main():
     os.umask(0o022)
     release = Path(arguments.prefix, "releases", build.id)
     diff = {"before": "", "after": build.id + "\n"}
-    is_compiled = arguments.release.source not in ("package", "binary")
+    is_compiled = arguments.release.source not in ("package", "binary", "prebuilt")
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))

@@ -9,7 +9,8 @@ DOCUMENTATION = r"""
 module: release_source
 short_description: Fetches the source of a release to the controller
 description:
-  - Brings the source archive of a release to the cache of the controller and checks it. A distribution's package has none.
+  - Brings the source archive of a release, or its archives of compiled programs, to the cache of the controller and checks them. A
+    distribution's package has none.
   - It runs as an action plugin on the controller, once for all hosts.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
@@ -20,6 +21,11 @@ options:
     description: The release as the plan holds it.
     type: dict
     required: true
+  archives:
+    description: Names of upstream's archives that hosts install, of a release with C(source) V(prebuilt).
+    type: list
+    elements: str
+    default: []
 seealso:
   - module: llamacpp.cluster.release
 """
@@ -33,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 path:
-  description: The archive in the controller's cache.
+  description: The archive in the controller's cache, or the first of them.
   returned: unless the release is a distribution's package
   type: str
 """

@@ -1,4 +1,4 @@
-"""A server of a model that sends by ranges, and breaks off or refuses as tests ask it to."""
+"""A server of models and releases that sends whole files and ranges, and breaks off or refuses as tests ask it to."""
 
 import hashlib
 import re
@@ -46,12 +46,14 @@ class Server:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def send(self, handler, data):
-        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"]).groups())
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers["Range"] or "")
+        first, last = (int(asked[1]), int(asked[2] or len(data))) if asked else (0, len(data))
         if first >= len(data):
             answer(416)(handler)
             return
         last = min(last, len(data) - 1)
-        answer(206, Content_Range=f"bytes {first}-{last}/{len(data)}", Content_Length=last - first + 1)(handler)
+        part = {"Content_Range": f"bytes {first}-{last}/{len(data)}"} if asked else {}
+        answer(206 if asked else 200, Content_Length=last - first + 1, **part)(handler)
         end = last + 1 if self.cut is None else min(last + 1, first + self.cut)
         while first < end:
             piece = data[first : min(end, first + (1 << 16))]

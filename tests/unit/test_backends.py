@@ -21,11 +21,12 @@ RECORDS = list(backends.RECORDS.values())
 BESIDE = [record for record in RECORDS if record is not backends.CPU]
 MAY_NAME = {
     "module_utils/llamacpp/backends.py",
+    "module_utils/llamacpp/prebuilt.py",
     "module_utils/planner/advisories/table.py",
     "module_utils/planner/advisories/predicates.py",
     "module_utils/planner/placement/devices.py",
 }
-"""The records, and the traps of one backend."""
+"""The records, upstream's archives for them, and the traps of one backend."""
 IN_DOCUMENTS = {"cpu": "processor"}
 """Backend → what documents call it, where that is not its name."""
 READ_DEVICES = {"facts/hardware.py", "facts/resources.py", "facts/host.py"}

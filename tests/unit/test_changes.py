@@ -17,7 +17,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "unopened": [],
         "builders": [],
         "shared": {},
-        "sources": [],
+        "sources": {},
     }
 
 
@@ -78,7 +78,7 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
     changes = decide(plan, found)
     assert changes.builders == (["head"] if "head" in lacking else [])
     assert changes.shared == ({identity: builder} if shared else {})
-    assert changes.sources == ([plan["release"]["id"]] if builder in lacking else [])
+    assert changes.sources == ({plan["release"]["id"]: []} if builder in lacking else {})
     assert builder is None or builder in changes.behind
 
 

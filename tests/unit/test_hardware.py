@@ -1,5 +1,6 @@
 """What is found of the devices and the processor of hosts on paper."""
 
+import ctypes
 import platform
 import re
 import signal
@@ -263,3 +264,46 @@ def test_connections_by_thunderbolt_to_other_hosts(tmp_path, end):
         {"device": "0-1", "lanes": 1, "gbit_per_lane": 20.0},
         {"device": "0-3", "lanes": 2, "gbit_per_lane": 20.0},
     ]
+
+
+@pytest.mark.parametrize(
+    "platform_, said, expected",
+    [
+        ("linux", "glibc 2.41", "2.41"),
+        ("linux", None, ""),
+        ("linux", ValueError("unrecognized configuration name"), ""),
+        ("darwin", ValueError(), None),
+    ],
+)
+def test_the_version_of_glibc(monkeypatch, platform_, said, expected):
+    def confstr(_name):
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(sys, "platform", platform_)
+    monkeypatch.setattr("os.confstr", confstr)
+    assert hardware.glibc() == expected
+
+
+class Driver:
+    """libcuda.so.1, as ctypes gives it."""
+
+    def __init__(self, number, status=0):
+        self.number, self.status = number, status
+
+    def cuDriverGetVersion(self, place):
+        place._obj.value = self.number
+        return self.status
+
+
+@pytest.mark.parametrize(
+    "driver, expected",
+    [(Driver(13040), "13.4"), (Driver(12080), "12.8"), (Driver(0), None), (Driver(12080, 34), None), (object(), None)],
+)
+def test_the_newest_cuda_that_a_driver_runs(driver, expected):
+    assert hardware.newest_cuda(lambda _name: driver) == expected
+
+
+def test_a_host_without_a_driver_of_nvidia():
+    assert hardware.newest_cuda(lambda name: ctypes.CDLL(f"{name}.none")) is None

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import tarfile
+import zipfile
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
@@ -131,11 +132,79 @@ def test_programs_without_rpc_or_of_another_processor(tmp_path, programs, name, 
 def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     archive = tmp_path / "programs.zip"
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(Refusal, match=r"cannot be read \(.*\).*not a zip"):
+    with pytest.raises(Refusal, match=r"cannot be read \(.*\): give a whole tar or zip archive"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
     with pytest.raises(Refusal, match="does not have the sha256"):
         installer.Installer(str(tmp_path), builds.BUILD, None).unpack(source, 9900)
+
+
+def pack_zip(tmp_path, compiled, further=()):
+    """As zip --symlinks and 7z -snl pack it."""
+    archive = tmp_path / "programs.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in compiled.iterdir():
+            entry = zipfile.ZipInfo(f"llama-b9900/{path.name}")
+            entry.external_attr = path.lstat().st_mode << 16
+            packed.writestr(entry, os.readlink(path) if path.is_symlink() else path.read_bytes())
+        for name, mode, content in further:
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = mode << 16
+            packed.writestr(entry, content)
+    return archive
+
+
+def test_a_zip_archive_is_as_good_and_reaches_nothing_outside_its_folder(tmp_path, compiled):
+    odd = [
+        ("../../libup.so", 0o100644, b"up"),
+        ("llama-b9900/libescape.so", 0o120777, b"/etc/passwd"),
+        ("llama-b9900/folder/", 0o040755, b""),
+    ]
+    assert set(unpack(tmp_path, pack_zip(tmp_path, compiled, odd)).files) == FILES
+    assert printed_by(release_of(tmp_path)) == "usage: --rpc --fit\n"
+    assert (release_of(tmp_path) / "bin" / "libggml.so").readlink().name == "libggml.so.0"
+    assert not list(tmp_path.rglob("libup.so"))
+
+
+@pytest.mark.parametrize(
+    "further, damage, said",
+    [
+        ([("llama-b9900/liblink.so", 0o120777, b"a" * 5000)], bytes, "a link in it is too long"),
+        ([(f"a/{number:0200d}", 0o100644, b"") for number in range(300)], bytes, "its list of files is too long"),
+        ([], lambda data: data[: len(data) // 2], "not a zip file"),
+        ([], lambda data: data[:1000] + bytes(1000) + data[2000:], "Bad CRC-32|invalid|Error"),
+    ],
+)
+def test_a_zip_archive_that_is_damaged_or_says_too_much(tmp_path, compiled, monkeypatch, further, damage, said):
+    monkeypatch.setattr(archives, "ZIP_BYTES", 1 << 16)
+    archive = pack_zip(tmp_path, compiled, further)
+    archive.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(Refusal, match=f"cannot be read .*({said}).*give a whole tar or zip"):
+        unpack(tmp_path, archive)
+    assert not release_of(tmp_path).exists()
+
+
+def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled):
+    """As those of CUDA, of which upstream has an archive with a folder of its own."""
+    (tmp_path / "cudart").mkdir()
+    for name in ("libcudart.so.13", "libcublas.so.13", "README"):
+        (tmp_path / "cudart" / name).write_text(name)
+    runtime = tmp_path / "cudart.tar.gz"
+    with tarfile.open(runtime, "w:gz") as packed:
+        packed.add(tmp_path / "cudart", "cudart-llama-b9900-bin-ubuntu-cuda-13.4-x64")
+    source = builds.source_of(pack_folder(tmp_path, compiled))
+    target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
+    made = target.unpack(source._replace(further=(builds.packed_of(runtime),)), 9900)
+    assert set(made.files) == FILES | {"bin/libcudart.so.13", "bin/libcublas.so.13"}
+    with pytest.raises(Refusal, match="does not have the sha256"):
+        target.unpack(source._replace(further=(builds.packed_of(runtime)._replace(sha256="0" * 64),)), 9900)
+
+
+def test_libraries_of_more_than_an_archive_may_have(tmp_path, compiled, monkeypatch):
+    archive = pack_folder(tmp_path, compiled)
+    monkeypatch.setattr(archives, "LIMIT_BYTES", 10)
+    with pytest.raises(Refusal, match=r"more than 0 GiB of libraries: remove it on the controller"):
+        archives._extract_libraries(archive, tmp_path)
 
 
 @pytest.mark.parametrize("name", ODD)

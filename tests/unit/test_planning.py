@@ -425,8 +425,8 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
         ({"llama_build_keep": 0}, ["llama_build_keep of here is 0", "1 or more"]),
         (
-            {"llama_release": {**BINARY, "url": "https://host/llama-b9500-bin-win-cpu-x64.zip"}},
-            ["llama-b9500-bin-win-cpu-x64.zip', a zip archive", "pack its content with tar"],
+            {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b9500.zip"}},
+            ["llama-b9500.zip', a zip archive", "pack its content with tar"],
         ),
         ({"llama_release": {**RELEASE, "source": "archive", "version": None}}, ["llama_release has version"]),
         (

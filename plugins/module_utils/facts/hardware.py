@@ -9,12 +9,15 @@ not needed), ``memory_mib`` (0 where it is not known) and ``unified`` (whether t
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -59,6 +62,26 @@ def _mib(path: Path) -> int | None:
 def _words(path: Path) -> dict[str, str]:
     """Of a file with a name and a value on each line."""
     return dict(line.split(None, 1) for line in text_of(path).splitlines() if len(line.split(None, 1)) == 2)
+
+
+def glibc() -> str | None:
+    """Its version; empty where the system has another C library, None on a Mac."""
+    if sys.platform == "darwin":
+        return None
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    except (OSError, ValueError):
+        return ""
+
+
+def newest_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
+    """The newest CUDA that the host's NVIDIA driver runs, as 13.0; None where it does not say."""
+    number = ctypes.c_int(0)
+    try:
+        failed = load("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or number.value < 1000 else f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def memory_mib() -> int:

@@ -381,6 +381,8 @@ def facts(
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
         "host_settings": record.host_settings,
         "kernel": platform.release(),
+        "glibc": hardware.glibc(),
+        "newest_cuda": hardware.newest_cuda(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
         "interfaces": interfaces.interfaces(),

@@ -84,8 +84,8 @@ class Decision(NamedTuple):
     """Hosts that compile something."""
     shared: Mapping[str, str]
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
-    sources: list[str]
-    """Ids of the releases of what is compiled or unpacked."""
+    sources: Mapping[str, list[str]]
+    """Id of each release of what is compiled or unpacked → names of upstream's archives of compiled programs that hosts lack."""
 
 
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
@@ -154,9 +154,10 @@ def missing_tools(
     return {name: packages for name, packages in lacking.items() if any(packages.values())}
 
 
-def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str], list[str]]:
+def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
     """As in Decision. Which host builds stands in the plan; the hosts' reports decide only what is missing."""
-    builders, sources = set(), set()
+    builders = set()
+    sources: dict[str, set[str]] = {}
     shared: dict[str, str] = {}
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
@@ -166,10 +167,14 @@ def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[
             if build.builder != name:
                 shared[build.id] = build.builder
                 continue
-            sources.add(build.release)
+            sources.setdefault(build.release, set()).update(build.archives or ())
             if source in release_request.COMPILED:
                 builders.add(name)
-    return sorted(builders), shared, sorted(sources)
+    return (
+        sorted(builders),
+        shared,
+        {release: sorted(names) for release, names in sorted(sources.items())},
+    )
 
 
 def _replaced(plan: Plan, drifts: Mapping[str, Drift], restarts: Mapping[str, Collection[str]]) -> list[str]:

@@ -569,9 +569,20 @@ OPENSSL = Library(
     0,
 )
 """What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
+RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN.name, "vulkan-driver": VULKAN.name}
+"""What programs that others compiled need when they run → their backend, empty for each. The loader of Vulkan needs the driver's file."""
+_SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
+_RUNTIME_FILES = {
+    **{
+        name: tuple(place.format(f"{name}.so.{version}") for place in _SHARED)
+        for name, version in (("libgomp", 1), ("libssl", 3), ("libvulkan", 1))
+    },
+    "vulkan-driver": ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json"),
+}
 LIBRARIES = {
     **{library.name: library for record in RECORDS.values() for library in record.libraries},
     OPENSSL.name: OPENSSL,
+    **{name: Library(name, "", files, "", 0) for name, files in _RUNTIME_FILES.items()},
 }
 DECLARED_TOOLS = {
     record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
@@ -618,13 +629,13 @@ def libraries(backend: str, generation: int = 0, fork: str = capabilities.MAINLI
     return [library.name for library in RECORDS[backend].libraries if library.since <= build]
 
 
-def service_environment(backend: str, of_build: Mapping[str, str]) -> dict[str, str]:
+def service_environment(backend: str, of_build: Mapping[str, str], compiled: bool) -> dict[str, str]:
     """What programs of a build need when they run.
 
-    :param of_build: environment in which they were compiled.
+    :param of_build: environment in which they were compiled, or that compiled programs need.
     """
     own = RECORDS[backend].toolkit
-    inherited = own.of_services if own else ()
+    inherited = tuple(of_build) if not compiled else own.of_services if own else ()
     return {**RECORDS[backend].environment, **{name: of_build[name] for name in inherited if name in of_build}}
 
 

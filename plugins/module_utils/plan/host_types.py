@@ -143,6 +143,8 @@ class BuildPlan(NamedTuple):
     """the host that compiles it for this one, or this one itself"""
     tls: bool
     """whether its llama-server has to speak TLS"""
+    archives: Absent[tuple[Word, ...]] = None
+    """of upstream's compiled programs: the programs, then further libraries"""
 
 
 class PrefillTensor(NamedTuple):

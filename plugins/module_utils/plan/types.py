@@ -38,7 +38,7 @@ class PatchPlan(NamedTuple):
 class ReleasePlan(NamedTuple):
     """A source of llama.cpp."""
 
-    source: Annotated[str, ("git", "pypi", "archive", "binary", "package")]
+    source: Annotated[str, ("git", "pypi", "archive", "prebuilt", "binary", "package")]
     """where it comes from"""
     ref: str
     """its name in ids"""
@@ -59,7 +59,9 @@ class ReleasePlan(NamedTuple):
     path: Absent[str] = None
     """archive on the controller"""
     url: Absent[str] = None
-    """where the archive is fetched from"""
+    """where the archive is fetched from; of `prebuilt` the folder of all releases, where it is not GitHub's"""
+    checksums: Absent[Mapping[str, Annotated[str, Text("sha256:[0-9a-f]{64}")]]] = None
+    """archive of `prebuilt` → its sha256, of those that the operator gives"""
     repository: Absent[str] = None
     """that git fetches from"""
     revision: Absent[str] = None

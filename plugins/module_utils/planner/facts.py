@@ -116,6 +116,10 @@ class Facts(NamedTuple):
     units_filter: Optional[bool] = None
     """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: Name = ""
+    glibc: Optional[Word] = None
+    """Version; empty with another C library, None where it is not known."""
+    newest_cuda: Optional[Word] = None
+    """That the NVIDIA driver runs."""
     firmware: Name = ""
     unified_heap: bool = False
     """Whether Mesa's configuration shows all of a memory that graphics share with the host."""

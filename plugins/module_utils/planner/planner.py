@@ -722,7 +722,7 @@ def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: boo
     )
     own.update(next(filter(None, (auxiliary_models.environment(other.placed.auxiliary) for other in run)), {}))
     own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
-    environment = {**backends.service_environment(build.backend, build.environment), **own}
+    environment = {**backends.service_environment(build.backend, build.environment, not build.archives), **own}
     used = sorted({device.backend for other in run for device in _drives(other)})
     return heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment, used, load_s)
 
@@ -806,7 +806,10 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
         ),
         protocol=release.protocol,
         argv=tuple(workers.argv_of(worker, build, release, folder)),
-        environment={**backends.service_environment(build.backend, build.environment), **worker.environment},
+        environment={
+            **backends.service_environment(build.backend, build.environment, not build.archives),
+            **worker.environment,
+        },
     )
 
 

@@ -308,6 +308,8 @@ class ReleaseRequest(NamedTuple):
     fast_load: bool = False
     """``llama_build_fast_load``."""
     tree: SourceTree | None = None
+    checksums: tuple[tuple[str, str], ...] = ()
+    """Archive of compiled programs, and its sha256: and digits."""
 
 
 class Release(NamedTuple):
@@ -323,7 +325,7 @@ class Release(NamedTuple):
     """Build number that says what the release understands; where ``build`` is not known, that of one that understands the same."""
     fork: str
     protocol: str | None
-    origin: Mapping[str, str]
+    origin: Mapping[str, Any]
     """Where it comes from: what else the plan says of it, by source."""
     patches: tuple[PatchPlan, ...]
     capabilities: Capabilities

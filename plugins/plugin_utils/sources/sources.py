@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -14,17 +15,19 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
+from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
@@ -63,6 +66,12 @@ DOWNLOAD_SECONDS = 3600
 """For a whole download: a server that sends a byte now and then would take for ever."""
 PACKING_SECONDS = 60.0
 """For which a server may be silent: some make an archive when they are asked for it."""
+PROGRESS_SECONDS = 10
+NOTHING_LEFT = 416
+"""Status of HTTP where a file ends before what is asked for: the part that is here is whole, or of a longer file."""
+ATTESTATION_SECONDS = 60
+UNASKED = r"gh auth login|error connecting|dial tcp|HTTP 40[13]|rate limit|unknown command"
+"""What gh says where it could not ask GitHub."""
 
 
 def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
@@ -112,34 +121,75 @@ def _pip_error(release: ReleasePlan, said: str) -> Exception:
 
 def _download_url(release: ReleasePlan, folder: Path) -> Path:
     target, url = folder / "archive", str(release.url)
+    _download(url, target, f"llama_release has the url {url!r}, which", "download the archive and use path")
+    return target
+
+
+def _download(url: str, target: Path, subject: str, remedy: str) -> None:
+    """Fetches a file, from where it ends if a part of it is there, and goes on as long as each connection brings something.
+
+    :param subject: begins the sentence of an error; ``remedy`` ends it.
+    """
 
     def download() -> None:
-        headers = {"Accept-Encoding": "identity"}
-        with web.answer(url, headers, silence=PACKING_SECONDS) as reply, target.open("wb") as stream:
-            while part := reply.read1(1 << 20):
-                stream.write(part)
-                if stream.tell() > ARCHIVE_BYTES:
-                    raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
+        while True:
+            had = _size(target)
+            try:
+                return _receive(url, target, had)
+            except web.RemoteError as error:
+                if error.status == NOTHING_LEFT and had:
+                    target.unlink()
+                elif not error.passes or _size(target) <= had:
+                    raise
 
     try:
         reading.within(DOWNLOAD_SECONDS, download)
     except reading.TooSlowError:
         raise AnsibleError(
-            f"llama_release has the url {url!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
-            "download it and use path"
+            f"{subject} could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or {remedy}"
         ) from None
     except web.RemoteError as error:
         why = f"its server does not give (HTTP {error.status}): correct it" if error.status else str(error)
-        raise AnsibleError(
-            f"llama_release has the url {url!r}, which {why}, or download the archive and use path"
-        ) from None
+        raise AnsibleError(f"{subject} {why}, or {remedy}") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in cache.FULL:
+            target.unlink(missing_ok=True)
             raise
-        raise AnsibleError(
-            f"llama_release has the url {url!r}, which could not be fetched: {validation.printable(error)}"
-        ) from None
-    return target
+        raise AnsibleError(f"{subject} could not be fetched: {validation.printable(error)}") from None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _receive(url: str, target: Path, had: int) -> None:
+    """Adds to a file what one connection brings.
+
+    :param had: bytes that are there already; a server that sends whole files only begins anew.
+    """
+    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={had}-"} if had else {})}
+    with web.answer(url, headers, silence=PACKING_SECONDS) as reply, target.open("ab") as stream:
+        continues = reply.status == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {had}-")
+        size = had if continues else stream.truncate(0)
+        announced = reply.headers.get("Content-Length", "")
+        whole = size + int(announced) if re.fullmatch(r"[0-9]{1,19}", announced) else None
+        shown = time.monotonic()
+        while part := _piece(reply):
+            size += stream.write(part)
+            if size > ARCHIVE_BYTES:
+                raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
+            if time.monotonic() > shown + PROGRESS_SECONDS:
+                shown = time.monotonic()
+                Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")
+    if whole is not None and size < whole:
+        raise web.RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+
+
+def _piece(reply: Any) -> bytes:
+    try:
+        return cast(bytes, reply.read1(1 << 20))
+    except (OSError, http.client.HTTPException) as error:
+        raise web.RemoteError(f"was cut off ({validation.printable(error)}): try again", passes=True) from None
 
 
 def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
@@ -439,26 +489,107 @@ def _fetch_archive(release: ReleasePlan, folder: Path, work: Path) -> None:
         raise AnsibleError(
             f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
         )
-    if _unpacked_bytes(archive) > TREE_BYTES:
-        raise AnsibleError(
-            f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
-        )
+    _check_content(archive)
     archive.replace(_cached_archive(checksum))
 
 
-def _unpacked_bytes(archive: Path) -> int:
-    """Size of an unpacked archive, counted until it is more than TREE_BYTES.
-
-    :raises AnsibleError: hosts cannot unpack it.
-    """
+def _check_content(archive: Path) -> None:
+    """:raises AnsibleError: hosts cannot unpack it, or it has too much."""
     try:
-        with archives.opened(archive):
-            size = 0
-            with archives.unpacked(archive) as stream:
-                while size <= TREE_BYTES and (part := stream.read(1 << 20)):
-                    size += len(part)
-            return size
+        size = archives.content_bytes(archive, TREE_BYTES)
     except archives.DamagedError:
         raise AnsibleError(
-            "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"
+            "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all, or of compiled "
+            "programs a zip archive"
         ) from None
+    if size > TREE_BYTES:
+        raise AnsibleError(
+            f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
+        )
+
+
+def fetch_prebuilt(release: ReleasePlan, names: Sequence[str]) -> list[Fetched]:
+    """Upstream's archives of a planned release in the cache. What an archive was when it was fetched first it has to be ever after.
+
+    :raises AnsibleError: one cannot be fetched, or is another than it was or has to be; it is not in the cache then.
+    """
+    return [_kept_prebuilt(release, name, _folder()) or _fetch_prebuilt(release, name) for name in names]
+
+
+def _wanted(release: ReleasePlan, name: str, folder: Path) -> str | None:
+    """The sha256 of an archive, from the operator or from when it was fetched first."""
+    given = (release.checksums or {}).get(name)
+    if given:
+        return given.partition(":")[2]
+    with suppress(OSError, UnicodeDecodeError):
+        recorded = (folder / f"{name}.sha256").read_text().strip()
+        return recorded if re.fullmatch(SHA256, recorded) else None
+    return None
+
+
+def _kept_prebuilt(release: ReleasePlan, name: str, folder: Path) -> Fetched | None:
+    wanted = _wanted(release, name, folder)
+    with suppress(OSError):
+        if wanted and sha256(_cached_archive(f"sha256:{wanted}")) == wanted:
+            return Fetched(_cached_archive(f"sha256:{wanted}"), False, wanted, release.commit)
+    return None
+
+
+def _fetch_prebuilt(release: ReleasePlan, name: str) -> Fetched:
+    with cache.exclusive_folder("sources", "llama_release", f"fetches {name}") as folder:
+        known = _kept_prebuilt(release, name, folder)
+        if known:
+            return known
+        url, part = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}", folder / f"{name}.part"
+        subject = f"llama_release has source: prebuilt, whose archive {url}"
+        _download(url, part, subject, "use another build, or a mirror that has it (url)")
+        try:
+            actual = sha256(part)
+            _check_prebuilt(release, name, part, actual)
+            if not _wanted(release, name, folder):
+                _check_attestation(name, part)
+                with cache.work(folder) as work:
+                    (Path(work) / "record").write_text(actual + "\n")
+                    (Path(work) / "record").replace(folder / f"{name}.sha256")
+            part.replace(_cached_archive(f"sha256:{actual}"))
+        finally:
+            part.unlink(missing_ok=True)
+        return cast(Fetched, _kept_prebuilt(release, name, folder))._replace(changed=True)
+
+
+def _check_prebuilt(release: ReleasePlan, name: str, archive: Path, actual: str) -> None:
+    wanted = _wanted(release, name, archive.parent)
+    if wanted and name in (release.checksums or {}) and actual != wanted:
+        raise AnsibleError(
+            f"llama_release has the checksum sha256:{wanted} of {name}, but that archive has sha256:{actual}: correct the checksum, or get the right archive"
+        )
+    if wanted and actual != wanted:
+        raise AnsibleError(
+            f"{name} of llama_release has sha256:{actual}, and had sha256:{wanted} when it was fetched first: find out why it was replaced, and do not "
+            "use it before; to accept it, add it to checksums of llama_release"
+        )
+    _check_content(archive)
+
+
+def _check_attestation(name: str, archive: Path) -> None:
+    """Asks GitHub whether upstream's own workflow has made an archive, where gh is installed.
+
+    :raises AnsibleError: it has not.
+    """
+    argv = ["gh", "attestation", "verify", str(archive), "--repo", prebuilt.REPOSITORY]
+    try:
+        process = bounded_process.run(argv, ATTESTATION_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        missing = isinstance(error, FileNotFoundError)
+        unasked = "gh is not installed" if missing else "gh does not run, or does not end"
+    else:
+        said = validation.printable(process.stderr.strip()[-300:])
+        unasked = f"gh could not ask GitHub: {said}" if re.search(UNASKED, process.stderr) else ""
+        if process.returncode and not unasked:
+            raise AnsibleError(
+                f"GitHub does not attest that {prebuilt.REPOSITORY} made {name} (llama_release): do not use it, and get it from another server. gh says: {said}"
+            )
+    if unasked:
+        Display().display(
+            f"  [controller] {name}: GitHub's attestation was not checked, {unasked}; its sha256 is kept from now on"
+        )

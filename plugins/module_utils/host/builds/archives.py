@@ -15,12 +15,14 @@ import gzip
 import lzma
 import re
 import shutil
+import stat
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any, Union, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
@@ -30,19 +32,22 @@ LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
 LIMIT_BYTES = 8 << 30
 HEADER_BYTES = 32 << 20
 """Of all headers; each takes several times as much memory. Sources of llama.cpp have 2 MB of them."""
+ZIP = b"PK\x03\x04"
+ZIP_BYTES, LINK_BYTES = 2 << 20, 4096
+"""Of a zip archive: all that it says of its files, at most, and one link."""
 GLOBAL_HEADERS = 64
 """Entries of the header that each member copies; git writes one."""
 PACKINGS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
 """First bytes of a packed file, and what unpacks it."""
 UNREADABLE = (
-    *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, LookupError),
-    *(RecursionError, MemoryError, OverflowError, OSError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, LookupError),
+    *(RuntimeError, MemoryError, OverflowError, OSError),
 )
 """What reading a damaged archive raises."""
 
 
 class DamagedError(Exception):
-    """A file is not a whole tar archive; the message is why."""
+    """A file is not a whole archive; the message is why."""
 
 
 def unpacked(path: Path) -> IO[bytes]:
@@ -72,11 +77,6 @@ class Archive:
         self._left += member.size
         return cast(IO[bytes], self._tar.extractfile(member))
 
-    def copy(self, member: tarfile.TarInfo, target: Path) -> None:
-        """Writes a file to a path where nothing is."""
-        with target.open("xb") as stream:
-            shutil.copyfileobj(self.open(member), stream)
-
     def read(self, size: int) -> bytes:
         """For tarfile."""
         self._left -= size
@@ -93,12 +93,67 @@ class Archive:
         return self._stream.tell()
 
 
+class ZipArchive:
+    """A zip archive, with members as those of a tar archive. zipfile reads all that an archive says of its files at once, so it reads through
+    this class, which has a limit."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._zip = zipfile.ZipFile(cast(IO[bytes], self))
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        for entry in self._zip.infolist():
+            member = tarfile.TarInfo(entry.filename)
+            member.size = entry.file_size
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                if entry.file_size > LINK_BYTES:
+                    raise zipfile.BadZipFile("a link in it is too long")
+                member.type, member.linkname = tarfile.SYMTYPE, self._zip.read(entry).decode()
+            elif entry.is_dir():
+                member.type = tarfile.DIRTYPE
+            yield member
+
+    def open(self, member: tarfile.TarInfo) -> IO[bytes]:
+        """The content of a file, of the size that the archive says."""
+        return self._zip.open(member.name)
+
+    def read(self, size: int = -1) -> bytes:
+        """For zipfile."""
+        data = self._stream.read(ZIP_BYTES + 1 if size < 0 else min(size, ZIP_BYTES + 1))
+        if len(data) > ZIP_BYTES:
+            raise zipfile.BadZipFile("its list of files is too long")
+        return data
+
+    def seek(self, offset: int, origin: int = 0) -> int:
+        """For zipfile."""
+        return self._stream.seek(offset, origin)
+
+    def tell(self) -> int:
+        """For zipfile."""
+        return self._stream.tell()
+
+    def seekable(self) -> bool:
+        """For zipfile."""
+        return True
+
+
+AnyArchive = Union[Archive, ZipArchive]
+
+
+def copy(archive: AnyArchive, member: tarfile.TarInfo, target: Path) -> None:
+    """Writes a file to a path where nothing is."""
+    with target.open("xb") as stream:
+        shutil.copyfileobj(archive.open(member), stream)
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[Archive]:
+def opened(path: Path) -> Iterator[AnyArchive]:
     """:raises DamagedError: it is not a whole archive, as far as it is read."""
     try:
         with unpacked(path) as stream:
-            yield Archive(stream)
+            start = stream.read(len(ZIP))
+            stream.seek(0)
+            yield ZipArchive(stream) if start == ZIP else Archive(stream)
     except Refusal:
         raise
     except UNREADABLE as error:
@@ -107,9 +162,25 @@ def opened(path: Path) -> Iterator[Archive]:
         raise DamagedError((str(error).splitlines() or [type(error).__name__])[0].rstrip(":")) from error
 
 
-def extract(path: Path, programs: Sequence[str], target: Path) -> None:
+def content_bytes(path: Path, limit: int) -> int:
+    """How many bytes an archive has when it is unpacked, counted until they are more than the limit.
+
+    :raises DamagedError: hosts cannot unpack it.
+    """
+    size = 0
+    with opened(path) as archive:
+        is_zip = isinstance(archive, ZipArchive)
+        for stream in (archive.open(member) for member in archive if member.isfile()) if is_zip else [unpacked(path)]:
+            with stream:
+                while size <= limit and (part := stream.read(1 << 20)):
+                    size += len(part)
+    return size
+
+
+def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence[Path] = ()) -> None:
     """Writes programs and the libraries beside them into an empty folder.
 
+    :param further: archives of libraries that they need too.
     :raises Refusal: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
@@ -117,18 +188,35 @@ def extract(path: Path, programs: Sequence[str], target: Path) -> None:
             members = _wanted(archive, programs)
             for name, member in members.items():
                 if not member.issym():
-                    archive.copy(member, target / name)
+                    copy(archive, member, target / name)
                     (target / name).chmod(0o755 if name in programs else 0o644)
             for name, member in members.items():
                 if member.issym():
                     (target / name).symlink_to(member.linkname)
+        for libraries in further:
+            _extract_libraries(libraries, target)
     except DamagedError as error:
         raise Refusal(
-            f"the archive of llama_release cannot be read ({error}): give a tar archive, as upstream's releases are, not a zip file"
+            f"the archive of llama_release cannot be read ({error}): give a whole tar or zip archive"
         ) from error
 
 
-def _wanted(archive: Archive, programs: Sequence[str]) -> dict[str, tarfile.TarInfo]:
+def _extract_libraries(path: Path, target: Path) -> None:
+    with opened(path) as archive:
+        size = 0
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            size += member.size
+            if size > LIMIT_BYTES:
+                raise Refusal(
+                    f"{path} has more than {LIMIT_BYTES >> 30} GiB of libraries: remove it on the controller, and get the right one"
+                )
+            if member.isfile() and re.fullmatch(LIBRARY, name):
+                copy(archive, member, target / name)
+                (target / name).chmod(0o644)
+
+
+def _wanted(archive: AnyArchive, programs: Sequence[str]) -> dict[str, tarfile.TarInfo]:
     """Name → member with its content: the programs, and the libraries of their folder."""
     folders: dict[PurePosixPath, dict[str, tarfile.TarInfo]] = {}
     for member in archive:

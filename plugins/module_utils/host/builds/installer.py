@@ -38,6 +38,13 @@ class Patch(NamedTuple):
     sha256: Sha256
 
 
+class PackedRelease(NamedTuple):
+    """A release that another host has built, or libraries, on this host."""
+
+    path: Annotated[str, Text(longest=4096)]
+    sha256: Sha256
+
+
 class Source(NamedTuple):
     """The source of a release that the controller has copied to this host."""
 
@@ -45,13 +52,8 @@ class Source(NamedTuple):
     sha256: Sha256
     commit: str
     patches: tuple[Patch, ...] = ()
-
-
-class PackedRelease(NamedTuple):
-    """A release that another host has built, on this host."""
-
-    path: Annotated[str, Text(longest=4096)]
-    sha256: Sha256
+    further: tuple[PackedRelease, ...] = ()
+    """Archives of libraries that compiled programs need."""
 
 
 class ReleaseArguments(NamedTuple):
@@ -123,9 +125,11 @@ class Installer:
         :param number: of the build.
         """
         archive = Path(source.archive)
-        check_sha256(archive, source.sha256)
+        further = [Path(libraries.path) for libraries in source.further]
+        for path, digest in ((source.archive, source.sha256), *source.further):
+            check_sha256(Path(path), digest)
         partial = self._begin()
-        archives.extract(archive, self.build.targets, partial / "bin")
+        archives.extract(archive, self.build.targets, partial / "bin", further)
         if "llama-server" in self.build.targets and "--rpc" not in self._help(partial / "bin" / "llama-server"):
             raise Refusal(
                 "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
@@ -142,7 +146,7 @@ class Installer:
             with archives.opened(archive) as members:
                 for member in members:
                     if member.name in files and member.isfile() and member.size <= archives.LIMIT_BYTES:
-                        members.copy(member, partial / member.name)
+                        archives.copy(members, member, partial / member.name)
         except archives.DamagedError as error:
             raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
         received = manifest.installed(partial, self.build.targets)

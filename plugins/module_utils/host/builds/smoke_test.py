@@ -45,13 +45,13 @@ HIDDEN = {
 """Hides all accelerators from programs."""
 ILLEGAL = (
     "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
-    "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: binary or package), have them compiled here with "
+    "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: prebuilt, binary or package), have them compiled here with "
     "source: git"
 )
 WITHOUT_TLS = (
     "It cannot serve with TLS, which llama_server_tls_certificate_file needs. Where it was compiled here, OpenSSL 3.0 or newer was not found: install its "
-    "development files, or set OPENSSL_ROOT_DIR in llama_build_cmake_options. Where it was compiled elsewhere (source: binary or package), use source: git, "
-    "or serve without TLS"
+    "development files, or set OPENSSL_ROOT_DIR in llama_build_cmake_options. Where it was compiled elsewhere (source: prebuilt, binary or package), use "
+    "source: git, or serve without TLS"
 )
 TLS_MISSING = "without SSL support"
 """What llama-server reports then. ik_llama.cpp reports nothing and serves without."""

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -89,6 +89,9 @@ def _release_of(request: ReleaseRequest, package: str) -> Release:
         tree = _tree_of(request, capabilities.PYPI_TREES.get(version, {}))
         return _with_id(request, f"pypi-{version}", origin, tree)
     place = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
+    if source == "prebuilt":
+        given = {"checksums": dict(request.checksums)} if request.checksums else {}
+        return _with_id(request, f"prebuilt-{request.build}", {**place, **given}, _tree_of(request, {}))
     origin = {**checksum, **place, "member": ""}
     return _with_id(request, f"{source}-{request.checksum[7:15]}", origin, _tree_of(request, {}))
 
@@ -213,7 +216,7 @@ def _packaged_tree(request: ReleaseRequest, version: str) -> _Tree:
     return tree if request.build is None else tree._replace(build=request.build, generation=request.build)
 
 
-def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, str], tree: _Tree) -> Release:
+def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree: _Tree) -> Release:
     """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies."""
     generation, fork = tree.generation or tree.build, request.fork
     if generation is None or generation < 1:
@@ -233,7 +236,7 @@ def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, str], tree:
     )
     if request.fast_load:
         release = release._replace(patches=(*patches, _fast_load_patch(release)))
-    places = {"path", "url", "protocol", "id"} | ({"repository"} if tree.commit != "unknown" else set())
+    places = {"path", "url", "checksums", "protocol", "id"} | ({"repository"} if tree.commit != "unknown" else set())
     as_json = typed_json.dump(release.as_plan())
     identity = {key: value for key, value in as_json.items() if key not in places}
     if release.patches:
@@ -263,6 +266,7 @@ class _Kind(NamedTuple):
     cmake_options: Mapping[str, str]
     environment: Mapping[str, str]
     tls: bool
+    archives: tuple[str, ...] | None = None
 
 
 def builds(
@@ -359,6 +363,7 @@ def _build(
         packaged=paths,
         builder=host.name,
         tls=kind.tls and "llama-server" in targets,
+        archives=kind.archives,
     )
 
 
@@ -375,7 +380,12 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
     }
     if release.source not in release_request.COMPILED:
         groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
-        return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, {}, tls)
+        archives = None
+        if release.source == "prebuilt":
+            archives = prebuilt_archives.archives_of(host, backend, release.generation, server)
+            kind["archives"] = archives
+        ran = {} if archives is None else prebuilt_archives.environment(facts, backend)
+        return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, ran, tls, archives)
     beside = [other for other in equipped.backends if other != backend]
     tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
     toolkit = tools["toolkit"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host, Release
@@ -28,7 +28,7 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str
     if host.backends == ("auto",) and host.is_worker:
         chosen += _for_the_others(host, chosen[0], sources, packaged)
     for backend in chosen:
-        if sources[backend] not in ("package", "binary"):
+        if sources[backend] in release_request.COMPILED:
             for accelerator in host.facts.of_backend(backend):
                 _check_architecture(host, accelerator)
     return chosen
@@ -78,8 +78,11 @@ def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: 
     """Whether the host has devices of this backend, and what its programs need."""
     further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
     buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
-    possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
-    return bool(facts.of_backend(backend)) and possible
+    if not facts.of_backend(backend):
+        return False
+    if sources[backend] == "prebuilt":
+        return prebuilt_archives.fits(facts, backend)
+    return {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
 
 
 def _for_the_others(host: Host, first: str, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
@@ -108,7 +111,7 @@ def idle_accelerators(facts: Facts, chosen: Collection[str]) -> set[str]:
 
 def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
     """Whether a toolkit of the host compiles for its devices of this backend."""
-    if sources[backend] == "package":
+    if sources[backend] not in release_request.COMPILED:
         return True
     try:
         for accelerator in host.facts.of_backend(backend):
@@ -188,6 +191,9 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
         needs = _needs_of_package(host, backend, catalogue.llama[family], release, packages, present)
     elif release.source == "binary":
         needs = Needs([], present, packages)
+    elif release.source == "prebuilt":
+        wanted = prebuilt_archives.libraries(host.facts, backend)
+        needs = Needs(wanted, present | {name for name in wanted if name not in host.facts.toolchain}, packages)
     else:
         needs = _needs_of_compiler(host, backend, beside, release, packages, present)
     manager = service_managers.MANAGERS[host.facts.service_manager]

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     capabilities,
     fast_load,
+    prebuilt,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import PatchRequest, ReleaseRequest
@@ -24,6 +25,7 @@ SOURCES = {
     "git": {"source", "repository", "fork", "ref", "commit", "build", "patches"},
     "pypi": {"source", "version", "checksum", "build", "commit", "patches"},
     "archive": {"source", "path", "url", "checksum", "fork", "build", "commit", "patches"},
+    "prebuilt": {"source", "build", "url", "checksums"},
     "binary": {"source", "path", "url", "checksum", "fork", "build", "commit"},
     "package": {"source", "build"},
 }
@@ -72,6 +74,8 @@ def request_of(value: Any) -> ReleaseRequest:
         return _git_request(request, value)
     if source == "package":
         return request
+    if source == "prebuilt":
+        return _prebuilt_request(request, value)
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
         raise Refusal(
             f"llama_release has the checksum {value.get('checksum')!r}: use sha256: and the 64 hexadecimal digits of the archive"
@@ -86,6 +90,26 @@ def request_of(value: Any) -> ReleaseRequest:
     if source in ("archive", "binary") and bool(request.path) == bool(request.url):
         raise Refusal(f"llama_release with source: {source} needs either path, a file on the controller, or url")
     return request._replace(checksum=value["checksum"], version=str(value.get("version", "")), commit=commit)
+
+
+def _prebuilt_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRequest:
+    if request.build is None:
+        raise Refusal(
+            "llama_release has source: prebuilt and no build: add the number of one of upstream's builds; versions like v0.4.1 have no archives"
+        )
+    if request.url is not None and not re.fullmatch(r"https?://\S+", request.url):
+        raise Refusal(
+            f"llama_release has the url {request.url!r}: use the address of a folder with folders like b{request.build}, as {prebuilt.URL} is one"
+        )
+    given = value.get("checksums", {})
+    names = rf"(cudart-)?llama-b{request.build}-bin-[\w.-]+\.tar\.gz"
+    for name, checksum in given.items() if isinstance(given, dict) else [(None, given)]:
+        if not re.fullmatch(names, str(name)) or not re.fullmatch(r"sha256:[0-9a-f]{64}", str(checksum)):
+            raise Refusal(
+                f"llama_release has the checksums {given!r}: use a mapping from names like llama-b{request.build}-bin-ubuntu-x64.tar.gz to sha256: and the "
+                "64 hexadecimal digits of that archive"
+            )
+    return request._replace(checksums=tuple(sorted(given.items())))
 
 
 def _patches(given: Any) -> tuple[PatchRequest, ...]:
@@ -124,7 +148,9 @@ def tagged(build: int) -> ReleaseRequest:
 
 def declaration(release: ReleasePlan) -> str:
     """What ``llama_release`` has to be for a release of a plan, as JSON, which YAML reads too."""
-    given = {key: getattr(release, key, None) for key in sorted(SOURCES[release.source]) if key != "commit"}
+    given: dict[str, Any] = {
+        key: getattr(release, key, None) for key in sorted(SOURCES[release.source]) if key != "commit"
+    }
     if release.source == "git":
         given["ref"] = str(release.revision).replace("refs/tags/", "", 1)
     own = [patch.path for patch in release.patches or () if not fast_load.is_ours(patch.sha256)]
@@ -132,15 +158,15 @@ def declaration(release: ReleasePlan) -> str:
 
 
 def _check_place(value: Mapping[str, Any]) -> None:
-    """Refuses zip archives, and numbers of Lemonade's where those of llama.cpp are meant."""
+    """Refuses zip archives of sources, and numbers of Lemonade's where those of llama.cpp are meant."""
     for key in ("path", "url", "repository"):
         place = value.get(key)
         if not isinstance(place, str):
             continue
-        if key != "repository" and re.search(r"\.zip($|[?#])", place):
+        if key != "repository" and value["source"] != "binary" and re.search(r"\.zip($|[?#])", place):
             raise Refusal(
-                f"llama_release has the {key} {place!r}, a zip archive, which hosts do not unpack: pack its content with tar, and give that as path "
-                "with its own checksum"
+                f"llama_release has the {key} {place!r}, a zip archive, of which hosts unpack compiled programs only (source: binary): pack its content "
+                "with tar, and give that as path with its own checksum"
             )
         own = re.search(r"\bb(\d{3,6})\b", str(value.get("ref", place)))
         given = value.get("build")

@@ -1,0 +1,354 @@
+"""Upstream's archives of compiled programs: which of them a host installs, and how the controller fetches them from a server like GitHub's."""
+
+import errno
+import hashlib
+import io
+import json
+import re
+import tarfile
+import time
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.action import release_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
+from conftest import typed
+from model_server import answer
+from support import actions
+from support.builds import planned_source
+from support.clusters import CARD, strix_halo
+from support.drift import drifts, typed_drifts
+from support.sources import cache
+
+__all__ = ["cache"]
+
+BUILD = 11669
+NAME = f"llama-b{BUILD}-bin-ubuntu-x64.tar.gz"
+ASKED = {"source": "prebuilt", "build": BUILD}
+LINUX = prebuilt.Machine("host", "Linux", "x86_64", "2.41")
+
+
+@pytest.mark.parametrize(
+    "backend, changed, kind",
+    [
+        ("cpu", {}, "ubuntu-x64"),
+        ("cpu", {"system_version": "2.36"}, "ubuntu-x64"),
+        ("cpu", {"architecture": "aarch64"}, "ubuntu-arm64"),
+        ("vulkan", {}, "ubuntu-vulkan-x64"),
+        ("vulkan", {"architecture": "aarch64", "system_version": None}, "ubuntu-vulkan-arm64"),
+        ("cuda", {"cuda": "13.4", "devices": ("8.6", "12.0")}, "ubuntu-cuda-13.4-x64"),
+        ("cuda", {"cuda": None, "devices": ("",)}, "ubuntu-cuda-13.4-x64"),
+        ("cuda", {"cuda": "13.3", "devices": ("9.0",)}, "ubuntu-cuda-12.8-x64"),
+        ("cuda", {"cuda": "13.4", "devices": ("6.1", "8.6")}, "ubuntu-cuda-12.8-x64"),
+        ("cuda", {"cuda": "13.10", "architecture": "aarch64", "devices": ("12.1",)}, "ubuntu-cuda-13.4-arm64"),
+        ("hip", {"rocm": "10.0.2", "devices": ("gfx90a:xnack-", "gfx1151")}, "ubuntu-rocm-10.0-x64"),
+        ("metal", {"system": "Darwin", "architecture": "arm64", "system_version": "24.1.0"}, "macos-arm64"),
+        ("cpu", {"system": "Darwin", "architecture": "x86_64", "system_version": "22.4.0"}, "macos-x64"),
+    ],
+)
+def test_which_archive_runs_on_a_host(backend, changed, kind):
+    programs = f"llama-b{BUILD}-bin-{kind}.tar.gz"
+    runtime = (f"cudart-{programs}",) if backend == "cuda" else ()
+    assert prebuilt.archives_of(LINUX._replace(**changed), backend, BUILD) == (programs, *runtime)
+
+
+@pytest.mark.parametrize(
+    "backend, changed, said",
+    [
+        ("cpu", {"system_version": "2.31"}, "host has glibc 2.31, and .* needs glibc 2.35: use a newer distribution"),
+        ("cuda", {"system_version": "2.36"}, "has glibc 2.36, and .*ubuntu-cuda-12.8-x64.* needs glibc 2.39"),
+        ("cpu", {"system_version": ""}, "has another C library than glibc"),
+        ("metal", {"system": "Darwin", "architecture": "arm64", "system_version": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
+        ("cuda", {"cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, and .* needs one for 12.8: update the driver"),
+        ("cuda", {"cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, and .* from 5.0 on"),
+        ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, and .* needs the libraries of ROCm 10: install that, or"),
+        ("hip", {"rocm": ""}, "has no ROCm"),
+        ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has a device gfx906, for which .* has no code"),
+        ("sycl", {}, "backend sycl, for which upstream has no archive, since theirs have no RPC worker"),
+        ("hip", {"architecture": "aarch64"}, "has the backend hip, .* no archive on Linux aarch64"),
+        ("cpu", {"system": "FreeBSD"}, "no archive on FreeBSD x86_64"),
+    ],
+)
+def test_what_runs_no_archive_is_refused_in_one_sentence(backend, changed, said):
+    with pytest.raises(Refusal, match=said) as refusal:
+        prebuilt.archives_of(LINUX._replace(**changed), backend, BUILD)
+    assert str(refusal.value).count(". ") == 0
+
+
+def test_names_of_older_builds_are_not_known():
+    with pytest.raises(Refusal, match=r"build 9900, .* from 11081 on: use a newer build, or source: binary"):
+        prebuilt.archives_of(LINUX, "cpu", 9900)
+
+
+# ------------------------------------------------------------------------------------------------------------------------ plan
+
+
+def asking(cluster, **variables):
+    for host in cluster.hosts.values():
+        host["variables"].update({"llama_release": ASKED, **variables})
+    return cluster
+
+
+def archives(plan, host):
+    return [build["archives"] for build in plan["hosts"][host]["builds"]]
+
+
+def test_hosts_of_several_kinds_have_archives_of_one_release(pair):
+    pair.hosts["worker1"]["facts"].update({**CARD, "newest_cuda": "13.4", "toolchain": {}})
+    pair.hosts["worker2"]["facts"].update(architecture="aarch64", glibc="2.39", toolchain={"libgomp": None})
+    plan = asking(pair).plan()
+    assert not plan["refused"], plan["reasons"]
+    release = plan["release"]
+    assert (release["source"], release["build"], release["protocol"]) == ("prebuilt", BUILD, "8.0.0")
+    assert {build["release"] for host in plan["hosts"].values() for build in host["builds"]} == {release["id"]}
+    cuda = f"llama-b{BUILD}-bin-ubuntu-cuda-13.4-x64.tar.gz"
+    assert archives(plan, "head") == [[NAME]]
+    assert archives(plan, "worker1") == [[cuda, f"cudart-{cuda}"]]
+    assert archives(plan, "worker2") == [[f"llama-b{BUILD}-bin-ubuntu-arm64.tar.gz"]]
+    tools = {name: host["tools"] for name, host in plan["hosts"].items()}
+    assert tools["worker2"]["libgomp"] == "libgomp1"
+    assert not {"cmake", "c++", "nvcc"} & {tool for own in tools.values() for tool in own}
+    assert len(plan["hosts"]["worker1"]["accounts"]) == 1, "nobody compiles"
+    lacking = {
+        name: {**drift, "missing_builds": [build["id"] for build in plan["hosts"][name]["builds"]]}
+        for name, drift in drifts(plan).items()
+    }
+    fetched = changes.decide(typed(plan), typed_drifts(lacking)).sources
+    assert fetched == {release["id"]: sorted({NAME, cuda, f"cudart-{cuda}", archives(plan, "worker2")[0][0]})}
+
+
+def test_where_archives_lie_and_what_they_are_changes_no_build(local):
+    before = asking(local).plan()
+    given = {**ASKED, "url": "http://mirror/", "checksums": {NAME: "sha256:" + "a" * 64}}
+    after = asking(local, llama_release=given).plan()
+    assert after["hosts"] == before["hosts"]
+    assert after["release"]["url"] == "http://mirror/"
+    declared = json.loads(release_request.declaration(typed(after).release))
+    assert release_request.request_of(declared) == release_request.request_of(given)
+    other = asking(local, llama_release={**ASKED, "build": BUILD + 1}).plan()
+    assert other["hosts"]["here"]["builds"][0]["id"] != before["hosts"]["here"]["builds"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    "rocm, backend, environment",
+    [("7.2.1", "vulkan", {}), ("10.0.0", "hip", {"LD_LIBRARY_PATH": "/opt/rocm/lib"})],
+)
+def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environment):
+    toolkit = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "version": rocm, "compiler": None}
+    facts = {**strix_halo(), "toolchains": [{**toolkit, "libraries": [], "rocwmma": None}]}
+    local.hosts["here"]["facts"].update(facts)
+    local.hosts["here"]["variables"]["llama_worker_endpoints"] = None
+    build = asking(local).plan()["hosts"]["here"]["builds"][0]
+    assert (build["backend"], build["environment"]) == (backend, environment)
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_release": {"source": "prebuilt"}}, "prebuilt and no build: .* versions like v0.4.1 have no archives"),
+        ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
+        ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
+        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: use a mapping"),
+        ({"llama_release": {**ASKED, "checksums": {NAME: "md5:1"}}}, "the checksums .*'md5:1'"),
+        (
+            {"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": "sha256:" + "a" * 64}}},
+            f"names like llama-b{BUILD}-bin-ubuntu-x64",
+        ),
+        ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
+        ({"llama_build_fast_load": True}, "source: prebuilt, programs that are compiled already"),
+        ({"llama_build_cmake_options": {"GGML_RPC_RDMA": "ON"}}, "has GGML_RPC_RDMA, but .* compiles nothing: remove"),
+        ({"llama_backend": "sycl"}, "llama_backend of here is sycl, but that host has no such device"),
+    ],
+)
+def test_what_archives_do_not_have_is_refused(local, variables, said):
+    assert re.search(said, asking(local, **variables).reason())
+
+
+def test_pairs_of_types_that_only_compiling_gives(local):
+    local.hosts["here"]["facts"].update(CARD)
+    local.hosts["here"]["variables"].update(llama_worker_endpoints=None, llama_server_cache_type_k="q8_0")
+    assert "q8_0 and f16, for which upstream's archive for cuda of here has no code" in asking(local).reason()
+
+
+# --------------------------------------------------------------------------------------------------------------------- fetching
+
+
+def packed(text, folder=f"llama-b{BUILD}"):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=0) as archive:
+        member = tarfile.TarInfo(f"{folder}/llama-server")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return stream.getvalue()
+
+
+CONTENT = packed(bytes(range(256)) * 4096)
+
+
+@pytest.fixture
+def release(server, monkeypatch, tmp_path):
+    """Of a server that plays GitHub's: what is asked for is redirected to where it lies."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    server.files[f"/assets/{NAME}"] = CONTENT
+    server.faults[f"/b{BUILD}/{NAME}"] = answer(302, Location=f"{server.url}/assets/{NAME}?token=x")
+    return planned_source("prebuilt", f"prebuilt-{BUILD}", build=BUILD, url=server.url)
+
+
+def kept(cache):
+    return sorted(path.name for path in cache.iterdir() if path.name != ".lock") if cache.exists() else []
+
+
+def digest(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_an_archive_is_fetched_once_and_its_sha256_kept(release, server, cache, capsys):
+    (fetched,) = sources.fetch_prebuilt(release, [NAME])
+    assert (fetched.changed, fetched.path.read_bytes(), fetched.sha256) == (True, CONTENT, digest(CONTENT))
+    assert "attestation was not checked, gh is not installed" in capsys.readouterr().out
+    asked = len(server.asked)
+    assert sources.fetch_prebuilt(release, [NAME]) == [fetched._replace(changed=False)]
+    assert len(server.asked) == asked
+    assert kept(cache) == sorted([f"{digest(CONTENT)[:16]}.tar.gz", f"{NAME}.sha256"])
+    fetched.path.unlink()
+    assert sources.fetch_prebuilt(release, [NAME]) == [fetched]
+    assert "attestation" not in capsys.readouterr().out, "its sha256 is known"
+
+
+def test_all_archives_that_hosts_lack_are_fetched_before_any_host_changes(release, server):
+    given = {"release": typed_json.dump(release), "archives": [NAME]}
+    assert [actions.run(release_source, **given)["changed"] for _run in range(2)] == [True, False]
+
+
+def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts_it(release, server, cache):
+    (first,) = sources.fetch_prebuilt(release, [NAME])
+    first.path.unlink()
+    other = server.files[f"/assets/{NAME}"] = packed(b"other")
+    with pytest.raises(
+        AnsibleError, match=f"{NAME} .*sha256:{digest(other)}, and had sha256:{first.sha256} when .* first"
+    ):
+        sources.fetch_prebuilt(release, [NAME])
+    assert kept(cache) == [f"{NAME}.sha256"]
+    accepted = release._replace(checksums={NAME: f"sha256:{digest(other)}"})
+    assert sources.fetch_prebuilt(accepted, [NAME])[0].path.read_bytes() == other
+
+
+@pytest.mark.parametrize("cut, rate", [(100_000, 11), (None, 1)])
+def test_a_cut_download_goes_on_where_it_stopped(release, server, cut, rate):
+    server.cut = cut
+    (fetched,) = sources.fetch_prebuilt(release, [NAME])
+    assert fetched.path.read_bytes() == CONTENT
+    assert server.sent == len(CONTENT), "each byte once"
+    assert len([path for path, _headers in server.asked if path.startswith("/assets/")]) == rate
+
+
+def test_what_another_run_left_is_not_fetched_again(release, server, cache):
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / f"{NAME}.part").write_bytes(CONTENT[:500_000])
+    assert sources.fetch_prebuilt(release, [NAME])[0].path.read_bytes() == CONTENT
+    assert server.sent == len(CONTENT) - 500_000
+
+
+@pytest.mark.parametrize("left", [CONTENT, CONTENT + b"longer"])
+def test_a_part_that_is_whole_or_too_long_begins_anew(release, cache, left):
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / f"{NAME}.part").write_bytes(left)
+    assert sources.fetch_prebuilt(release, [NAME])[0].path.read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_sends_it_from_the_start(release, server, cache):
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / f"{NAME}.part").write_bytes(b"something else")
+    server.faults[f"/assets/{NAME}"] = answer(200, CONTENT)
+    assert sources.fetch_prebuilt(release, [NAME])[0].path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "fault, said",
+    [
+        (answer(404), r"/llama-b11669-bin-ubuntu-x64\.tar\.gz its server does not give \(HTTP 404\): .* another build"),
+        (
+            answer(200, CONTENT[:1000], Content_Length=len(CONTENT)),
+            "was cut off: its server sent less than it announced",
+        ),
+        (answer(200, b"<html>sign in</html>"), "cannot be read: give a whole tar archive"),
+        (answer(200, CONTENT[:-5000]), "cannot be read: give a whole tar archive"),
+        (answer(302, Location="file:///etc/passwd"), "only http or https is followed"),
+    ],
+)
+def test_what_a_server_does_not_give_is_one_sentence_and_leaves_nothing(release, server, cache, fault, said):
+    server.faults[f"/assets/{NAME}"] = fault
+    with pytest.raises(AnsibleError, match=f"(?s)llama_release has .*{said}"):
+        sources.fetch_prebuilt(release, [NAME])
+    assert [name for name in kept(cache) if not name.endswith(".part")] == []
+
+
+def test_a_wrong_checksum_names_archive_and_both(release, cache):
+    given = release._replace(checksums={NAME: "sha256:" + "0" * 64})
+    with pytest.raises(
+        AnsibleError, match=f"the checksum sha256:000.* of {NAME}, but that archive .*{digest(CONTENT)}"
+    ):
+        sources.fetch_prebuilt(given, [NAME])
+    assert kept(cache) == []
+
+
+def test_a_slow_server_is_given_up(release, server, monkeypatch):
+    def trickle(handler):
+        answer(200, Content_Length=len(CONTENT))(handler)
+        for _piece in range(100):
+            handler.wfile.write(b"a")
+            time.sleep(0.02)
+
+    server.faults[f"/assets/{NAME}"] = trickle
+    monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.3)
+    with pytest.raises(AnsibleError, match=r"could not be fetched within 0\.3 s: use another server, or"):
+        sources.fetch_prebuilt(release, [NAME])
+
+
+def test_a_full_disk_of_the_controller(release, cache, monkeypatch):
+    def full(_reply):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(sources, "_piece", full)
+    with pytest.raises(AnsibleError, match=r"llama_release does not fit on the controller: the disk of .* is full"):
+        sources.fetch_prebuilt(release, [NAME])
+    assert kept(cache) == []
+
+
+@pytest.mark.parametrize(
+    "script, said",
+    [
+        ("exit 0", ""),
+        (
+            "echo 'To get started with GitHub CLI, please run: gh auth login' >&2; exit 4",
+            "could not ask GitHub: To get",
+        ),
+        ("echo 'error connecting to api.github.com' >&2; exit 1", "could not ask GitHub: error connecting"),
+    ],
+)
+def test_the_attestation_is_checked_where_gh_is_installed(release, tmp_path, capsys, script, said):
+    gh(tmp_path, script)
+    assert sources.fetch_prebuilt(release, [NAME])[0].changed
+    assert said in capsys.readouterr().out
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("attestation verify ")
+    assert asked.endswith(f"{NAME}.part --repo ggml-org/llama.cpp\n")
+
+
+def test_an_archive_that_upstream_did_not_make_is_not_kept(release, tmp_path, cache):
+    gh(tmp_path, "echo 'no attestations found' >&2; exit 1")
+    with pytest.raises(AnsibleError, match=f"does not attest that ggml-org/llama.cpp made {NAME} .*no attestations"):
+        sources.fetch_prebuilt(release, [NAME])
+    assert kept(cache) == []
+
+
+def gh(tmp_path, script):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gh").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{script}\n')
+    (tmp_path / "bin" / "gh").chmod(0o755)
