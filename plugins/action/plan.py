@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class ActionModule(Action):
         if arguments.empty:
             cluster = inventory.cluster_of(self.variables)
             return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
-        plan = self._plan(arguments)
+        plan = make(self.find_file, self.variables, arguments.facts, arguments.model, arguments.staging)
         described = typed_json.dump(plan)
         if arguments.staging or not arguments.show:
             return {"changed": False, "plan": described}
@@ -82,20 +82,31 @@ class ActionModule(Action):
             return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
         return {"changed": False, "plan": described}
 
-    def _plan(self, arguments: Arguments) -> Plan | Refused:
-        digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
-        try:
-            name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
-            catalogue = cluster_inputs.catalogue(inventory.packages())
-            cluster = cluster_inputs.read(name, hosts)
-            # What a benchmark cannot measure is refused now, not when it begins.
-            for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
-                cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
-            cluster = sources.look_up(self.find_file, cluster, catalogue)
-            plan = planner.make(cluster, arguments.model, catalogue, digest, arguments.staging)
-            if isinstance(plan, Refused) or plan.refused:
-                return plan
-            facts = {name: host.kept_facts for name, host in cluster.hosts.items()}
-            return completion.complete(plan, RUNTIME_FILES, definitions.definition, facts)
-        except Refusal as refusal:
-            return planner.refused(inventory.cluster_of(self.variables), refusal)
+
+def make(
+    find_file: Callable[[str], str],
+    task_vars: dict,
+    facts: Mapping[str, Any],
+    model: Mapping[str, Any],
+    staging: bool = False,
+) -> Plan | Refused:
+    """The plan of the inventory that a task sees.
+
+    :param find_file: path of a file of the controller, as the operator names it.
+    """
+    digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
+    try:
+        name, hosts = inventory.hosts(task_vars, facts, inventory.of_play(task_vars))
+        catalogue = cluster_inputs.catalogue(inventory.packages())
+        cluster = cluster_inputs.read(name, hosts)
+        # What a benchmark cannot measure is refused now, not when it begins.
+        for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
+            cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
+        cluster = sources.look_up(find_file, cluster, catalogue)
+        plan = planner.make(cluster, model, catalogue, digest, staging)
+        if isinstance(plan, Refused) or plan.refused:
+            return plan
+        kept = {name: host.kept_facts for name, host in cluster.hosts.items()}
+        return completion.complete(plan, RUNTIME_FILES, definitions.definition, kept)
+    except Refusal as refusal:
+        return planner.refused(inventory.cluster_of(task_vars), refusal)

@@ -86,12 +86,12 @@ def _misfits(given: Any, options: Any) -> Iterator[str]:
             yield from (f"{name}.{why}" for why in _misfits(part, option.get("options") or {}))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value without where it comes from, which Ansible adds to each part of it: whatever copies a model's summary would copy that, too."""
     if isinstance(value, Mapping):
-        return {_plain(name): _plain(part) for name, part in value.items()}
+        return {plain(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     kind = next((kind for kind in (str, bool, int, float) if isinstance(value, kind)), None)
     return kind(value) if kind else value
 
@@ -101,7 +101,7 @@ def _variables(name: str, hostvars: Any) -> dict:
     values = ((variable, hostvars.get(variable)) for variable in spec)
     given = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check(name, given)
-    given = _plain(given)  # bounded by the check
+    given = plain(given)  # bounded by the check
     for why in _misfits(given, spec):
         raise Refusal(f"Variables of host {name} are not valid: {why}")
     checked = ArgumentSpecValidator(spec).validate(given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -48,14 +48,22 @@ def _mode(target: Path) -> int:
     return 0o666 & ~mask
 
 
-def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | None) -> None:
+def show_plan(
+    plan: Plan | Refused,
+    changes: Sequence[str],
+    report_path: str | None,
+    before: Mapping[str, Sequence[str]] = {},
+) -> None:
     """Shows the page of a plan, and writes it where a path is given.
 
     :param changes: what site.yml would change.
+    :param before: title → lines of further parts.
     """
+    for title, lines in before.items():
+        Display().display("\n".join(["", title, *lines]))
     Display().display(plan_text.plan_page(plan, changes))
     if report_path:
-        write("llama_report_path", report_path, html_page.page(plan, changes))
+        write("llama_report_path", report_path, html_page.page(plan, changes, before=before))
 
 
 def write_report(path: str, plan: Plan | None, verified: Report | None, measured: Benchmark | None) -> None:

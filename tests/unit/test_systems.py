@@ -75,8 +75,8 @@ def plan_of(source, **extra):
     return planned_of(variables_of(source, extra))
 
 
-def planned_of(task_vars):
-    cluster, hosts = inventory.hosts(task_vars)
+def planned_of(task_vars, answers=None):
+    cluster, hosts = inventory.hosts(task_vars, answers)
     try:
         read = sources.look_up(str, entry.read(cluster, hosts), CATALOGUE)
         return make(read, {}, CATALOGUE, "runtime-id")

@@ -41,11 +41,14 @@ def addresses(ask: Ask = output) -> list[str]:
 
 def _of_linux(root: Path) -> dict[str, str]:
     folders = [folder for folder in (root / "sys/class/net").glob("*") if (folder / "device").exists()]
-    return {folder.name: _kind(folder, root) for folder in folders}
+    return {folder.name: kind_of(folder, root) for folder in folders}
 
 
-def _kind(folder: Path, root: Path) -> str:
-    """:param folder: of the interface in /sys/class/net."""
+def kind_of(folder: Path, root: Path) -> str:
+    """Kind of an interface; of one without hardware, Ethernet.
+
+    :param folder: of the interface in /sys/class/net.
+    """
     if os.path.basename(os.path.realpath(folder / "device" / "driver")) == "thunderbolt-net":
         return "usb4" if _generation(folder, root) >= USB4_GENERATION else "thunderbolt"
     if (folder / "wireless").exists() or (folder / "phy80211").exists():

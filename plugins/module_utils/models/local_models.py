@@ -66,10 +66,18 @@ def _file(path: str, account: str | None, whole: bool) -> dict[str, Any]:
         return {**entry, "summary": None}
 
 
+def ollama_folders() -> list[str]:
+    """Where Ollama's models may lie on this host."""
+    return [
+        *filter(None, [os.environ.get("OLLAMA_MODELS")]),
+        os.path.expanduser("~/.ollama/models"),
+        *OLLAMA_FOLDERS,
+    ]
+
+
 def _of_ollama(name: str, account: str | None) -> dict[str, Any] | None:
     """The manifest of a model that Ollama has on this host, and the folder where its blobs are; None where it has none that can be read."""
-    homes = [os.environ.get("OLLAMA_MODELS"), os.path.expanduser("~/.ollama/models"), *OLLAMA_FOLDERS]
-    for folder in filter(None, homes):
+    for folder in ollama_folders():
         path = Path(folder) / ollama.name_of(name).manifest_path
         try:
             manifest = reading.read_object(path, ollama.MANIFEST_BYTES)

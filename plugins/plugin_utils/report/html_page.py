@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +162,13 @@ def page(
     changes: Sequence[str] = (),
     verified: Report | None = None,
     measured: Benchmark | None = None,
+    before: Mapping[str, Sequence[str]] = {},
 ) -> str:
     """HTML of a plan, a refused one too, with what was verified and measured of it.
 
     :param plan: None leaves its parts out.
     :param changes: what site.yml would change.
+    :param before: title → lines of further parts.
     """
     view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}}
     of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}
@@ -184,6 +186,7 @@ def page(
             "subtitle": " ".join(subtitle),
             "style": Markup((HERE / "page.css").read_text()),
             "checks": _checks(verified) if verified else None,
-            "parts": [*refused, *checks, *first, *of_benchmark["parts"], *rest],
+            "other": {**view["other"], **before},
+            "parts": [*refused, *before, *checks, *first, *of_benchmark["parts"], *rest],
         }
     )

@@ -1,0 +1,149 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Finds out whom to ask; proposes an inventory from what hosts report, writes it, and plans it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, discovery_text, inventory, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, why
+
+SSH_PORT, SECONDS, AT_ONCE = 22, 2, 64
+"""Where addresses of a network are tried, for how long each, and how many at the same time."""
+CONNECTION = (
+    *("ansible_host", "ansible_port", "ansible_user", "ansible_connection", "ansible_python_interpreter"),
+    *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_remote_tmp"),
+    *("ansible_become", "ansible_become_user", "ansible_become_method"),
+)
+"""What the inventory gets of how Ansible reaches a host: no secret."""
+DECIDED = ("llama_links", "llama_model_")
+"""How variables begin that are not taken over."""
+
+
+class Arguments(NamedTuple):
+    path: ControllerPath
+    hosts: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = {}
+    found: Mapping[str, Any] = {}
+    report: ControllerPath | None = None
+
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        path = Path(arguments.path).expanduser().absolute()
+        if path.exists():
+            raise Refusal(
+                f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
+            )
+        if not arguments.facts:
+            named = discovery.candidates(arguments.hosts, self.variables["groups"])
+            answering = _answering([one.name for one in named if one.tried])
+            return {
+                "changed": False,
+                "hosts": [one._asdict() for one in named if not one.tried or one.name in answering],
+            }
+        machines, lost, asked = self._machines(arguments)
+        answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, asked)}
+
+        def plan(proposal: discovery.Proposal) -> Plan | Refused:
+            seen = {**proposal.task_vars, "inventory_dir": os.getcwd()}
+            return plan_action.make(self.find_file, seen, answers, _report(proposal.model))
+
+        proposal, planned = discovery.choose(machines, plan)
+        if not self.check_mode:
+            with suppress(OSError):  # writing says why
+                path.parent.mkdir(parents=True, exist_ok=True)
+            output.write("llama_discover_inventory", str(path), discovery_text.inventory(proposal, lost))
+        output.show_plan(planned, (), arguments.report, discovery_text.tables(proposal, lost))
+        written = f"{path} {'would be' if self.check_mode else 'is'} written"
+        if planned.refused:
+            return {"failed": True, "msg": f"{written}, and its plan is refused: the page above says why."}
+        Display().display(f"{written}: look at it, and run site.yml -i {path}")
+        return {"changed": not self.check_mode, "plan": typed_json.dump(planned)}
+
+    def _machines(self, arguments: Arguments) -> tuple[list[discovery.Machine], dict[str, str], list[str]]:
+        """Those that answered or are declared; why others are left out; and how the first ones were asked."""
+        hostvars = self.variables["hostvars"]
+        lost: dict[str, str] = {}
+        variables: dict[str, dict[str, Any]] = {}
+        for name, result in arguments.facts.items():
+            given = _given(hostvars[name])
+            failed = next((why(each) for each in (result, arguments.found.get(name) or {}) if each.get("msg")), "")
+            if (result.get("facts") and not failed) or "llama_hardware" in given:
+                variables[inventory.plain(name)] = given
+            else:
+                lost[inventory.plain(name)] = failed.removeprefix("Task failed: ") or "it said nothing"
+        if not variables:
+            said = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
+            raise Refusal(f"no host could be asked, so there is no inventory ({said})")
+        groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
+        _cluster, settled = inventory.hosts({"groups": groups, "hostvars": variables}, arguments.facts)
+        machines: dict[str, discovery.Machine] = {}
+        for name, given in variables.items():
+            machine = discovery.Machine(
+                name, given, facts_of(settled[name]["facts"]), _discovered(name, arguments.found.get(name) or {})
+            )
+            twin = next((other for other, one in machines.items() if one.macs and one.macs == machine.macs), None)
+            if twin:
+                lost[name] = f"it is {twin}"
+            else:
+                machines[name] = machine
+        return discovery.named(machines), lost, [*machines]
+
+
+def _given(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What the operator gave for a host that the inventory takes over."""
+    names = [*CONNECTION, *(name for name in inventory.specification() if not name.startswith(DECIDED))]
+    given: dict[str, Any] = inventory.plain({name: variables.get(name) for name in names})
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _discovered(name: str, result: Mapping[str, Any]) -> Discovered:
+    """What a host says of its links and models."""
+    shape = typed_json.shape(Discovered)
+    said = validation.reported(name, "links and models", result.get("discovered") or {}, shape)
+    return typed_json.parse(Discovered, said)
+
+
+def _report(model: FoundModel | None) -> dict[str, Any]:
+    """What model_info would report of a model."""
+    if not model:
+        return {}
+    found = {"summary": model.summary, "closed": model.closed}
+    file = {
+        "name": os.path.basename(model.file),
+        "path": model.file,
+        "bytes": model.bytes,
+        "role": download_record.MODEL,
+    }
+    return {**found, "files": [file]} if model.kind == "ollama" else found
+
+
+def _answering(addresses: Sequence[str]) -> set[str]:
+    """Those whose ssh port answers."""
+
+    def answers(address: str) -> bool:
+        with suppress(OSError), socket.create_connection((address, SSH_PORT), SECONDS):
+            return True
+        return False
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {address for address, answered in zip(addresses, pool.map(answers, addresses)) if answered}

@@ -1,0 +1,173 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an inventory is written from beside a host's facts: its interfaces, whom it sees there, and models that lie on it."""
+
+import ipaddress
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, split_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
+
+FOLDERS = (
+    "/models",
+    "/srv/models",
+    "/opt/models",
+    "/data/models",
+    "~/models",
+    "~/.cache/llama.cpp",
+    "~/.cache/huggingface/hub",
+    "~/.lmstudio/models",
+    "~/.cache/lm-studio/models",
+)
+"""Where people and other programs put files of models."""
+DEEPEST, MOST_MODELS = 6, 20
+"""Levels of folders below these that are looked into, and models of a host whose headers are read, the largest first."""
+WIRED = ("1", str(interfaces.INFINIBAND_TYPE))
+"""``type`` of an interface that has hardware addresses; tunnels have none."""
+DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
+
+Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
+
+
+class LinkInterface(NamedTuple):
+    """An interface that may be an end of a link."""
+
+    name: Annotated[str, Text(r"[\w.:@-]+", 64)]
+    kind: Annotated[str, names.LINK_KINDS]
+    mac: Mac
+    mbit: Optional[int]
+    """per second, as its driver says it"""
+    addresses: tuple[Annotated[str, Text(r"\d+(\.\d+){3}/\d+", 18)], ...]
+    main: bool
+    """Whether the controller's connection or the default route goes over it."""
+    sees: tuple[Mac, ...]
+    """Hardware addresses of its neighbours."""
+
+
+class FoundModel(NamedTuple):
+    """A model that lies on a host."""
+
+    kind: Annotated[str, ("path", "ollama")]
+    name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
+    """Path of its first file, or what Ollama calls it."""
+    file: Annotated[str, Text(r"/[^\n]*", 4096)]
+    bytes: Annotated[int, Number()]
+    closed: Optional[Annotated[str, Text(longest=4096)]]
+    """The folder or file that keeps the account of the services from reading it."""
+    summary: Mapping[str, Any]
+
+
+class Discovered(NamedTuple):
+    """What discovery_info reports."""
+
+    hostname: Annotated[str, Text()] = ""
+    interfaces: tuple[LinkInterface, ...] = ()
+    models: tuple[FoundModel, ...] = ()
+
+
+def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
+    """
+    :param addresses: IPv4 addresses of other hosts. Those in a network of this one get an empty datagram, so that the kernel looks for them.
+    :param folders: with models.
+    :param account: that is to read the models; None for that of this process.
+    """
+    return Discovered(platform.node(), interfaces_of(System(), addresses), tuple(models(folders, account)))
+
+
+def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
+    found = inspection.inspect(system)
+    _greet(addresses, [address for interface in found.interfaces.values() for address in interface.addresses])
+    seen = neighbours(system.output("ip", "-json", "neigh"))
+    ends = []
+    for name, interface in found.interfaces.items():
+        folder = inspection.of_interface(name, system)
+        speed, wired = text_of(folder / "speed").strip(), text_of(folder / "type").strip() in WIRED
+        mbit, kind = int(speed) if speed.isdigit() else None, interfaces.kind_of(folder, system.root)
+        main, sees = name in found.protected, tuple(sorted(seen.get(name, ())))
+        if wired and interface.mac:
+            ends.append(LinkInterface(name, kind, interface.mac, mbit, interface.addresses, main, sees))
+    return tuple(ends)
+
+
+def _greet(addresses: Iterable[str], own: Iterable[str]) -> None:
+    networks = [ipaddress.ip_interface(address).network for address in own]
+    near = [address for address in addresses if any(ipaddress.ip_address(address) in network for network in networks)]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for address in near:
+            with suppress(OSError):
+                sender.sendto(b"", (address, DISCARD_PORT))
+    if near:
+        time.sleep(ANSWER_SECONDS)
+
+
+def neighbours(listing: str) -> dict[str, set[str]]:
+    """Interface → hardware addresses that answered there.
+
+    :param listing: what ``ip -json neigh`` prints.
+    """
+    seen: dict[str, set[str]] = {}
+    with suppress(ValueError):
+        for entry in json.loads(listing):
+            if "lladdr" in entry and "FAILED" not in entry.get("state", ()):
+                seen.setdefault(entry["dev"], set()).add(entry["lladdr"])
+    return seen
+
+
+def models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
+    """Those whose headers say that they can be served, the largest first."""
+    largest = sorted(_files(folders), key=lambda entry: -entry[1])[:MOST_MODELS]
+    sizes, ollama_names = dict(largest), list(_ollama_names())
+    report = local_models.report([], list(sizes), ollama_names, account)
+    for path, entry in report["paths"].items():
+        if is_served(entry.get("summary")):
+            yield FoundModel("path", path, path, sizes[path], entry["closed"], entry["summary"])
+    for name, found in report["ollama"].items():
+        entry = found["blobs"][download_record.MODEL]
+        if is_served(entry.get("summary")):
+            (blob, *_others) = ollama.blobs(found["manifest"], download_record.MODEL)
+            file = os.path.join(found["folder"], ollama.blob_path(blob.sha256))
+            yield FoundModel("ollama", name, file, entry["bytes"], entry["closed"], entry["summary"])
+
+
+def is_served(summary: Optional[Mapping[str, Any]]) -> bool:
+    """Whether a header is of a model that generates text, and not of a projector, a vocabulary or an encoder."""
+    return summary is not None and not header_summary.problem(summary) and "bert" not in summary["architecture"]
+
+
+def _files(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Path of the first file and bytes of each whole model below the folders, of the same files once."""
+    known = set()
+    for top in map(os.path.expanduser, folders):
+        for place, below, entries in os.walk(top):
+            if place[len(top) :].count("/") >= DEEPEST:
+                below.clear()
+            for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
+                paths = [os.path.join(place, name) for name in model.names]
+                real = os.path.realpath(paths[0])
+                if not model.missing and real not in known and not download_record.problem_of_name(model.names[0]):
+                    known.add(real)
+                    with suppress(OSError):
+                        yield paths[0], sum(os.stat(path).st_size for path in paths)
+
+
+def _ollama_names() -> Iterator[str]:
+    for folder in local_models.ollama_folders():
+        top = Path(folder) / "manifests"
+        for path in sorted(top.glob("*/*/*/*")):
+            *parts, tag = path.relative_to(top).parts
+            yield f"{'/'.join(parts)}:{tag}"

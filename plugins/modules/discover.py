@@ -1,0 +1,61 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: discover
+short_description: Proposes an inventory from what hosts report, and plans it
+description:
+  - Given O(hosts), it returns whom to ask. It tries the ssh port of each address of a network, and of nothing else.
+  - Given O(facts), it chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. It changes no host.
+  - It runs as an action plugin on the controller.
+extends_documentation_fragment: llamacpp.cluster.attributes.controller
+options:
+  hosts:
+    description: Names, addresses, C(user@host), groups of the inventory, and networks of at most 256 addresses.
+    type: list
+    elements: str
+    default: []
+  facts:
+    description: Host, and what M(llamacpp.cluster.host_info) returned there.
+    type: dict
+    default: {}
+  found:
+    description: Host, and what M(llamacpp.cluster.discovery_info) returned there.
+    type: dict
+    default: {}
+  path:
+    description: The inventory on the controller. A file that exists is never overwritten.
+    type: path
+    required: true
+  report:
+    description: File on the controller for the page of the plan as HTML.
+    type: path
+seealso:
+  - module: llamacpp.cluster.discovery_info
+  - module: llamacpp.cluster.plan
+"""
+
+EXAMPLES = r"""
+- name: Write an inventory, and plan it
+  llamacpp.cluster.discover:
+    facts: "{{ facts }}"
+    found: "{{ found }}"
+    path: cluster/hosts.yml
+"""
+
+RETURN = r"""
+hosts:
+  description: Whom to ask.
+  returned: when O(hosts) is given
+  type: list
+  elements: dict
+  sample: [{"name": "strix0", "user": null, "local": false}]
+plan:
+  description: The plan of the inventory.
+  returned: when O(facts) is given
+  type: dict
+"""

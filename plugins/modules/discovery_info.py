@@ -1,0 +1,75 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: discovery_info
+short_description: Reports links to other hosts, and models that lie on the host
+description:
+  - Sends each of O(addresses) that is in a network of the host one empty datagram, and reads which neighbours answer at which interface. Linux only.
+  - Looks for GGUF files where people and other programs put them, in the folders of Ollama too, and reads their headers.
+extends_documentation_fragment: llamacpp.cluster.attributes.info
+options:
+  addresses:
+    description: IPv4 addresses of the other hosts.
+    type: list
+    elements: str
+    default: []
+  folders:
+    description: Further folders with models.
+    type: list
+    elements: path
+    default: []
+  account:
+    description: Account that is to read the models when they are served. Without it, that is the one that connects.
+    type: str
+seealso:
+  - module: llamacpp.cluster.host_info
+  - module: llamacpp.cluster.discover
+"""
+
+EXAMPLES = r"""
+- name: Find links and models
+  llamacpp.cluster.discovery_info:
+    addresses: [10.99.0.2]
+  register: found
+"""
+
+RETURN = r"""
+discovered:
+  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries.
+  returned: success
+  type: dict
+  sample: {"hostname": "strix0", "interfaces": [], "models": []}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import discovery
+
+SECONDS = 120
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "addresses": {"type": "list", "elements": "str", "default": []},
+            "folders": {"type": "list", "elements": "path", "default": []},
+            "account": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    folders = [*given["folders"], *discovery.FOLDERS]
+    with errors.reported(module):
+        found = reading.from_disk(
+            ", ".join(folders), lambda: discovery.read(given["addresses"], folders, given["account"]), SECONDS
+        )
+    module.exit_json(changed=False, discovered=typed_json.dump(found))
+
+
+if __name__ == "__main__":
+    main()

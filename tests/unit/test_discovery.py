@@ -1,0 +1,320 @@
+"""From hosts that somebody names to an inventory: who is asked, who sees whom, what lies there, and what is proposed."""
+
+import json
+import types
+from unittest import mock
+
+import pytest
+import test_systems
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import discover
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import discovery as on_host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import LinkInterface
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, inventory
+from conftest import FACTS
+from support import playbook_runs
+
+
+def test_who_is_asked(monkeypatch):
+    given = ["strix0", "root@10.0.0.5", "10.0.0.4/30", "rack", "localhost"]
+    asked = discovery.candidates(given, {"all": ["r1", "r2"], "rack": ["r1", "r2"]})
+    assert [tuple(one) for one in asked] == [
+        ("strix0", None, False, False),
+        ("10.0.0.5", "root", False, False),
+        ("10.0.0.6", None, False, True),
+        ("r1", None, False, False),
+        ("r2", None, False, False),
+        ("localhost", None, True, False),
+    ]
+    monkeypatch.setattr(discover.socket, "create_connection", mock.Mock(side_effect=[mock.MagicMock(), OSError]))
+    monkeypatch.setattr(discover, "AT_ONCE", 1)
+    assert discover._answering(["10.0.0.6", "10.0.0.7"]) == {"10.0.0.6"}
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("10.0.0.0/16", "has '10.0.0.0/16': write networks like 192.168.1.0/24, of 256 addresses at most"),
+        ("10.0.0.0/x", "write networks like 192.168.1.0/24"),
+        ("-oProxyCommand=x", "use names, addresses, user@host"),
+        ("-l@host", "use names, addresses, user@host"),
+        (" ", "set llama_discover_hosts"),
+    ],
+)
+def test_what_names_nobody_is_refused(given, said):
+    with pytest.raises(Refusal, match=said):
+        discovery.candidates([given], {})
+
+
+NEIGHBOURS = [
+    {"dst": "10.99.0.2", "dev": "eth1", "lladdr": "02:00:00:00:01:02", "state": ["REACHABLE"]},
+    {"dst": "fe80::3", "dev": "eth1", "lladdr": "02:00:00:00:01:03", "state": ["STALE"]},
+    {"dst": "10.99.0.4", "dev": "eth1", "lladdr": "02:00:00:00:01:04", "state": ["FAILED"]},
+    {"dst": "10.99.0.5", "dev": "eth1", "state": ["INCOMPLETE"]},
+]
+"""As ``ip -json neigh`` of iproute2 prints them."""
+HELD = {"lo": "127.0.0.1/8", "eth0": "192.0.2.1/24", "eth1": "10.99.0.1/24", "wg0": "10.7.0.1/24"}
+FILES = {
+    "proc/net/route": "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101 3 0 0 0 00000000\n",
+    "sys/class/net/wg0/type": "65534",
+    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01\n" for number in (0, 1)},
+    **{f"sys/class/net/eth{number}/type": "1\n" for number in (0, 1)},
+    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate(("-1\n", "10000\n"))},
+}
+
+
+def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    own = [
+        {"ifname": name, "addr_info": [dict(zip(("local", "prefixlen"), held.split("/")))]}
+        for name, held in HELD.items()
+    ]
+    system = System(root=tmp_path)
+    system.output = lambda *argv: json.dumps({"address": own, "neigh": NEIGHBOURS}.get(argv[-1], []))
+    sender = mock.MagicMock()
+    monkeypatch.setattr(on_host.socket, "socket", sender)
+    monkeypatch.setattr(on_host, "ANSWER_SECONDS", 0)
+    seen = ("02:00:00:00:01:02", "02:00:00:00:01:03")
+    assert on_host.interfaces_of(system, ["10.99.0.2", "198.51.100.7"]) == (
+        LinkInterface("eth0", "ethernet", "02:00:00:00:00:01", None, ("192.0.2.1/24",), True, ()),
+        LinkInterface("eth1", "ethernet", "02:00:00:00:01:01", 10000, ("10.99.0.1/24",), False, seen),
+    )
+    sender().__enter__().sendto.assert_called_once_with(b"", ("10.99.0.2", 9))  # nobody beyond its own networks
+    assert on_host.neighbours("no JSON") == {}
+
+
+def test_models_that_lie_there(tmp_path, monkeypatch):
+    hub, ollama, digest = tmp_path / "hub", tmp_path / "ollama", "5" * 64
+    blob, manifest = ollama / f"blobs/sha256-{digest}", ollama / "manifests/registry.ollama.ai/library/known/1b"
+    for path, layers in ((hub / "one.gguf", 16), (hub / "b/two.gguf", 24), (blob, 16)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known_answer_file.write(path, layers, 128, "f32")
+    (hub / "same.gguf").symlink_to(hub / "one.gguf")
+    for name in ("half-00001-of-00002.gguf", "{{ x }}.gguf"):
+        (hub / name).write_bytes(blob.read_bytes())
+    (hub / "wrong.gguf").write_text("GGUF")
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": 1}
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    monkeypatch.setenv("OLLAMA_MODELS", str(ollama))
+    found = list(on_host.models([str(hub)], None))
+    assert [(one.kind, one.name, one.file, one.bytes) for one in found] == [
+        ("path", str(hub / "b/two.gguf"), str(hub / "b/two.gguf"), (hub / "b/two.gguf").stat().st_size),
+        ("path", str(hub / "one.gguf"), str(hub / "one.gguf"), blob.stat().st_size),
+        ("ollama", "registry.ollama.ai/library/known:1b", str(blob), blob.stat().st_size),
+    ]
+    assert not on_host.is_served({**found[0].summary, "architecture": "nomic-bert"})
+
+
+def network(*names, **cables):
+    """What discovery_info says of hosts that see each other at eth0, and at interfaces with cables: name → its number on the cable.
+
+    :param cables: interface → kind, Mbit/s, beginning of the addresses, and the hosts.
+    """
+    said = {}
+    for name in names:
+        ends = []
+        for number, (interface, (kind, mbit, start, hosts)) in enumerate(
+            {"eth0": ("ethernet", 2500, "10.0.0", names), **cables}.items()
+        ):
+            macs = {host: f"02:00:00:00:{number:02x}:{place:02x}" for place, host in enumerate(hosts, 1)}
+            if name in hosts:
+                held = [f"{start}.{hosts.index(name) + 1}/24"] if start else []
+                sees = [mac for host, mac in macs.items() if host != name]
+                ends.append(LinkInterface(interface, kind, macs[name], mbit, held, interface == "eth0", sees)._asdict())
+        said[name] = {"discovered": {"hostname": name, "interfaces": ends, "models": []}}
+    return said
+
+
+def a_model(name, size=16, model="gpt_oss_20b", **changes):
+    summary = test_systems.of_file(f"models/{model}.yml")["llama_model_gguf_summary"]
+    return {"kind": "path", "name": name, "file": name, "bytes": size, "closed": None, "summary": summary, **changes}
+
+
+def discovered(tmp_path, found, hosts=None, facts=None, check=False):
+    """The inventory that is written: its path, its text without line breaks in comments, what was shown, and the result of the task."""
+    path = tmp_path / "new" / "hosts.yml"
+    own = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate(found, 1)}
+    action = discover.ActionModule(mock.MagicMock(check_mode=check), *(mock.Mock() for _number in range(5)))
+    action.variables = {"hostvars": {**own, **(hosts or {})}, "groups": {}}
+    facts = {name: {"facts": FACTS} for name in found} if facts is None else facts
+    with mock.patch.object(discover.output, "show_plan") as shown:
+        result = action.perform(discover.Arguments(str(path), facts=facts, found=found))
+    text = "" if check else path.read_text().replace("\n        # ", " ").replace("\n# ", " ")
+    return types.SimpleNamespace(path=path, text=text, shown=shown.call_args.args[3], result=result)
+
+
+def planned(path, **extra):
+    """Groups of an inventory, and its plan."""
+    groups = test_systems.parsed(str(path))[1].get_groups_dict()
+    answers = {name: {"facts": FACTS} for name in groups["llama_cluster"]}
+    return groups, test_systems.planned_of(test_systems.variables_of(str(path), extra), answers)
+
+
+def test_a_direct_link_and_a_head_with_most_links(tmp_path):
+    cables = {
+        "eth1": ("ethernet", 10000, "10.99.0", "bc"),
+        "eth2": ("ethernet", 10000, "", "ab"),
+        "eth3": ("ethernet", 100, "10.98.0", "ac"),
+    }
+    done = discovered(tmp_path, network(*"abc", **cables))
+    groups, plan = planned(done.path)
+    assert (groups["llama_head"], groups["llama_workers"]) == (["b"], ["b", "a", "c"])
+    assert {
+        name: [(link["address"], link["peer"]) for link in host["links"]] for name, host in plan["hosts"].items()
+    } == {
+        "b": [("10.99.0.1/24", "c")],
+        "a": [],
+        "c": [("10.99.0.2/24", "b")],
+    }
+    endpoints = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"]]
+    assert endpoints == ["127.0.0.1:50052", "10.0.0.1:50052", "10.99.0.2:50052"]
+    assert "b is the head: no other host has more memory, and none that has as much has more direct links." in done.text
+    assert [row.split(", ", 1)[1] for row in done.shown["Links"]] == [
+        "ethernet, 10 Gbit/s   not used, since they have no addresses in one network; give both address and manage in llama_links",
+        "ethernet, 0.1 Gbit/s  not used, since the network that reaches both is faster",
+        "ethernet, 10 Gbit/s   the head uses it",
+    ]
+    assert (plan["refused"], done.result["plan"]["head"]) == (False, {**done.result["plan"]["head"], "host": "b"})
+
+
+def test_a_second_network_has_no_peer_on_the_head(tmp_path):
+    _groups, plan = planned(discovered(tmp_path, network(*"abc", ib0=("infiniband", None, "10.99.0", "abc"))).path)
+    assert {name: host["links"][0]["peer"] for name, host in plan["hosts"].items()} == {"a": None, "b": "a", "c": "a"}
+
+
+def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
+    found = network(*"abc")
+    right = a_model("/models/right.gguf", 20)
+    found["b"]["discovered"]["models"] = [
+        right,
+        a_model("/models/small.gguf"),
+        a_model("/models/huge.gguf", 40, "tulu3_405b"),
+    ]
+    found["c"]["discovered"]["models"] = [a_model("/home/me/closed.gguf", 30, closed="/home/me"), right]
+    done = discovered(tmp_path, found)
+    groups, plan = planned(done.path, llama_model_gguf_summary=right["summary"])
+    assert (groups["llama_head"], plan["model"]["path"]) == (["b"], "/models/right.gguf")
+    assert (
+        "/models/right.gguf lies there, the largest model that is there and fits; of 2 hosts that have it" in done.text
+    )
+    assert "# llama_model_path: /models/small.gguf # 0.0 MB: " in done.text
+    rows = [" ".join(row.split()) for row in done.shown["Models"]]
+    assert rows[0].startswith("/models/huge.gguf b 0.0 MB not served so: ")
+    assert "the account llamacpp, which serves it, cannot read /home/me: open it with chmod" in rows[1]
+    assert rows[2].startswith("/models/right.gguf b, c 0.0 MB")
+
+
+def test_a_model_of_ollama(tmp_path):
+    found = network("a", "b")
+    name, file = "registry.ollama.ai/library/known:1b", f"/var/lib/ollama/blobs/sha256-{'5' * 64}"
+    found["a"]["discovered"]["models"] = [a_model(name, kind="ollama", file=file)]
+    done = discovered(tmp_path, found)
+    assert f"    llama_model_ollama: {name}\n" in done.text
+    assert done.result["plan"]["model"]["path"] == file
+
+
+def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
+    found = network("10.0.0.1", "b", "localhost", "d")
+    found["c"] = found["b"]
+    found["10.0.0.1"]["discovered"]["hostname"], found["localhost"]["discovered"]["hostname"] = "strix0.lan", "desk"
+    facts = {name: {"facts": FACTS} for name in found}
+    facts["d"] = {"unreachable": True, "msg": "No\nroute {{ to }} host"}
+    hosts = {
+        "localhost": {"ansible_connection": "local"},
+        "10.0.0.1": {"ansible_user": "root", "ansible_password": "x"},
+    }
+    done = discovered(tmp_path, found, hosts, facts)
+    assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
+    written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
+    assert written["llama_head"]["hosts"]["strix0"] == {"ansible_host": "10.0.0.1", "ansible_user": "root"}
+    assert written["llama_workers"]["hosts"]["desk"] == {"ansible_host": "10.0.0.3", "ansible_connection": "local"}
+    assert "d is left out: No\\nroute {{ to }} host c is left out: it is b" in done.text
+
+
+def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
+    assert not discovered(tmp_path, network("a"), check=True).path.exists()
+    path = discovered(tmp_path, network("a")).path
+    with pytest.raises(Refusal, match="which exists: move it away, or give another path"):
+        discovered(tmp_path, network("a"))
+    path.unlink()
+    with pytest.raises(Refusal, match=r"no host could be asked, so there is no inventory \(a: it said nothing\)"):
+        discovered(tmp_path, network("a"), facts={"a": {}})
+
+
+END = LinkInterface("{{ x }}", "ethernet", "02:00:00:00:00:01", None, (), False, ())._asdict()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"models": [a_model("/models/{{ lookup('pipe', 'id') }}.gguf")]},
+        {"models": [a_model("/models/x.gguf\nllama_head: {}")]},
+        {"interfaces": [END]},
+    ],
+)
+def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):
+    discover._discovered(
+        "a", {"discovered": {"models": [a_model("/models/x.gguf")], "interfaces": [{**END, "name": "x"}]}}
+    )
+    with pytest.raises(Refusal, match="reports of links and models is not as"):
+        discover._discovered("a", {"discovered": said})
+
+
+SAID = ("llama_hardware", "llama_host_scope")
+STRUCTURE = ("llama_links", "llama_worker_endpoints", "llama_backend", *SAID)
+"""What a proposal decides, or hosts say; all else is given to both plans."""
+
+
+@pytest.mark.parametrize("name", ["strix_halo_quad", "strix_halo_pair", "cuda_triple", "mac_loopback"])
+def test_what_is_proposed_for_a_system_plans_like_the_inventory_that_somebody_wrote(name, tmp_path):
+    task_vars = test_systems.variables_of(name, {})
+    groups, hostvars = task_vars["groups"], task_vars["hostvars"]
+    keys = ("ansible_host", "ansible_connection", *SAID)
+    hosts = {
+        host: {key: hostvars[host][key] for key in keys if key in hostvars[host]} for host in groups["llama_cluster"]
+    }
+    cables = {"thunderbolt0": ("usb4", None, "10.99.0", [*hosts])} if name == "strix_halo_pair" else {}
+    done = discovered(tmp_path, network(*hosts, **cables), hosts, {host: {} for host in hosts})
+    head = hostvars[groups["llama_head"][0]]
+    extra = {key: head[key] for key in inventory.specification() if key in head and key not in STRUCTURE}
+    sources = (str(done.path), name)
+    ours, theirs = (test_systems.plan_of(source, **{**extra, "llama_model_known_answer": None}) for source in sources)
+    assert ours["head"]["host"] == theirs["head"]["host"]
+    places = [
+        [(row["host"], row["device"].partition(":")[0], row["layers"]) for row in plan["placement"]]
+        for plan in (ours, theirs)
+    ]
+    if name == "mac_loopback":  # theirs is for trying: it lends graphics and processor to itself
+        assert places[0] == [("mac", "MTL0", 47)]
+    else:
+        assert [place[:2] for place in places[0]] == [place[:2] for place in places[1]]
+        # In strix_halo_quad the inventory holds workers to the 112,000 MiB of the notes, so one layer is elsewhere.
+        assert all(abs(own[2] - other[2]) <= (name == "strix_halo_quad") for own, other in zip(*places))
+    links = [
+        [
+            (link["interface"], link["address"].split("/")[0], link["peer"])
+            for host in plan["hosts"].values()
+            for link in host["links"]
+        ]
+        for plan in (ours, theirs)
+    ]
+    assert links[0] == links[1]
+    assert bool(links[0]) == (name == "strix_halo_pair")
+
+
+def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
+    hosts = {"here": {**playbook_runs.LOCAL, "llama_host_scope": "user"}, "away": playbook_runs.LOST}
+    arguments = ("-e", "llama_discover_inventory=own/hosts.yml", "-e", f"llama_report_path={tmp_path}/page.html")
+    playbook = playbook_runs.ROOT / "playbooks/discover.yml"
+    status, printed = playbook_runs.run(tmp_path, playbook, {"all": {"hosts": hosts}}, *arguments)
+    assert status == 0, printed
+    written = (tmp_path / "own/hosts.yml").read_text()
+    assert set(yaml.safe_load(written)["llama_cluster"]["children"]["llama_head"]["hosts"]) == {"here"}
+    assert "# away is left out: Failed to connect to the host via ssh" in written
+    assert "left out" in (tmp_path / "page.html").read_text()
