@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner, what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
@@ -48,6 +48,7 @@ class Arguments(NamedTuple):
     path: ControllerPath | None = None
     staging: bool = False
     empty: bool = False
+    what_fits: bool = False
     page: bool = False
     show: bool = True
     report: ControllerPath | None = None
@@ -60,6 +61,8 @@ class ActionModule(Action):
         if arguments.empty:
             cluster = inventory.cluster_of(self.variables)
             return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
+        if arguments.what_fits:
+            return self._what_fits(arguments)
         plan = make(self.find_file, self.variables, arguments.facts, arguments.model, arguments.staging)
         described = typed_json.dump(plan)
         if arguments.staging or not arguments.show:
@@ -81,6 +84,16 @@ class ActionModule(Action):
                 why = "the page above says why."
             return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
         return {"changed": False, "plan": described}
+
+    def _what_fits(self, arguments: Arguments) -> dict:
+        given = self.variables["llama_what_fits"]
+        question = what_fits.question_of("llama_what_fits", given if isinstance(given, Mapping) else {})
+        tables = compare(self.find_file, self.variables, arguments.facts, question)
+        display.display(what_fits.text_of(tables, question))
+        result = {"tables": typed_json.dump(tables)}
+        if arguments.path:
+            output.write("llama_plan_path", arguments.path, json.dumps(result, indent=2) + "\n")
+        return {"changed": False, **result}
 
 
 def make(
@@ -110,3 +123,21 @@ def make(
         return completion.complete(plan, RUNTIME_FILES, definitions.definition, kept)
     except Refusal as refusal:
         return planner.refused(inventory.cluster_of(task_vars), refusal)
+
+
+def compare(
+    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.Question
+) -> list[list[what_fits.Row]]:
+    """What the cluster of the inventory that a task sees could serve; with changes, first without and then with them.
+
+    :raises Refusal: it cannot be planned, whatever the model.
+    """
+    offers = what_fits.offers_of(inventory.published_models(), question.models)
+    name, hosts = inventory.hosts(task_vars, facts, inventory.of_play(task_vars))
+    possible = [hosts, *([inventory.what_if(name, hosts, question.changes)] if question.changes else [])]
+    catalogue = cluster_inputs.catalogue(inventory.packages())
+    tables = []
+    for members in possible:
+        cluster = sources.look_up(find_file, cluster_inputs.read(name, members, what_fits.ANY_MODEL), catalogue)
+        tables.append(what_fits.rows(cluster, offers, catalogue, question))
+    return tables

@@ -41,6 +41,10 @@ options:
     description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
     type: bool
     default: false
+  what_fits:
+    description: Whether to show instead what the cluster could serve, as C(llama_what_fits) asks.
+    type: bool
+    default: false
   page:
     description:
       - Whether to show the whole plan as a page in place of a table with the memory of each device.
@@ -70,9 +74,14 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+tables:
+  description: A row of each model, the most wanted first; with changes first a table without and then one with them. O(path) gets them, too.
+  returned: with O(what_fits)
+  type: list
+  elements: list
 plan:
   description: The plan. Its form is described in docs/plan.md.
-  returned: when it is not refused; O(path) gets it in either case
+  returned: without O(what_fits), when it is not refused; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
 """

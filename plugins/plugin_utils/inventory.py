@@ -26,6 +26,7 @@ CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 RETIRED = "llama_retired"
 NAMES = Path(__file__).with_name("variables.yml")
+MODELS = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
 """Of operators' variables; those that playbooks and roles set begin with two underscores before it."""
 SIMILAR = 0.8
@@ -68,6 +69,12 @@ def packages() -> dict[str, dict]:
     """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
     lists = yaml_load(PACKAGES.read_text())
     return {"tools": lists["__llama_tool_packages"], "llama": lists["__llama_cpp_packages"]}
+
+
+@functools.cache
+def published_models() -> list[dict]:
+    """Models for what_fits.offers_of."""
+    return yaml_load(MODELS.read_text())["models"]
 
 
 def _misfits(given: Any, options: Any) -> Iterator[str]:
@@ -126,6 +133,37 @@ def with_values(
     checked = _variables(name, values)
     changed = {variable: checked[variable] for variable in values}
     return {**hosts, name: {**hosts[name], "variables": {**hosts[name]["variables"], **changed}}}
+
+
+def what_if(
+    cluster: str, hosts: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict]:
+    """The hosts of a cluster as they might be.
+
+    :param changes: host → other values of its variables. A host that is not there yet becomes a worker: a copy of the one that ``like`` names, else of
+        the head, without its links, at an address that nobody has (RFC 5737).
+    :raises Refusal: this is not possible.
+    """
+    head = next((name for name, host in hosts.items() if "head" in host["groups"]), "")
+    for number, (name, given) in enumerate(changes.items(), 1):
+        values, like = {key: value for key, value in given.items() if key != "like"}, given.get("like", head)
+        strange = [repr(key) for key in values if key not in specification()]
+        if strange or (name not in hosts and like not in hosts):
+            what = strange[0] if strange else f"like {validation.show(like)}"
+            raise Refusal(
+                f"{name} is given {what}: use variables of docs/variables.md, and in like a host of the cluster"
+            )
+        if name not in hosts:
+            facts = None if "llama_hardware" in values else {**(hosts[like]["facts"] or {}), "reached_at": None}
+            removed = ["llama_links"] if facts else ["llama_links", "llama_worker_endpoints"]
+            variables = {**hosts[like]["variables"], **{variable: [] for variable in removed}}
+            new = {"groups": ["worker"], "ansible_host": f"192.0.2.{number}", "variables": variables, "facts": facts}
+            hosts = {**hosts, name: {**hosts[like], **new}}
+        elif "llama_links" in values and hosts[head]["facts"]:
+            measured = {**(hosts[head]["facts"].get("measured") or {}), name: None}
+            hosts = {**hosts, head: {**hosts[head], "facts": {**hosts[head]["facts"], "measured": measured}}}
+        hosts = with_values(hosts, name, values)
+    return cluster_inputs.settle(cluster, hosts)
 
 
 def _refuse_removed(name: str, variables: Iterable[str]) -> None:

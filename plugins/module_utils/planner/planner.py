@@ -101,12 +101,14 @@ def make(
     catalogue: Catalogue,
     runtime_id: str,
     staged: bool = False,
+    compared: bool = False,
 ) -> Plan | Refused:
     """The plan, or the reasons why there is none.
 
     :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
         nothing is known.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
+    :param compared: without fallbacks and remedies: one of many plans.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external_workers.hosts_of(cluster.external))
@@ -122,9 +124,11 @@ def make(
         return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
-        planned = attempt(cluster, trial=False)
+        planned = attempt(cluster, trial=compared)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
+    if compared:
+        return _judge(planned.plan, cluster.accepted)
     return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
 
 

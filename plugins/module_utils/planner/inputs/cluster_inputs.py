@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Endpoint,
     External,
     Host,
+    ModelRequest,
     ReleaseRequest,
     Server,
     Tuning,
@@ -100,10 +101,11 @@ def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
 
 
-def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
+def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
     """The cluster of an inventory.
 
     :param hosts: what settle returns.
+    :param model: in place of the one that the inventory says.
     :raises Refusal: what the inventory says is not possible.
     """
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
@@ -117,7 +119,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         name=name,
         head=heads[0],
         server=server_of(variables),
-        model=model_inputs.request_of(variables),
+        model=model or model_inputs.request_of(variables),
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),

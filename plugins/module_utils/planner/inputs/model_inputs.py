@@ -54,10 +54,11 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
             else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
     own = {kind: variables[f"llama_model_{kind}"] for kind in (*KINDS, "checksum")}
+    header = variables["llama_model_gguf_summary"]
     return ModelRequest(
         source=None if size is not None else _source(download_record.MODEL, "llama_model_", own),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
-        summary=_summary(variables["llama_model_gguf_summary"]),
+        summary=None if header is None else summary_of("llama_model_gguf_summary", header),
         mmproj=_further(download_record.MMPROJ, variables["llama_model_mmproj"]),
         draft=_further(download_record.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
@@ -65,12 +66,11 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     )
 
 
-def _summary(given: Mapping[str, Any] | None) -> ModelSummary | None:
-    if given is None:
-        return None
-    problem = header_summary.problem(given)
+def summary_of(where: str, given: Any) -> ModelSummary:
+    """:raises Refusal: this is not what gguf_info returns."""
+    problem = header_summary.problem(given) if isinstance(given, Mapping) else f"is {validation.show(given)}"
     if problem:
-        raise Refusal(f"llama_model_gguf_summary {problem}: set it to the summary that gguf_info returns")
+        raise Refusal(f"{where} {problem}: set it to the summary that gguf_info returns")
     return summary.parse(given)
 
 

@@ -65,21 +65,23 @@ def _short_of(row: TensorGroup) -> int:
     return row.bytes * elements // math.prod(row.shape)
 
 
+@functools.lru_cache(maxsize=4)
 def _parts(summary: ModelSummary, build: int) -> tuple[list[Part], list[Part]]:
     """The tensors that llama-server loads, and those of which devices get copies."""
     layers, last = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
+        short = _short_of(row)
         if row.layers is not None:
             names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < last)
-            parts += [Part(name, row.bytes, layer, _short_of(row)) for layer, name in names]
+            parts += [Part(name, row.bytes, layer, short) for layer, name in names]
             continue
         beginning = row.name.split(".", 1)[0]
         if beginning in WITH_EACH_DEVICE:
             copies.append(Part(row.name, row.bytes, None))
             continue
         unit = None if beginning in STAYS[build] else 0 if beginning in WITH_FIRST_LAYER[build] else layers
-        parts.append(Part(row.name, row.bytes, unit, _short_of(row)))
+        parts.append(Part(row.name, row.bytes, unit, short))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
     return parts, copies

@@ -1,0 +1,247 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a cluster could serve: of each of many models the quantisation, context and speed that are planned with it."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, shapes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERTS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Catalogue,
+    Cluster,
+    ModelRequest,
+    ModelSource,
+)
+
+ANY_MODEL = ModelRequest(None, None, None)
+"""For cluster_inputs.read of a cluster that need not have one yet."""
+GIB = 1024 * MIB
+LONGER = (32768, 65536, 131072, 262144)
+"""Contexts that are tried beyond the one that is asked for."""
+SMALLEST_FOR_SPEED = "Q4_K_M"
+"""No smaller quantisation is taken only because it is faster."""
+SMALL = frozenset([*shapes.MIXTURES][[*shapes.MIXTURES].index(SMALLEST_FOR_SPEED) :])
+
+
+class Question(NamedTuple):
+    """``llama_what_fits``."""
+
+    context: Annotated[int, Number(1, gguf.MAX_COUNT)] = 32768
+    """Tokens; a model gets at most those for which it was trained."""
+    speed: Annotated[float, Number(real=True)] = 10.0
+    """Tokens of generation per second that are fast enough."""
+    models: tuple[Mapping[str, Any], ...] = ()
+    """For offers_of, besides published ones."""
+    changes: Mapping[str, Mapping[str, Any]] = {}
+    """Host → variables that it would have."""
+
+
+class Offer(NamedTuple):
+    """A model that might be served."""
+
+    name: str
+    repo: str
+    shape: shapes.Shape | None = None
+    summary: ModelSummary | None = None
+    """Of its one file, in place of a shape."""
+
+    def files(self) -> Iterator[tuple[str, ModelSummary]]:
+        """Each quantisation and its header, the largest first."""
+        if self.summary:
+            yield "as given", self.summary
+        elif self.shape:
+            for name in shapes.quantisations(self.shape):
+                yield name, shapes.summary_of(self.shape, name)
+
+
+class Row(NamedTuple):
+    """What a cluster makes of a model."""
+
+    model: str
+    repo: str
+    """On Hugging Face; empty where it is not known."""
+    quantisation: str
+    """The largest that is fast enough, else the largest that fits; where none fits, the smallest."""
+    bytes: int
+    parameters: int
+    active: int
+    """Of them, those that a token uses."""
+    why_not: str = ""
+    """Why it cannot be served; then nothing of the following is set."""
+    context: int = 0
+    longest_context: int = 0
+    """Of LONGER, that fits as well."""
+    generation_tokens_per_s: float = 0.0
+    generation_range: SpeedRange | None = None
+    prompt_tokens_per_s: float = 0.0
+    prompt_range: SpeedRange | None = None
+    devices: int = 0
+    hosts: tuple[str, ...] = ()
+
+
+def _read(where: str, given: Any, record: Any, *others: str) -> Any:
+    problem = validation.problem(where, given) or typed_json.problem(where, given, record)
+    known = [field.name for field in typed_json.fields(record)]
+    strange = [] if problem else sorted({*given} - {*known, *others})
+    if problem or strange:
+        why = f"{problem.where} {problem.why}" if problem else f"{where} has {', '.join(strange)}"
+        raise Refusal(f"{why}: use {', '.join(known)} as docs/plan.md says")
+    return typed_json.parse(record, given)
+
+
+def question_of(where: str, given: Mapping[str, Any]) -> Question:
+    """:raises Refusal: nobody can be asked this."""
+    question: Question = _read(where, given, Question)
+    return question
+
+
+def offers_of(published: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
+    """Models to choose from. One of the operator's own takes the place of one with the same name.
+
+    :param own: each with the fields of shapes.Shape, or with ``summary`` as gguf_info returns it, and ``name``.
+    :raises Refusal: one of them is not possible.
+    """
+    found = {str(one["name"]): _offer("a published model", one) for one in published}
+    for index, one in enumerate(own):
+        offer = _offer(f"models[{index}] of llama_what_fits", one)
+        found[offer.name] = offer
+    return list(found.values())
+
+
+def _offer(where: str, given: Mapping[str, Any]) -> Offer:
+    if "summary" in given:
+        header = model_inputs.summary_of(f"summary in {where}", given["summary"])
+        return Offer(str(given.get("name") or header.name), str(given.get("repo") or ""), None, header)
+    shape: shapes.Shape = _read(where, given, shapes.Shape, "parameters")
+    if shape.only and shape.only not in shapes.MIXTURES:
+        raise Refusal(f"{where} has only {validation.show(shape.only)}: use one of {', '.join(shapes.MIXTURES)}")
+    try:
+        shapes.summary_of(shape, shapes.quantisations(shape)[0])
+    except gguf.GGUFError as error:
+        raise Refusal(f"{where} {error}: correct it") from None
+    return Offer(shape.name, shape.repo, shape)
+
+
+def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, question: Question) -> list[Row]:
+    """What the cluster would make of each model, in the order that ``ORDER`` describes.
+
+    :param cluster: with any model; what its inventory says of its own model's layers on devices does not count.
+    :raises Refusal: whatever the model is, this cluster cannot be planned.
+    """
+    server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None)
+    given = cluster._replace(server=server, placement="fastest")
+    found = [_row(given, offer, catalogue, question) for offer in offers]
+    reasons = {row.why_not for row in found}
+    if len(found) > 1 and len(reasons) == 1 and reasons != {""}:
+        raise Refusal(f"no model can be planned: {reasons.pop()}")
+    return sorted(found, key=lambda row: _order(row, question.speed))
+
+
+ORDER = (
+    "First the models that generate at least {:g} tokens/s, the largest first, then slower ones, then those that do not fit. Each in its largest "
+    f"quantisation that is fast enough, but for speed alone in none below {SMALLEST_FOR_SPEED}."
+)
+
+
+def _order(row: Row, tokens_per_s: float) -> tuple[float, ...]:
+    if row.why_not:
+        return (2, row.bytes)
+    fast = row.generation_tokens_per_s >= tokens_per_s
+    return (0, -row.parameters) if fast else (1, -row.generation_tokens_per_s)
+
+
+def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Question) -> Row:
+    attempts = []
+    for name, summary in offer.files():
+        row = _planned(cluster, offer, name, summary, catalogue, question.context)
+        attempts.append((row, summary))
+        if not row.why_not and (row.generation_tokens_per_s >= question.speed or name in SMALL):
+            break
+    best, summary = attempts[-1]
+    if best.why_not or best.generation_tokens_per_s < question.speed:
+        best, summary = next((one for one in attempts if not one[0].why_not), attempts[-1])
+    steps = sorted({min(step, summary.context) for step in LONGER if step > best.context}, reverse=True)
+    longer = (step for step in steps if not best.why_not and not _try(cluster, summary, step, catalogue).refused)
+    return best._replace(longest_context=next(longer, best.context))
+
+
+def _planned(
+    cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
+) -> Row:
+    experts = sum(row.number * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
+    active = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
+    row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active)
+    plan = _try(cluster, summary, min(context, summary.context), catalogue)
+    if isinstance(plan, Refused) or plan.refused:
+        return row._replace(why_not=_why(plan))
+    return row._replace(
+        context=min(context, summary.context),
+        generation_tokens_per_s=plan.estimate.generation_tokens_per_s or 0.0,
+        generation_range=plan.estimate.generation_range,
+        prompt_tokens_per_s=plan.estimate.prompt_tokens_per_s or 0.0,
+        prompt_range=plan.estimate.prompt_range,
+        devices=len(plan.placement),
+        hosts=tuple(dict.fromkeys(entry.host for entry in plan.placement)),
+    )
+
+
+def _try(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
+    source = ModelSource(download_record.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
+    server = cluster.server._replace(context=context)
+    asked = cluster._replace(server=server, model=ModelRequest(source, None, summary))
+    return planner.make(asked, {}, catalogue, "", compared=True)
+
+
+def _why(plan: Plan | Refused) -> str:
+    """In one short sentence."""
+    if isinstance(plan, Plan):
+        missing = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
+        if not plan.fits and missing:
+            return f"{missing * MIB / GIB:.1f} GiB are missing"
+        errors = [one for one in plan.advisories if one.severity == "error" and not one.accepted]
+        if plan.fits and errors:
+            return f"{errors[0].message} ({errors[0].id})"
+    return plan.reasons[0]
+
+
+def text_of(tables: Sequence[Sequence[Row]], question: Question) -> str:
+    """The table for a person; of two, those without and with changes, one that shows what changes."""
+    old = {row.model: row for row in tables[0]}
+    lines = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
+    for row in tables[-1]:
+        was, cells = old[row.model], _cells(row)
+        if not (was.why_not and row.why_not):
+            past = [cells[0], *[""] * (len(cells) - 1)] if was.why_not else _cells(was)
+            cells = [new if new == before else f"{before or '-'} → {new or '-'}" for before, new in zip(past, cells)]
+        lines.append([row.model, *cells])
+    told = f"With a context of {question.context} tokens, and the longest that fits. {ORDER.format(question.speed)}"
+    return "\n".join([*textwrap.wrap(told, plan_text.WIDTH), "", plan_text.table(lines), ""])
+
+
+def _cells(row: Row) -> list[str]:
+    numbers = dict.fromkeys((row.parameters, row.active))
+    billions = " of ".join(f"{number / 1e9:.{0 if number > 1e10 else 1}f} B" for number in reversed(numbers))
+    cells = [billions, row.quantisation, f"{row.bytes / GIB:.1f}"]
+    if row.why_not:
+        return [*cells, "", "", "", textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")]
+    longer = f"{row.context} to {row.longest_context}" if row.longest_context > row.context else str(row.context)
+    hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
+    where = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
+    return [*cells, longer, str(row.generation_range or ""), str(row.prompt_range or ""), where]

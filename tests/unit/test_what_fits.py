@@ -1,0 +1,205 @@
+"""What a cluster could serve: headers from shapes held against those of files, and the tables of small clusters."""
+
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, what_fits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import CATALOGUE
+from support import actions
+from support.clusters import TREE, cards_of, head_with_cards, strix_halos
+from test_systems import of_file, variables_of
+
+OFFERS = {offer.name: offer for offer in what_fits.offers_of(inventory.published_models())}
+SMALL, LARGE = "Qwen3 8B", "DeepSeek V3.1"
+NEW = {"llama_release": {**TREE, "build": 11063}}
+
+
+def rows_of(hosts, names=(SMALL, "Qwen3 32B", "Llama 3.3 70B", LARGE), context=8192, speed=10.0, offers=()):
+    settled = cluster_inputs.settle("llama_cluster", hosts)
+    cluster = cluster_inputs.read("llama_cluster", settled, what_fits.ANY_MODEL)
+    chosen = [OFFERS[name] for name in names] + list(offers)
+    return what_fits.rows(cluster, chosen, CATALOGUE, what_fits.Question(context, speed))
+
+
+@pytest.mark.parametrize("model", inventory.published_models(), ids=lambda model: model["name"])
+def test_each_shape_has_as_many_parameters_as_its_publisher_says(model):
+    _name, header = next(OFFERS[model["name"]].files())
+    assert header.parameters / 1e9 == pytest.approx(model["parameters"], rel=0.012)
+    assert model["architecture"] in capabilities.ARCHITECTURES
+
+
+PUBLISHED_GB = {
+    "Llama 3.3 70B": {"Q8_0": 74.98, "Q6_K": 57.89, "Q5_K_M": 49.95, "Q4_K_M": 42.52, "IQ4_XS": 37.9, "Q3_K_M": 34.27, "Q2_K": 26.38},
+    "gpt-oss 120b": {"MXFP4_MOE": 63.37},
+    "Qwen3 235B A22B 2507": {"Q2_K": 85.69, "Q4_K_M": 142.2},
+    "MiniMax M2.7": {"Q8_0": 243.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED_GB)
+def test_files_are_as_large_as_published_ones(name):
+    sizes = {quantisation: header.size / 1e9 for quantisation, header in OFFERS[name].files()}
+    assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+    assert {kind: sizes[kind] for kind in PUBLISHED_GB[name]} == pytest.approx(PUBLISHED_GB[name], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "file, name, within",
+    [
+        ("qwen3_coder_30b", "Qwen3 Coder 30B A3B", 0.002),
+        ("tulu3_405b", "Tulu 3 405B", 0.002),
+        ("deepseek_r1_q4_k_m", "DeepSeek V3.1", 0.002),
+        ("qwen3_coder_next", "Qwen3 Coder Next", 0.03),
+        ("gpt_oss_20b", "gpt-oss 20b", None),
+        ("qwen3_5_397b", "Qwen3.5 397B A17B", None),
+    ],
+)
+def test_headers_are_those_of_known_files(file, name, within):
+    """Their layers, where the quantisation is the same, and whatever tells the size of the KV cache."""
+    known = summary.parse(of_file(f"models/{file}.yml")["llama_model_gguf_summary"])
+    files = dict(OFFERS[name].files())
+    own = files.get("Q4_K_M") or files["MXFP4_MOE"]
+    if within:
+        assert own.size == pytest.approx(known.size, rel=within)
+        assert sum(own.layer_bytes[:9]) == pytest.approx(sum(known.layer_bytes[:9]), rel=within + 0.01)
+    settings = kv_cache.Settings(32768)
+    if kv_cache.is_latent(known) == kv_cache.is_latent(own):  # that file of DeepSeek R1 is older than MLA
+        assert kv_cache.sizes(own, settings, 11063) == kv_cache.sizes(known, settings, 11063)
+
+
+def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
+    own = OFFERS["gemma 4 31B"].files()
+    _name, header = next(own)
+    cached = {layer.windowed: layer.key for layer in kv_cache.layers_of(header, 11063, True, False)}
+    assert cached == {True: 16 * 256, False: 4 * 512}
+
+
+def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
+    found = rows_of(head_with_cards(1, **NEW).hosts)
+    assert [(row.model, row.quantisation) for row in found[:2]] == [("Qwen3 32B", "Q4_K_M"), (SMALL, "Q8_0")]
+    assert [row.why_not.split(" ", 1)[1] for row in found[2:]] == ["GiB are missing"] * 2
+    assert found[2].bytes < found[3].bytes
+    assert (found[1].context, found[1].longest_context, found[1].hosts, found[1].devices) == (8192, 40960, ("head",), 1)
+    text = what_fits.text_of([found], what_fits.Question())
+    assert text.index("Qwen3 32B") < text.index(SMALL) < text.index("Llama 3.3") < text.index("DeepSeek")
+    assert "38 B of 671 B" in text
+
+
+def test_speed_has_its_price_in_quantisation_but_no_higher_one_than_four_bits():
+    cluster = head_with_cards(1, **NEW)
+    largest = rows_of(cluster.hosts, [SMALL], speed=1.0)[0].generation_tokens_per_s
+    files = [rows_of(cluster.hosts, [SMALL], speed=times * largest)[0].quantisation for times in (1, 1.1, 1.5, 2.5)]
+    assert files == ["Q8_0", "Q6_K", "Q4_K_M", "Q8_0"]
+    by_speed = rows_of(cluster.hosts, [SMALL, "Qwen3 14B"], speed=1e6)
+    assert [row.model for row in by_speed] == [SMALL, "Qwen3 14B"]
+
+
+def test_a_host_too_small_for_all_says_how_much_is_missing():
+    cluster = cards_of(1, 0, **NEW)
+    cluster.hosts["head"]["facts"].update(memory_mib=4096, accelerators=[])
+    found = rows_of(cluster.hosts)
+    assert all("missing" in row.why_not and row.quantisation == "Q2_K" for row in found)
+
+
+def test_what_a_build_does_not_know_is_left_out_with_the_reason():
+    names = (SMALL, "Qwen3.5 9B")
+    old = rows_of(head_with_cards(1, llama_release={**TREE, "build": 6170}).hosts, names)
+    assert [row.why_not for row in old if row.model == SMALL] == [""]
+    assert old[1].why_not.partition("qwen35, which build 6170 does not know")[2].endswith("(architecture-unknown)")
+    assert not any(row.why_not for row in rows_of(head_with_cards(1, **NEW).hosts, names))
+
+
+def test_a_cluster_that_no_plan_is_possible_for_says_so_once():
+    cluster = head_with_cards(1, llama_server_backend="hip", **NEW)
+    with pytest.raises(Refusal, match="no model can be planned: llama_server_backend is 'hip'"):
+        rows_of(cluster.hosts)
+
+
+OWN = {"name": "mine", "architecture": "llama", "layers": 2, "width": 256, "heads": 2, "kv_heads": 2}
+OWN |= {"vocabulary": 1000, "context": 4096, "inner": 512}
+
+
+def test_an_operator_adds_models_by_shape_or_by_header():
+    header = of_file("models/gpt_oss_20b.yml")["llama_model_gguf_summary"]
+    offers = what_fits.offers_of([{**OWN, "layers": 3}], [OWN, {"name": "by header", "summary": header}])
+    found = rows_of(head_with_cards(1, **NEW).hosts, [], offers=offers)
+    assert [(row.model, row.quantisation) for row in found] == [("by header", "as given"), ("mine", "Q8_0")]
+    assert found[1].parameters == 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 2 * 256 * 1000 + 256
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ({"name": "mine"}, "models[0] of llama_what_fits.architecture is missing: use name, architecture"),
+        ({**OWN, "expert": 3}, "models[0] of llama_what_fits has expert: use name"),
+        ({**OWN, "only": "Q9"}, "has only 'Q9': use one of Q8_0"),
+        ({**OWN, "next": 2}, "models[0] of llama_what_fits is refused: all of its 2 layers"),
+        ({"summary": 3}, "summary in models[0] of llama_what_fits is 3: set it to the summary"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_by_its_place(given, why):
+    with pytest.raises(Refusal) as refusal:
+        what_fits.offers_of([], [given])
+    assert why in str(refusal.value)
+
+
+def test_one_more_host_and_a_faster_link_show_what_they_bring():
+    hosts = cluster_inputs.settle("llama_cluster", strix_halos(2, 1, build=11063).hosts)
+    hosts["strix0"]["facts"]["measured"] = {"strix1": {"round_trip_ms": 6.0, "mbit_per_second": 900.0}}
+    card = {"backend": "cuda", "name": "NVIDIA GeForce RTX 5090", "architecture": "12.0", "memory_mib": 32607}
+    other = {"llama_backend": "cuda", "llama_hardware": {"memory_mib": 65536, "accelerators": [card]}}
+    link = {"llama_links": [{"address": "10.0.0.2/24", "kind": "thunderbolt"}]}
+
+    def table(changes, name):
+        return rows_of(inventory.what_if("llama_cluster", hosts, changes), [name])[0]
+
+    assert "missing" in table({}, LARGE).why_not
+    more = table({"strix2": {"like": "strix1"}, "strix3": {}}, LARGE)
+    assert {*more.hosts} == {"strix0", "strix1", "strix2", "strix3"}
+    assert table({"gpu": other}, SMALL).hosts == ("gpu",)
+    far, near = (table(changes, "GLM-4.6") for changes in ({}, {"strix1": link}))
+    assert far.generation_tokens_per_s < near.generation_tokens_per_s
+    text = what_fits.text_of([[table({}, LARGE)], [more]], what_fits.Question())
+    assert f"- → {more.quantisation}" in text
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"new": {"like": "nobody"}}, "new is given like 'nobody'"),
+        ({"strix0": {"llama_hardwear": {}}}, "strix0 is given 'llama_hardwear'"),
+        ({"strix0": {"llama_links": 3}}, "llama_links"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(changes, why):
+    hosts = cluster_inputs.settle("llama_cluster", strix_halos(1, 1).hosts)
+    with pytest.raises(Refusal) as refusal:
+        inventory.what_if("llama_cluster", hosts, changes)
+    assert why in str(refusal.value)
+
+
+def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
+    made, make = [], planner.make
+    monkeypatch.setattr(planner, "make", lambda *given, **more: made.append(1) or make(*given, **more))
+    asked = {"speed": 5, "changes": {"mac": {"llama_hardware": {"memory_mib": 131072}}}}
+    variables = {**variables_of("mac_loopback", {"llama_what_fits": asked}), "inventory_hostname": "mac"}
+    path = tmp_path / "fits.json"
+    found = actions.run(plan_action, variables, what_fits=True, path=str(path))
+    assert len(made) >= 100
+    assert [len(table) for table in found["tables"]] == [len(OFFERS)] * 2
+    assert json.loads(path.read_text()) == {"tables": json.loads(json.dumps(found["tables"]))}
+
+
+def test_a_question_that_has_no_such_part_is_refused():
+    for given, why in (
+        ({"context": "many"}, "llama_what_fits.context"),
+        ({"change": {}}, "llama_what_fits has change"),
+    ):
+        with pytest.raises(Refusal, match=why):
+            what_fits.question_of("llama_what_fits", given)
