@@ -15,7 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import typed
 from model_server import answer
@@ -173,6 +175,88 @@ def test_pairs_of_types_that_only_compiling_gives(local):
     local.hosts["here"]["facts"].update(CARD)
     local.hosts["here"]["variables"].update(llama_worker_endpoints=None, llama_server_cache_type_k="q8_0")
     assert "q8_0 and f16, for which upstream's archive for cuda of here has no code" in asking(local).reason()
+
+
+# ------------------------------------------------------------------------------------------------------------------------ auto
+
+FORKY = {"version": "0.7.0", "installed": ()}
+
+
+def chosen(cluster, **variables):
+    plan = asking(cluster, **{"llama_release": "auto", **variables}).plan()
+    assert not plan["refused"], plan["reasons"]
+    assert f"auto is {plan['release']['source']}: " in plan_text.plan_table(typed(plan)).replace("\n    ", " ")
+    assert plan_text.plan_page(typed(plan)).replace("\n    ", " ").count("auto is") == 1
+    return plan["release"]["source"], plan["release"]["why"]
+
+
+def test_auto_is_upstreams_programs_where_each_host_has_them(pair):
+    pair.hosts["worker1"]["facts"].update(architecture="aarch64", glibc="2.41", packaged=FORKY)
+    source, why = chosen(pair)
+    assert source == "prebuilt"
+    assert why.startswith(
+        "upstream has an archive for each host; compiling would add llama_build_fast_load, patches, and"
+    )
+
+
+@pytest.mark.parametrize(
+    "offered, source, said",
+    [
+        (
+            FORKY,
+            "package",
+            "worker1 has glibc 2.36, .* needs glibc 2.39; all hosts offer the same package; compiling would add",
+        ),
+        (
+            None,
+            "pypi",
+            "worker1 has glibc 2.36, .*; llama_release has source: package, but the distribution of worker1 has no",
+        ),
+    ],
+)
+def test_auto_where_a_host_has_no_archive(pair, offered, source, said):
+    for host in pair.hosts.values():
+        host["facts"]["packaged"] = FORKY
+    pair.hosts["worker1"]["facts"].update(architecture="aarch64", glibc="2.36", packaged=offered)
+    found, why = chosen(pair)
+    assert found == source
+    assert re.match(said, why)
+    assert ("compiling would add" in why) == (source == "package")
+
+
+@pytest.mark.parametrize(
+    "facts, variables, said",
+    [
+        ({**CARD, "newest_cuda": "12.4"}, {}, "here can compile for cuda, which source: prebuilt does not have"),
+        (
+            {},
+            {"llama_build_fast_load": True},
+            "source: prebuilt, programs that are compiled already, but llama_build_fast",
+        ),
+        (
+            {},
+            {"llama_build_cmake_options": {"GGML_AVX512": "OFF"}},
+            "llama_build_cmake_options of here has GGML_AVX512",
+        ),
+    ],
+)
+def test_auto_compiles_what_only_compiling_gives(local, facts, variables, said):
+    local.hosts["here"]["facts"].update(facts)
+    source, why = chosen(local, llama_worker_endpoints=None, **variables)
+    assert source == "pypi"
+    assert said in why
+
+
+def test_auto_from_a_mirror_is_the_same_release(local):
+    mirrored = asking(local, llama_release={"source": "auto", "url": "http://mirror"}).plan()["release"]
+    assert mirrored["url"] == "http://mirror"
+    assert mirrored["id"] == asking(local).plan()["release"]["id"]
+    assert "use the address of a folder" in asking(local, llama_release={"source": "auto", "url": "x"}).reason()
+    assert "llama_release_cuda has source: auto" in asking(local, llama_release_cuda="auto").reason()
+
+
+def test_what_auto_compiles_is_the_default():
+    assert inventory.specification()["llama_release"]["default"] == release_request.DEFAULT
 
 
 # --------------------------------------------------------------------------------------------------------------------- fetching

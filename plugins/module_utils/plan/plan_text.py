@@ -97,6 +97,7 @@ def plan_table(plan: Plan) -> str:
     builds = sorted({build.id for host in plan.hosts.values() for build in host.builds})
     lines = [
         f"  release  {plan.release.ref} ({', '.join(builds)})",
+        *_chosen(plan),
         f"  model    {plan.model.name}",
         *(_wrapped("  source   ", source) if source else []),
         f"  head     {head.host}, {head.url}",
@@ -167,7 +168,14 @@ def plan_title(plan: Plan | Refused) -> list[str]:
         *_wrapped("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {plan.model.name}"),
         *(_wrapped("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
+        *_chosen(plan),
     ]
+
+
+def _chosen(plan: Plan) -> list[str]:
+    """Why ``llama_release: auto`` is this release."""
+    why = plan.release.why
+    return _wrapped("  ", f"auto is {plan.release.source}: {why}") if why else []
 
 
 def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:

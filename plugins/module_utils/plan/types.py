@@ -62,6 +62,8 @@ class ReleasePlan(NamedTuple):
     """where the archive is fetched from; of `prebuilt` the folder of all releases, where it is not GitHub's"""
     checksums: Absent[Mapping[str, Annotated[str, Text("sha256:[0-9a-f]{64}")]]] = None
     """archive of `prebuilt` → its sha256, of those that the operator gives"""
+    why: Absent[str] = None
+    """why `auto` is this one"""
     repository: Absent[str] = None
     """that git fetches from"""
     revision: Absent[str] = None

@@ -53,7 +53,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     AdvisoryContext,
     Finding,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
@@ -112,6 +112,7 @@ def make(
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external_workers.hosts_of(cluster.external))
+    cluster = automatic.settled(cluster, catalogue)
     report = model_source.report_of(model_found)
 
     def attempt(given: Cluster, trial: bool = True) -> Planned:
@@ -264,7 +265,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
-    built = _backends(cluster, catalogue)
+    built = automatic.backends_of_hosts(cluster, catalogue)
     wanted = _releases(cluster, built)
     built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
     head = cluster.hosts[cluster.head]
@@ -511,16 +512,6 @@ def _of_one_source(serves: str, built: Sequence[str], wanted: Mapping[str, Relea
     return [serves, *(backend for backend in others if releases.same_source(wanted[backend], wanted[serves]))]
 
 
-def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    sources = releases.sources_of(cluster.releases)
-    return {
-        name: requirements.backends_of(
-            host, sources, catalogue.llama.get(host.facts.distribution.family, {"libraries": {}})["libraries"]
-        )
-        for name, host in cluster.hosts.items()
-    }
-
-
 def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:
     """The backends of a host without those that ``auto`` added and that their release does not have."""
     if host.backends != ("auto",):
@@ -543,7 +534,7 @@ def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
     :raises Refusal: hosts give different releases, or a release has no valid form.
     """
     _check_same_release(cluster)
-    used = _backends_in_use(_backends(cluster, catalogue))
+    used = _backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
     return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used))
 
 

@@ -310,6 +310,8 @@ class ReleaseRequest(NamedTuple):
     tree: SourceTree | None = None
     checksums: tuple[tuple[str, str], ...] = ()
     """Archive of compiled programs, and its sha256: and digits."""
+    why: str = ""
+    """Why ``auto`` is this one."""
 
 
 class Release(NamedTuple):

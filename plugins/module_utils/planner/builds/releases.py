@@ -140,9 +140,9 @@ def sources_of(requests: Requests) -> dict[str, str]:
     for backend in backends.BACKENDS:
         variable = variable_of(backend, requests)
         sources[backend] = requested(variable, requests).source
-        if sources[backend] == "package" and variable != "llama_release":
+        if sources[backend] in ("package", "auto") and variable != "llama_release":
             raise Refusal(
-                f"{variable} has source: package, which counts for all backends of a distribution: set llama_release to it"
+                f"{variable} has source: {sources[backend]}, which counts for all backends: set llama_release to it"
             )
     return sources
 
@@ -231,12 +231,16 @@ def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree:
             f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
         )
     patches = tuple(PatchPlan(*patch) for patch in request.patches)
+    if request.why:
+        origin = {**origin, "why": request.why}
     release = Release(
         "", request.source, ref, tree.build, tree.commit, generation, fork, able.protocol, origin, patches, able
     )
     if request.fast_load:
         release = release._replace(patches=(*patches, _fast_load_patch(release)))
-    places = {"path", "url", "checksums", "protocol", "id"} | ({"repository"} if tree.commit != "unknown" else set())
+    places = {"path", "url", "checksums", "why", "protocol", "id"} | (
+        {"repository"} if tree.commit != "unknown" else set()
+    )
     as_json = typed_json.dump(release.as_plan())
     identity = {key: value for key, value in as_json.items() if key not in places}
     if release.patches:

@@ -28,8 +28,15 @@ SOURCES = {
     "prebuilt": {"source", "build", "url", "checksums"},
     "binary": {"source", "path", "url", "checksum", "fork", "build", "commit"},
     "package": {"source", "build"},
+    "auto": {"source", "url"},
 }
 """Source of a release → what ``llama_release`` may say of it."""
+DEFAULT = {
+    "source": "pypi",
+    "version": "0.3.36",
+    "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+}
+"""Of ``llama_release``, and what ``auto`` has compiled."""
 WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
 VERSION_TAG = r"v\d+\.\d+\.\d+"
@@ -44,9 +51,10 @@ def request_of(value: Any) -> ReleaseRequest:
     The controller looks up what is missing (plugin_utils/sources/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` sha256 and files.
     """
-    form = f"use a build like b8600, a version like v0.4.1, or a mapping with source: {', '.join(SOURCES)}"
+    form = f"use a build like b8600, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
+    value = {"source": value} if value == "auto" else value
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     source, allowed = value["source"], SOURCES[value["source"]]
@@ -74,6 +82,12 @@ def request_of(value: Any) -> ReleaseRequest:
         return _git_request(request, value)
     if source == "package":
         return request
+    if request.url is not None and source in ("prebuilt", "auto") and not re.fullmatch(r"https?://\S+", request.url):
+        raise Refusal(
+            f"llama_release has the url {request.url!r}: use the address of a folder with folders like b{prebuilt.TESTED}, as {prebuilt.URL} is one"
+        )
+    if source == "auto":
+        return request
     if source == "prebuilt":
         return _prebuilt_request(request, value)
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
@@ -96,10 +110,6 @@ def _prebuilt_request(request: ReleaseRequest, value: Mapping[str, Any]) -> Rele
     if request.build is None:
         raise Refusal(
             "llama_release has source: prebuilt and no build: add the number of one of upstream's builds; versions like v0.4.1 have no archives"
-        )
-    if request.url is not None and not re.fullmatch(r"https?://\S+", request.url):
-        raise Refusal(
-            f"llama_release has the url {request.url!r}: use the address of a folder with folders like b{request.build}, as {prebuilt.URL} is one"
         )
     given = value.get("checksums", {})
     names = rf"(cudart-)?llama-b{request.build}-bin-[\w.-]+\.tar\.gz"
