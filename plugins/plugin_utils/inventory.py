@@ -158,7 +158,11 @@ def what_if(
             removed = ["llama_links"] if facts else ["llama_links", "llama_worker_endpoints"]
             variables = {**hosts[like]["variables"], **{variable: [] for variable in removed}}
             new = {"groups": ["worker"], "ansible_host": f"192.0.2.{number}", "variables": variables, "facts": facts}
-            hosts = {**hosts, name: {**hosts[like], **new}}
+            known = (hosts[head]["facts"] or {}).get("reached_at") or cluster_inputs.is_numeric(
+                hosts[head]["ansible_host"]
+            )
+            alone = {} if known else {head: {**hosts[head], "ansible_host": "192.0.2.254"}}
+            hosts = {**hosts, **alone, name: {**hosts[like], **new}}
         elif "llama_links" in values and hosts[head]["facts"]:
             measured = {**(hosts[head]["facts"].get("measured") or {}), name: None}
             hosts = {**hosts, head: {**hosts[head], "facts": {**hosts[head]["facts"], "measured": measured}}}

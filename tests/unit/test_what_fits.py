@@ -8,6 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, what_fits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import CATALOGUE
@@ -115,6 +116,12 @@ def test_what_a_build_does_not_know_is_left_out_with_the_reason():
     assert not any(row.why_not for row in rows_of(head_with_cards(1, **NEW).hosts, names))
 
 
+def test_who_may_connect_has_no_part_in_it():
+    assert {advisory.id for advisory in table.ADVISORIES if advisory.severity == "error"} > what_fits.OF_ACCESS
+    cluster = cards_of(1, llama_accept_advisories=[], llama_release={**TREE, "build": 8000})
+    assert not rows_of(cluster.hosts, [SMALL])[0].why_not
+
+
 def test_a_cluster_that_no_plan_is_possible_for_says_so_once():
     cluster = head_with_cards(1, llama_server_backend="hip", **NEW)
     with pytest.raises(Refusal, match="no model can be planned: llama_server_backend is 'hip'"):
@@ -156,16 +163,16 @@ def test_one_more_host_and_a_faster_link_show_what_they_bring():
     other = {"llama_backend": "cuda", "llama_hardware": {"memory_mib": 65536, "accelerators": [card]}}
     link = {"llama_links": [{"address": "10.0.0.2/24", "kind": "thunderbolt"}]}
 
-    def table(changes, name):
+    def row(changes, name):
         return rows_of(inventory.what_if("llama_cluster", hosts, changes), [name])[0]
 
-    assert "missing" in table({}, LARGE).why_not
-    more = table({"strix2": {"like": "strix1"}, "strix3": {}}, LARGE)
+    assert "missing" in row({}, LARGE).why_not
+    more = row({"strix2": {"like": "strix1"}, "strix3": {}}, LARGE)
     assert {*more.hosts} == {"strix0", "strix1", "strix2", "strix3"}
-    assert table({"gpu": other}, SMALL).hosts == ("gpu",)
-    far, near = (table(changes, "GLM-4.6") for changes in ({}, {"strix1": link}))
+    assert row({"gpu": other}, SMALL).hosts == ("gpu",)
+    far, near = (row(changes, "GLM-4.6") for changes in ({}, {"strix1": link}))
     assert far.generation_tokens_per_s < near.generation_tokens_per_s
-    text = what_fits.text_of([[table({}, LARGE)], [more]], what_fits.Question())
+    text = what_fits.text_of([[row({}, LARGE)], [more]], what_fits.Question())
     assert f"- → {more.quantisation}" in text
 
 
@@ -187,12 +194,13 @@ def test_a_change_that_cannot_be_is_refused(changes, why):
 def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
     made, make = [], planner.make
     monkeypatch.setattr(planner, "make", lambda *given, **more: made.append(1) or make(*given, **more))
-    asked = {"speed": 5, "changes": {"mac": {"llama_hardware": {"memory_mib": 131072}}}}
+    asked = {"speed": 5, "changes": {"second": {}}}
     variables = {**variables_of("mac_loopback", {"llama_what_fits": asked}), "inventory_hostname": "mac"}
     path = tmp_path / "fits.json"
     found = actions.run(plan_action, variables, what_fits=True, path=str(path))
     assert len(made) >= 100
     assert [len(table) for table in found["tables"]] == [len(OFFERS)] * 2
+    assert sum(not row["why_not"] for row in found["tables"][0]) < sum(not row["why_not"] for row in found["tables"][1])
     assert json.loads(path.read_text()) == {"tables": json.loads(json.dumps(found["tables"]))}
 
 

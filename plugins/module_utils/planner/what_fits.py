@@ -35,6 +35,9 @@ ANY_MODEL = ModelRequest(None, None, None)
 GIB = 1024 * MIB
 LONGER = (32768, 65536, 131072, 262144)
 """Contexts that are tried beyond the one that is asked for."""
+OF_ACCESS = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
+OF_ACCESS |= {"open-server", "server-for-everybody", "unlimited-server"}
+"""Errors about who may connect, which say nothing of a model."""
 SMALLEST_FOR_SPEED = "Q4_K_M"
 """No smaller quantisation is taken only because it is faster."""
 SMALL = frozenset([*shapes.MIXTURES][[*shapes.MIXTURES].index(SMALLEST_FOR_SPEED) :])
@@ -146,7 +149,7 @@ def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, questi
     :raises Refusal: whatever the model is, this cluster cannot be planned.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None)
-    given = cluster._replace(server=server, placement="fastest")
+    given = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | OF_ACCESS)
     found = [_row(given, offer, catalogue, question) for offer in offers]
     reasons = {row.why_not for row in found}
     if len(found) > 1 and len(reasons) == 1 and reasons != {""}:
@@ -224,15 +227,24 @@ def _why(plan: Plan | Refused) -> str:
 def text_of(tables: Sequence[Sequence[Row]], question: Question) -> str:
     """The table for a person; of two, those without and with changes, one that shows what changes."""
     old = {row.model: row for row in tables[0]}
-    lines = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
+    served = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
+    others = [["not served", "uses", "file", "GiB", "why"]]
     for row in tables[-1]:
         was, cells = old[row.model], _cells(row)
-        if not (was.why_not and row.why_not):
-            past = [cells[0], *[""] * (len(cells) - 1)] if was.why_not else _cells(was)
-            cells = [new if new == before else f"{before or '-'} → {new or '-'}" for before, new in zip(past, cells)]
-        lines.append([row.model, *cells])
-    told = f"With a context of {question.context} tokens, and the longest that fits. {ORDER.format(question.speed)}"
-    return "\n".join([*textwrap.wrap(told, plan_text.WIDTH), "", plan_text.table(lines), ""])
+        if row.why_not:
+            others.append([row.model, *cells, textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")])
+            continue
+        past = [cells[0], *["-"] * (len(cells) - 1)] if was.why_not else _cells(was)
+        cells = [new if new == before else f"{before} → {new}" for before, new in zip(past, cells)]
+        served.append([row.model, *cells])
+    told = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
+    return "\n".join(
+        [
+            *textwrap.wrap(told, plan_text.WIDTH),
+            *("\n" + plan_text.table(part) for part in (served, others) if part[1:]),
+            "",
+        ]
+    )
 
 
 def _cells(row: Row) -> list[str]:
@@ -240,8 +252,9 @@ def _cells(row: Row) -> list[str]:
     billions = " of ".join(f"{number / 1e9:.{0 if number > 1e10 else 1}f} B" for number in reversed(numbers))
     cells = [billions, row.quantisation, f"{row.bytes / GIB:.1f}"]
     if row.why_not:
-        return [*cells, "", "", "", textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")]
-    longer = f"{row.context} to {row.longest_context}" if row.longest_context > row.context else str(row.context)
+        return cells
+    contexts = dict.fromkeys((row.context, row.longest_context))
+    longer = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
     where = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
     return [*cells, longer, str(row.generation_range or ""), str(row.prompt_range or ""), where]
