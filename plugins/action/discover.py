@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, discovery_text, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, why
@@ -64,15 +65,19 @@ class ActionModule(Action):
         answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, asked)}
 
         def plan(proposal: discovery.Proposal) -> Plan | Refused:
-            seen = {**proposal.task_vars, "inventory_dir": os.getcwd()}
-            return plan_action.make(self.find_file, seen, answers, _report(proposal.model))
+            return plan_action.make(self.find_file, proposal.task_vars, answers, _report(proposal.model))
 
         proposal, planned = discovery.choose(machines, plan)
+        could_serve: list[what_fits.Row] = []
+        with suppress(Refusal):  # the plan has the reason
+            question = what_fits.Question()
+            (rows,) = plan_action.compare(self.find_file, proposal.task_vars, answers, question)
+            could_serve = [row for row in rows if not row.why_not]
         if not self.check_mode:
             with suppress(OSError):  # writing says why
                 path.parent.mkdir(parents=True, exist_ok=True)
-            output.write("llama_discover_inventory", str(path), discovery_text.inventory(proposal, lost))
-        output.show_plan(planned, (), arguments.report, discovery_text.tables(proposal, lost))
+            output.write("llama_discover_inventory", str(path), discovery_text.inventory(proposal, lost, could_serve))
+        output.show_plan(planned, (), arguments.report, discovery_text.tables(proposal, lost, could_serve))
         written = f"{path} {'would be' if self.check_mode else 'is'} written"
         if planned.refused:
             return {"failed": True, "msg": f"{written}, and its plan is refused: the page above says why."}

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, SpeedRange
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Link, Machine, Offer, Proposal
 
@@ -28,10 +29,11 @@ class _Indented(yaml.SafeDumper):
         return super().increase_indent(flow, False)
 
 
-def inventory(proposal: Proposal, lost: Mapping[str, str]) -> str:
+def inventory(proposal: Proposal, lost: Mapping[str, str], could_serve: Sequence[what_fits.Row]) -> str:
     """YAML of the inventory, with the reasons.
 
     :param lost: host that is left out → why.
+    :param could_serve: published models, the best first.
     """
     head, *others = proposal.machines
     first, *rest = [proposal.variables_of(machine) for machine in proposal.machines]
@@ -56,17 +58,24 @@ def inventory(proposal: Proposal, lost: Mapping[str, str]) -> str:
     lines += [line for name, why in lost.items() for line in _comment(8, f"{name} is left out: {why}")]
     lines += ["  vars:", *_variables(4, shared)]
     if not proposal.model:
-        lines += _comment(
-            4, "No model that fits lies there. This generated one proves the cluster; then put yours in its place:"
-        )
-        lines += _comment(4, "llama_model_huggingface: {repo: unsloth/gpt-oss-20b-GGUF, quantisation: Q4_K_M}")
+        why = "No model that fits lies there. This generated one proves the cluster; then take yours in its place."
+        lines += _comment(4, why)
     lines += _variables(4, proposal.model_variable)
     for offer in proposal.offers:
         if offer.machine is head:
-            is_chosen = offer.model is proposal.model
-            name = "" if is_chosen else f"llama_model_{offer.model.kind}: {offer.model.name} # "
-            lines += _comment(4, f"{name}{units.amount(offer.model.bytes)}: {_served(offer)}")
+            lines += _comment(4, f"{units.amount(offer.model.bytes)}: {_served(offer)}")
+            if offer.model is not proposal.model:
+                lines += _example({f"llama_model_{offer.model.kind}": offer.model.name})
+    for row in could_serve[: not proposal.model]:
+        lines += _comment(
+            4, f"The best of the published models that would fit: {row.model}, {_speed(row.generation_range)}"
+        )
+        lines += _example({"llama_model_huggingface": {"repo": row.repo, "quantisation": row.quantisation}})
     return "\n".join(lines) + "\n"
+
+
+def _example(values: Mapping[str, Any]) -> list[str]:
+    return [f"    # {line}" for line in _variables(0, values)]
 
 
 def _host(proposal: Proposal, machine: Machine, shared: Mapping[str, Any]) -> list[str]:
@@ -81,7 +90,12 @@ def _host(proposal: Proposal, machine: Machine, shared: Mapping[str, Any]) -> li
 def _comment(indent: int, text: str) -> list[str]:
     start = " " * indent + "# "
     return textwrap.wrap(
-        validation.printable(text), WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False
+        validation.printable(text),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
@@ -93,8 +107,10 @@ def _variables(indent: int, values: Mapping[str, Any]) -> Iterator[str]:
         yield from textwrap.indent(text, " " * indent).splitlines()
 
 
-def tables(proposal: Proposal, lost: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Title → lines: the hosts, the links between them, and the models that lie there with what is predicted of them."""
+def tables(
+    proposal: Proposal, lost: Mapping[str, str], could_serve: Sequence[what_fits.Row]
+) -> dict[str, Sequence[str]]:
+    """Title → lines: the hosts, the links between them, models that lie there with what is predicted of them, and published ones."""
     hosts = [
         [each.name, "head" if each is proposal.head else "worker", _gib(each.facts.memory_mib), _devices(each)]
         for each in proposal.machines
@@ -107,11 +123,13 @@ def tables(proposal: Proposal, lost: Mapping[str, str]) -> dict[str, Sequence[st
         best = max(alike, key=lambda offer: offer.speed or 0)
         where = ", ".join(offer.machine.name for offer in alike)
         models.append([name, where, units.amount(best.model.bytes), _served(best)])
-    return {
+    parts = {
         title: plan_text.table([[validation.printable(cell) for cell in row] for row in rows]).splitlines()
         for title, rows in (("Hosts", hosts), ("Links", links), ("Models", models))
         if rows
     }
+    text = what_fits.text_of([could_serve], what_fits.Question()) if could_serve else ""
+    return {**parts, **({"What it could serve": text.splitlines()} if text else {})}
 
 
 def _devices(machine: Machine) -> str:
@@ -138,7 +156,11 @@ def _state(proposal: Proposal, link: Link) -> str:
     return "not used, since workers talk with the head alone, by its fastest link"
 
 
+def _speed(predicted: SpeedRange | None) -> str:
+    return f"{predicted} tokens per second are predicted"
+
+
 def _served(offer: Offer) -> str:
     if isinstance(offer.plan, Plan) and offer.plan.fits:
-        return f"{offer.plan.estimate.generation_range} tokens per second are predicted"
+        return _speed(offer.plan.estimate.generation_range)
     return f"not served so: {offer.plan.reasons[0]}"

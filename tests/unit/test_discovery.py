@@ -143,7 +143,11 @@ def discovered(tmp_path, found, hosts=None, facts=None, check=False):
     action = discover.ActionModule(mock.MagicMock(check_mode=check), *(mock.Mock() for _number in range(5)))
     action.variables = {"hostvars": {**own, **(hosts or {})}, "groups": {}}
     facts = {name: {"facts": FACTS} for name in found} if facts is None else facts
-    with mock.patch.object(discover.output, "show_plan") as shown:
+    published = inventory.published_models()[:2]
+    with (
+        mock.patch.object(discover.output, "show_plan") as shown,
+        mock.patch.object(inventory, "published_models", return_value=published),
+    ):
         result = action.perform(discover.Arguments(str(path), facts=facts, found=found))
     text = "" if check else path.read_text().replace("\n        # ", " ").replace("\n# ", " ")
     return types.SimpleNamespace(path=path, text=text, shown=shown.call_args.args[3], result=result)
@@ -180,6 +184,9 @@ def test_a_direct_link_and_a_head_with_most_links(tmp_path):
         "ethernet, 0.1 Gbit/s  not used, since the network that reaches both is faster",
         "ethernet, 10 Gbit/s   the head uses it",
     ]
+    model = inventory.published_models()[0]
+    assert any(row.startswith(f"  {model['name']}  ") for row in done.shown["What it could serve"])
+    assert f"    # llama_model_huggingface: {{repo: {model['repo']}, quantisation: " in done.text
     assert (plan["refused"], done.result["plan"]["head"]) == (False, {**done.result["plan"]["head"], "host": "b"})
 
 
@@ -203,7 +210,7 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     assert (
         "/models/right.gguf lies there, the largest model that is there and fits; of 2 hosts that have it" in done.text
     )
-    assert "# llama_model_path: /models/small.gguf # 0.0 MB: " in done.text
+    assert "tokens per second are predicted\n    # llama_model_path: /models/small.gguf\n" in done.text
     rows = [" ".join(row.split()) for row in done.shown["Models"]]
     assert rows[0].startswith("/models/huge.gguf b 0.0 MB not served so: ")
     assert "the account llamacpp, which serves it, cannot read /home/me: open it with chmod" in rows[1]

@@ -24,15 +24,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 
 FOLDERS = (
-    "/models",
-    "/srv/models",
-    "/opt/models",
-    "/data/models",
-    "~/models",
-    "~/.cache/llama.cpp",
-    "~/.cache/huggingface/hub",
-    "~/.lmstudio/models",
-    "~/.cache/lm-studio/models",
+    *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
+    *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )
 """Where people and other programs put files of models."""
 DEEPEST, MOST_MODELS = 6, 20
