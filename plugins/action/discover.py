@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible import context
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
@@ -29,11 +30,13 @@ SSH_PORT, SECONDS, AT_ONCE = 22, 2, 64
 """Where addresses of a network are tried, for how long each, and how many at the same time."""
 CONNECTION = (
     *("ansible_host", "ansible_port", "ansible_user", "ansible_connection", "ansible_python_interpreter"),
-    *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_remote_tmp"),
+    *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args"),
     *("ansible_become", "ansible_become_user", "ansible_become_method"),
 )
 """What the inventory gets of how Ansible reaches a host: no secret."""
-DECIDED = ("llama_links", "llama_model_")
+COMMAND_LINE = {"ansible_user": "remote_user", "ansible_ssh_private_key_file": "private_key_file"}
+"""Of these, what the command line of ansible-playbook may say in their place."""
+DECIDED = ("llama_links", "llama_worker_endpoints", "llama_model_")
 """How variables begin that are not taken over."""
 
 
@@ -57,10 +60,10 @@ class ActionModule(Action):
         if not arguments.facts:
             named = discovery.candidates(arguments.hosts, self.variables["groups"])
             answering = _answering([one.name for one in named if one.tried])
-            return {
-                "changed": False,
-                "hosts": [one._asdict() for one in named if not one.tried or one.name in answering],
-            }
+            hosts = [one._asdict() for one in named if not one.tried or one.name in answering]
+            if not hosts:
+                raise Refusal(f"no address of llama_discover_hosts answers at port {SSH_PORT}: name hosts instead")
+            return {"changed": False, "hosts": hosts}
         machines, lost, asked = self._machines(arguments)
         answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, asked)}
 
@@ -118,6 +121,9 @@ def _given(variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the operator gave for a host that the inventory takes over."""
     names = [*CONNECTION, *(name for name in inventory.specification() if not name.startswith(DECIDED))]
     given: dict[str, Any] = inventory.plain({name: variables.get(name) for name in names})
+    if given["ansible_connection"] != "local":
+        for name, option in COMMAND_LINE.items():
+            given[name] = given[name] or context.CLIARGS.get(option)
     return {name: value for name, value in given.items() if value is not None}
 
 

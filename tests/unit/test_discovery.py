@@ -32,6 +32,11 @@ def test_who_is_asked(monkeypatch):
     monkeypatch.setattr(discover.socket, "create_connection", mock.Mock(side_effect=[mock.MagicMock(), OSError]))
     monkeypatch.setattr(discover, "AT_ONCE", 1)
     assert discover._answering(["10.0.0.6", "10.0.0.7"]) == {"10.0.0.6"}
+    monkeypatch.setattr(discover, "_answering", lambda _addresses: set())
+    action = discover.ActionModule(mock.MagicMock(), *(mock.Mock() for _number in range(5)))
+    action.variables = {"groups": {}}
+    with pytest.raises(Refusal, match="no address of llama_discover_hosts answers at port 22: name hosts instead"):
+        action.perform(discover.Arguments("/nowhere/hosts.yml", ("10.0.0.4/30",)))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
     monkeypatch.setattr(on_host.socket, "socket", sender)
     monkeypatch.setattr(on_host, "ANSWER_SECONDS", 0)
     seen = ("02:00:00:00:01:02", "02:00:00:00:01:03")
-    assert on_host.interfaces_of(system, ["10.99.0.2", "198.51.100.7"]) == (
+    assert on_host.interfaces_of(system, ["10.99.0.2", "198.51.100.7", "x"]) == (
         LinkInterface("eth0", "ethernet", "02:00:00:00:00:01", None, ("192.0.2.1/24",), True, ()),
         LinkInterface("eth1", "ethernet", "02:00:00:00:01:01", 10000, ("10.99.0.1/24",), False, seen),
     )
@@ -236,11 +241,13 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
         "localhost": {"ansible_connection": "local"},
         "10.0.0.1": {"ansible_user": "root", "ansible_password": "x"},
     }
-    done = discovered(tmp_path, found, hosts, facts)
+    with mock.patch.object(discover.context, "CLIARGS", {"remote_user": "me", "private_key_file": None}):
+        done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
     assert written["llama_head"]["hosts"]["strix0"] == {"ansible_host": "10.0.0.1", "ansible_user": "root"}
     assert written["llama_workers"]["hosts"]["desk"] == {"ansible_host": "10.0.0.3", "ansible_connection": "local"}
+    assert written["llama_workers"]["hosts"]["b"] == {"ansible_host": "10.0.0.2", "ansible_user": "me"}
     assert "d is left out: No\\nroute {{ to }} host c is left out: it is b" in done.text
 
 

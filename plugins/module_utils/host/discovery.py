@@ -99,7 +99,8 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
 
 def _greet(addresses: Iterable[str], own: Iterable[str]) -> None:
     networks = [ipaddress.ip_interface(address).network for address in own]
-    near = [address for address in addresses if any(ipaddress.ip_address(address) in network for network in networks)]
+    possible = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
+    near = [str(address) for address in possible if any(address in network for network in networks)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for address in near:
             with suppress(OSError):
