@@ -146,6 +146,7 @@ def test_an_operator_adds_models_by_shape_or_by_header():
         ({"name": "mine"}, "models[0] of llama_what_fits.architecture is missing: use name, architecture"),
         ({**OWN, "expert": 3}, "models[0] of llama_what_fits has expert: use name"),
         ({**OWN, "only": "Q9"}, "has only 'Q9': use one of Q8_0"),
+        ({**OWN, "inner": 0}, "models[0] of llama_what_fits has layers without experts, but not inner"),
         ({**OWN, "next": 2}, "models[0] of llama_what_fits is refused: all of its 2 layers"),
         ({"summary": 3}, "summary in models[0] of llama_what_fits is 3: set it to the summary"),
     ],

@@ -135,6 +135,10 @@ def _offer(where: str, given: Mapping[str, Any]) -> Offer:
     shape: shapes.Shape = _read(where, given, shapes.Shape, "parameters")
     if shape.only and shape.only not in shapes.MIXTURES:
         raise Refusal(f"{where} has only {validation.show(shape.only)}: use one of {', '.join(shapes.MIXTURES)}")
+    if not shape.inner and (not shape.experts or shape.experts.after):
+        raise Refusal(
+            f"{where} has layers without experts, but not inner: set it to the width of their feed-forward network"
+        )
     try:
         shapes.summary_of(shape, shapes.quantisations(shape)[0])
     except gguf.GGUFError as error:

@@ -1,8 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Headers of models of which the published shape is known: their tensors, with the types that llama-quantize gives them (llama_tensor_get_type of build
-11063, with an importance matrix; where that asks for the place of a layer beyond _more_bits, as most layers have it). Biases and norms of heads are left out.
+"""Headers of models of which the published shape is known: their tensors, with the types that llama-quantize gives them.
+
+Read in llama-quant.cpp of build 11063. Left out: that Q3_K_M gives the first layers more bits, that IQ4_XS and Q2_K give values fewer where queries share
+few of them, biases, and norms of heads. tests/unit/test_what_fits.py holds sizes against those of files.
 """
 
 from __future__ import annotations
@@ -94,20 +96,21 @@ class Shape(NamedTuple):
 MIXTURES: dict[str, dict[str, str]] = {
     "Q8_0": {"": "Q8_0", "output": "Q8_0"},
     "Q6_K": {"": "Q6_K"},
-    "Q5_K_M": {"": "Q5_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "attn_qkv": "Q6_K"},
-    "Q4_K_M": {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "attn_qkv": "Q5_K"},
-    "IQ4_XS": {"": "IQ4_XS", "attn_v": "Q5_K"},
-    "Q3_K_M": {"": "Q3_K", "attn_v": "Q4_K", "ffn_down": "Q4_K", "attn_qkv": "Q4_K", "attn_output": "Q4_K"},
-    "Q2_K": {"": "Q2_K", "attn_v": "Q4_K", "ffn_down": "Q3_K", "attn_output": "Q3_K"},
-    "MXFP4_MOE": {"": "Q8_0", "output": "Q8_0", "_exps": "MXFP4"},
+    "Q5_K_M": {"": "Q5_K", "more": "Q6_K"},
+    "Q4_K_M": {"": "Q4_K", "more": "Q6_K"},
+    "IQ4_XS": {"": "IQ4_XS", "value": "Q5_K"},
+    "Q3_K_M": {"": "Q3_K", "value": "Q4_K", "ffn_down": "Q4_K", "attn_output": "Q4_K"},
+    "Q2_K": {"": "Q2_K", "value": "Q4_K", "ffn_down": "Q3_K", "attn_output": "Q3_K"},
+    "MXFP4_MOE": {"": "Q8_0", "output": "Q8_0", "experts": "MXFP4"},
 }
-"""Quantisation, the largest first → part of the name of a tensor → its type. The output is Q6_K unless it is named."""
-BY_PLACE = {"Q5_K_M", "Q4_K_M"}, {"attn_v", "ffn_down"}
-"""Quantisations in which these tensors have their type in some layers only, see _more_bits."""
-NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""What takes the place of types whose blocks are longer than a row; of others it is IQ4_NL."""
-WHOLE = re.compile(r"norm|_inp$|ssm_(conv1d|beta|alpha)")
+"""Quantisation, the largest first → kind of tensor → its type. The output is Q6_K unless it is named; ``more`` are values and ffn_down, in those layers
+that get more bits."""
+NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+"""What takes the place of types whose blocks are longer than a row; of others it is Q4_0."""
+WHOLE = re.compile(r"norm|_inp$|conv1d")
 """In names of tensors that stay F32."""
+VALUES = {"attn_v", "attn_qkv"}
+BY_PLACE = ("value", "ffn_down")
 Shapes = dict[str, "tuple[int, ...]"]
 """Name of a tensor → elements in each dimension, the row first."""
 
@@ -158,13 +161,19 @@ def _forward(shape: Shape, layer: int) -> Shapes:
     return found
 
 
-def _more_bits(index: int, count: int) -> bool:
-    return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
+def _type(mixture: dict[str, str], name: str, index: int, count: int) -> str:
+    """Of a tensor of a layer, which is the one with this index of so many that have such a tensor."""
+    if WHOLE.search(name):
+        return "F32"
+    kind = "value" if name in VALUES else re.sub("_(exps|shexp)$", "", name)
+    more = index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
+    others = "experts" if name.endswith("_exps") else kind, "more" if more and kind in BY_PLACE else ""
+    return next(mixture[key] for key in (kind, *others, "") if key in mixture)
 
 
 def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
     if size[0] % TYPES[kind].elements:
-        kind = NARROW.get(kind, "IQ4_NL")
+        kind = NARROW.get(kind, "Q4_0")
     elements = math.prod(size)
     return gguf.Tensor(kind, size, elements, TYPES[kind].size(size[0], elements // size[0]))
 
@@ -177,14 +186,11 @@ def _tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
     if not shape.tied:
         found["output.weight"] = _tensor(output, embedding)
     layers = [_attention(shape, layer) for layer in range(shape.layers)]
-    attending = [layer for layer, own in enumerate(layers) if "attn_v" in own]
+    values = [layer for layer, own in enumerate(layers) if VALUES & own.keys()]
     for layer, own in enumerate(layers):
         for name, size in {"attn_norm": norm, "ffn_norm": norm, **own, **_forward(shape, layer)}.items():
-            part = "_exps" if "_exps" in name and "_exps" in mixture else re.sub("_(exps|shexp)$", "", name)
-            place = (attending.index(layer), len(attending)) if part == "attn_v" else (layer, shape.layers)
-            few = quantisation in BY_PLACE[0] and part in BY_PLACE[1] and not _more_bits(*place)
-            kind = mixture[""] if few else mixture.get(part, mixture[""])
-            found[f"blk.{layer}.{name}.weight"] = _tensor("F32" if WHOLE.search(name) else kind, size)
+            place = (values.index(layer), len(values)) if name in VALUES else (layer, shape.layers)
+            found[f"blk.{layer}.{name}.weight"] = _tensor(_type(mixture, name, *place), size)
     return found
 
 
