@@ -238,7 +238,7 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
     facts = {name: {"facts": FACTS} for name in found}
     facts["d"] = {"unreachable": True, "msg": "No\nroute {{ to }} host"}
     hosts = {
-        "localhost": {"ansible_connection": "local"},
+        "localhost": {"ansible_connection": "local", "llama_worker_endpoints": [{"port": 1}]},
         "10.0.0.1": {"ansible_user": "root", "ansible_password": "x"},
     }
     with mock.patch.object(discover.context, "CLIARGS", {"remote_user": "me", "private_key_file": None}):
@@ -253,7 +253,9 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
 
 def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
     assert not discovered(tmp_path, network("a"), check=True).path.exists()
-    path = discovered(tmp_path, network("a")).path
+    done = discovered(tmp_path, network("a"))
+    path = done.path
+    assert done.shown["What it could serve"][-1].endswith("  a")  # its processor alone, without any device
     with pytest.raises(Refusal, match="which exists: move it away, or give another path"):
         discovered(tmp_path, network("a"))
     path.unlink()

@@ -205,7 +205,7 @@ def _planned(
         prompt_tokens_per_s=plan.estimate.prompt_tokens_per_s or 0.0,
         prompt_range=plan.estimate.prompt_range,
         devices=len(plan.placement),
-        hosts=tuple(dict.fromkeys(entry.host for entry in plan.placement)),
+        hosts=tuple(dict.fromkeys(entry.host for entry in plan.placement)) or (cluster.head,),
     )
 
 
