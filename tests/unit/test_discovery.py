@@ -65,9 +65,9 @@ HELD = {"lo": "127.0.0.1/8", "eth0": "192.0.2.1/24", "eth1": "10.99.0.1/24", "wg
 FILES = {
     "proc/net/route": "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101 3 0 0 0 00000000\n",
     "sys/class/net/wg0/type": "65534",
-    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01\n" for number in (0, 1)},
-    **{f"sys/class/net/eth{number}/type": "1\n" for number in (0, 1)},
-    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate(("-1\n", "10000\n"))},
+    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01\n" for number in (0, 1, 2)},
+    **{f"sys/class/net/eth{number}/type": "1\n" for number in (0, 1, 2)},
+    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate(("-1\n", "10000\n", ""))},
 }
 
 
@@ -83,13 +83,19 @@ def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
     system.output = lambda *argv: json.dumps({"address": own, "neigh": NEIGHBOURS}.get(argv[-1], []))
     sender = mock.MagicMock()
     monkeypatch.setattr(on_host.socket, "socket", sender)
+    monkeypatch.setattr(on_host.socket, "if_nametoindex", {"eth2": 7}.get)
     monkeypatch.setattr(on_host, "ANSWER_SECONDS", 0)
     seen = ("02:00:00:00:01:02", "02:00:00:00:01:03")
     assert on_host.interfaces_of(system, ["10.99.0.2", "198.51.100.7", "x"]) == (
         LinkInterface("eth0", "ethernet", "02:00:00:00:00:01", None, ("192.0.2.1/24",), True, ()),
         LinkInterface("eth1", "ethernet", "02:00:00:00:01:01", 10000, ("10.99.0.1/24",), False, seen),
+        LinkInterface("eth2", "ethernet", "02:00:00:00:02:01", None, (), False, ()),
     )
-    sender().__enter__().sendto.assert_called_once_with(b"", ("10.99.0.2", 9))  # nobody beyond its own networks
+    # Nobody beyond its own networks, and whoever is at an interface without an address.
+    assert sender().__enter__().sendto.call_args_list == [
+        mock.call(b"", ("10.99.0.2", 9)),
+        mock.call(on_host.ECHO_REQUEST, ("ff02::1", 0, 0, 7)),
+    ]
     assert on_host.neighbours("no JSON") == {}
 
 

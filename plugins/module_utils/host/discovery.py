@@ -33,6 +33,8 @@ DEEPEST, MOST_MODELS = 6, 20
 WIRED = ("1", str(interfaces.INFINIBAND_TYPE))
 """``type`` of an interface that has hardware addresses; tunnels have none."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
+ALL_NODES, ECHO_REQUEST = "ff02::1", bytes((128, 0, 0, 0, 0, 1, 0, 1))
+"""Everybody at a link, and an ICMPv6 message that they answer."""
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
 
@@ -75,7 +77,7 @@ class Discovered(NamedTuple):
 
 def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
     """
-    :param addresses: IPv4 addresses of other hosts. Those in a network of this one get an empty datagram, so that the kernel looks for them.
+    :param addresses: IPv4 addresses of other hosts.
     :param folders: with models.
     :param account: that is to read the models; None for that of this process.
     """
@@ -84,28 +86,35 @@ def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str
 
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
     found = inspection.inspect(system)
-    _greet(addresses, [address for interface in found.interfaces.values() for address in interface.addresses])
+    folders = {name: inspection.of_interface(name, system) for name in found.interfaces}
+    wired = {name: found.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED}
+    _greet(addresses, wired)
     seen = neighbours(system.output("ip", "-json", "neigh"))
     ends = []
-    for name, interface in found.interfaces.items():
-        folder = inspection.of_interface(name, system)
-        speed, wired = text_of(folder / "speed").strip(), text_of(folder / "type").strip() in WIRED
-        mbit, kind = int(speed) if speed.isdigit() else None, interfaces.kind_of(folder, system.root)
+    for name, interface in wired.items():
+        speed, kind = text_of(folders[name] / "speed").strip(), interfaces.kind_of(folders[name], system.root)
+        mbit = int(speed) if speed.isdigit() else None
         main, sees = name in found.protected, tuple(sorted(seen.get(name, ())))
-        if wired and interface.mac:
+        if interface.mac:
             ends.append(LinkInterface(name, kind, interface.mac, mbit, interface.addresses, main, sees))
     return tuple(ends)
 
 
-def _greet(addresses: Iterable[str], own: Iterable[str]) -> None:
-    networks = [ipaddress.ip_interface(address).network for address in own]
+def _greet(addresses: Iterable[str], wired: Mapping[str, inspection.Interface]) -> None:
+    """Has the kernel look for the other hosts: those in a network of this one get an empty datagram, and whoever is at an interface without IPv4 a ping."""
+    networks = [ipaddress.ip_interface(address).network for each in wired.values() for address in each.addresses]
     possible = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     near = [str(address) for address in possible if any(address in network for network in networks)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for address in near:
             with suppress(OSError):
                 sender.sendto(b"", (address, DISCARD_PORT))
-    if near:
+    bare = [name for name, interface in wired.items() if not interface.addresses]
+    kind = socket.SOCK_RAW if os.geteuid() == 0 else socket.SOCK_DGRAM
+    for name in bare:
+        with suppress(OSError), socket.socket(socket.AF_INET6, kind, socket.IPPROTO_ICMPV6) as sender:
+            sender.sendto(ECHO_REQUEST, (ALL_NODES, 0, 0, socket.if_nametoindex(name)))
+    if near or bare:
         time.sleep(ANSWER_SECONDS)
 
 
