@@ -76,7 +76,9 @@ class ActionModule(benchmark.ActionModule):
         for cell in record.cells:
             if cell.measured:
                 one, trial = self._of_key[cell.key]
-                found.setdefault(one, {}).setdefault(trial, {})[cell.test[:2]] = cell.measured.samples
+                found.setdefault(one, {}).setdefault(trial, {})[f"{cell.test[:2]}{cell.depth or ''}"] = (
+                    cell.measured.samples
+                )
         return found
 
     def _matrix(self, arguments: benchmark.Arguments) -> benchmark.Matrix:
@@ -93,20 +95,21 @@ class ActionModule(benchmark.ActionModule):
                 argv = command_line.of_device(served, self._path(trial), trial, one.device, one.endpoint)
                 new = [
                     types.Cell(
-                        f"{one.label}/{trial.name}/{test}{tokens}",
+                        f"{one.label}/{trial.name}/{test}{tokens}/d{depth}",
                         (one.host,),
                         one.device,
                         trial.name,
                         {},
                         None,
                         f"{test}{tokens}",
-                        0,
+                        depth,
                         None,
                         None,
                         (),
                     )
                     for test, tokens in tests.items()
                     if tokens
+                    for depth in trial.depths
                 ]
                 self._of_key.update({cell.key: (one, trial) for cell in new})
                 keys, needed = frozenset(cell.key for cell in new), place < len(calibration.NEEDED)

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,128 +12,91 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, random_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text
 from ansible_collections.llamacpp.cluster.plugins.modules import calibration as module
 from support import actions
 from test_benchmark import MEASURED, Measuring, cluster_of, served_by
 
-RECORDED = json.loads((Path(__file__).with_name("data") / "benchmark" / "calibration-h100.json").read_text())
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import calibrated_figures as figures
+
+RECORDED = figures.Results(Path(__file__).with_name("data") / "benchmark" / "calibration-h100.jsonl")
+"""Of the GPU and of models on one machine, of the processor on another one of its kind."""
 WHAT = calibration.Measured("NVIDIA H100 80GB HBM3", "2026-11-25", "0.3.36", 11063)
 
 
-def speeds(devices, experts="Q4_K"):
-    rows = [(calibration.Trial(*row["trial"]), row) for row in RECORDED["trials"][devices]]
-    chosen = [(trial, row) for trial, row in rows if trial.kind != calibration.EXPERTS or trial.type == experts]
-    return {trial: {test: row[test] for test in ("pp", "tg") if test in row} for trial, row in chosen}
+def speeds(device, but=None):
+    return figures.speeds_of(RECORDED, device, but)
 
 
 def test_what_was_recorded_is_what_the_device_is():
-    rates = calibration.fit(WHAT, speeds("cuda"))
-    assert 1500 < rates.gb_per_s["Q6_K"] < rates.gb_per_s["Q4_K"] < rates.gb_per_s["F16"] < 3350
+    rates = calibration.fit(WHAT, speeds("CUDA0"))
+    assert 1400 < rates.gb_per_s["Q6_K"] < rates.gb_per_s["Q4_K"] < rates.gb_per_s["F16"] < 3350
     assert (0.5 < rates.node_us < 2, 0.03 < rates.visit_ms < 0.2, rates.spread < 0.1) == (True, True, True)
-    lent = calibration.fit(WHAT, speeds("cuda worker"))
+    assert 1000 < rates.cache_gb_per_s < 3350
+    assert rates.odd_nodes > rates.experts_nodes + 5, "steps in which it chooses among 96 experts"
+    lent = calibration.fit(WHAT, speeds("CUDA0 lent"))
     assert lent.visit_ms > 3 * rates.visit_ms
     assert 3 < lent.gbit < 20 < rates.gbit
 
 
-SHAPES = {
-    "dense 3B, Q4_K with Q6_K": (28, 3072, 8192, 24, 0, 0),
-    "experts 7B, 1B active, Q4_K with Q6_K": (16, 2048, 1024, 16, 64, 8),
-}
+WORSE = {"pp": 0.26, "pp8192": 0.33}
+"""Test → by how much the experts of 30B are off."""
 
 
-def tensors_of(name):
-    """Of a model that was measured: half of its values and downs have six bits, and the output."""
-    layers, width, inner, heads, experts, _used = SHAPES[name]
-    keys = (16 if experts else 8) * 128
-    every = tuple(range(layers))
-    high = tuple(i for i in every if i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2)
-    low = tuple(i for i in every if i not in high)
-    stack, ending = ((experts,), "_exps") if experts else ((), "")
-    rows = [
-        ("attn_q", "Q4_K", (heads * 128, width), every),
-        ("attn_k", "Q4_K", (keys, width), every),
-        ("attn_output", "Q4_K", (width, heads * 128), every),
-        *((f"ffn_{part}{ending}", "Q4_K", (*stack, inner, width), every) for part in ("gate", "up")),
-        *(("attn_v", kind, (keys, width), those) for kind, those in (("Q4_K", low), ("Q6_K", high))),
-        *(
-            (f"ffn_down{ending}", kind, (*stack, width, inner), those)
-            for kind, those in (("Q4_K", low), ("Q6_K", high))
-        ),
-    ]
-    output = ("output.weight", "Q6_K", (50304 if experts else 128256, width), None)
-    return [calibration.group(*output), *(calibration.group(f"blk.*.{name}.weight", *row) for name, *row in rows)]
+@pytest.mark.parametrize(
+    "key", [key for key in RECORDED.rows if key[0] == "model"], ids=lambda key: f"{key[1]} {key[2]}"
+)
+def test_other_models_are_predicted_from_what_was_measured(key):
+    planned = figures.planned(RECORDED, key[1], key[2], "CUDA0", 11063)
+    for test, samples in RECORDED.rows[key]["found"].items():
+        within = WORSE.get(test, 0.15) if "30B" in key[1] else 0.25 if test.startswith("pp") else 0.15
+        assert planned[test] == pytest.approx(statistics.median(samples[1:]), rel=within), test
 
 
-def predicted(name):
-    """Tokens per second of generation, and of prompts, in the plan's own formulas on the device alone."""
-    layers, width, _inner, _heads, experts, used = SHAPES[name]
-    tensors, active = tensors_of(name), used / experts if experts else 1.0
-    nodes = 50 if experts else 31
-    sums = [(cost_model.cost_of_tensor(row, active), row) for row in tensors]
-    read = sum(row.number * cost.read for cost, row in sums)
-    multiplied = sum(row.number * cost.multiplied for cost, row in sums if row.layers)
-    fitted = calibration.for_model(calibration.fit(WHAT, speeds("cuda")), tensors, active, read, multiplied, nodes)
-    rate = cost_model.Rate(
-        fitted.gb_per_s,
-        fitted.prompt_gflops,
-        cost_model.MEASURED,
-        fitted.node_us,
-        visit_ms=fitted.visit_ms,
-        prompt_node_us=fitted.prompt_node_us,
-        rows_gbit=fitted.gbit,
-        measured="2026-11-25",
-    )
-    weights = sum(row.number * row.bytes for row in tensors)
-    work = cost_model.Work("head", "CUDA0", rate, layers, read, weights, multiplied, layers * nodes)
-    prompt_ms = sum(cost_model.prompt_costs(None, work, width).values())
-    return {"tg": 1000 / cost_model.device_ms(work), "pp": 512_000 / prompt_ms}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("test, within", [("tg", 0.15), ("pp", 0.25)])
-def test_other_models_are_predicted_from_what_was_measured(name, test, within):
-    measured = next(row for row in RECORDED["measured"] if row["model"] == name and row["devices"] == "cuda")
-    assert predicted(name)[test] == pytest.approx(statistics.median(measured[test][1:]), rel=within)
+def test_what_was_not_measured_is_as_the_table_says():
+    """A filled cache, and experts of another number."""
+    rates = calibration.fit(WHAT, speeds("CUDA0", but=("deep", "odd")))
+    assert (rates.odd_nodes, rates.cache_gb_per_s, rates.attention_gflops) == (None, None, None)
 
 
 def test_noise_widens_the_range_and_what_cannot_be_is_refused():
-    quiet = calibration.fit(WHAT, speeds("cuda"))
+    quiet = calibration.fit(WHAT, speeds("CUDA0"))
     noisy = {
         trial: {
             test: [sample * (1 + 0.2 * (place % 2)) for place, sample in enumerate(samples)]
             for test, samples in found.items()
         }
-        for trial, found in speeds("cuda").items()
+        for trial, found in speeds("CUDA0").items()
     }
     assert calibration.fit(WHAT, noisy).spread > quiet.spread + 0.1
     wild = {
         trial: {
             test: [sample * (1 + place % 2) for place, sample in enumerate(samples)] for test, samples in found.items()
         }
-        for trial, found in speeds("cuda").items()
+        for trial, found in speeds("CUDA0").items()
     }
     with pytest.raises(Refusal, match=r"repetitions differ by .*%: something else computed there meanwhile"):
         calibration.fit(WHAT, wild)
     slow = {
         trial: {test: [sample / 1e4 for sample in samples] for test, samples in found.items()}
-        for trial, found in speeds("cuda").items()
+        for trial, found in speeds("CUDA0").items()
     }
     with pytest.raises(Refusal, match="were measured, and there are"):
         calibration.fit(WHAT, slow)
     with pytest.raises(Refusal, match="the models wide, half, link were not measured; the table"):
         calibration.fit(
-            WHAT, {trial: found for trial, found in speeds("cuda").items() if trial.kind in ("short", "long")}
+            WHAT, {trial: found for trial, found in speeds("CUDA0").items() if trial.kind in ("short", "long")}
         )
 
 
 def test_what_the_served_model_needs_is_measured_first():
     found = calibration.trials(["MXFP4", "Q8_0"], "MXFP4", 10_000)
-    assert [trial.kind for trial in found[:6]] == ["wide", "short", "long", "half", "link", "experts"]
-    assert [trial.type for trial in found[5:8]] == ["MXFP4", "Q8_0", "F16"]
+    assert [trial.kind for trial in found[:8]] == ["wide", "short", "long", "half", "link", "deep", "experts", "odd"]
+    assert [trial.type for trial in found[7:10]] == ["MXFP4", "Q8_0", "F16"]
     few = calibration.trials(["Q4_K"], None, 100)
     assert few[0].layers < found[0].layers
+    assert few[0].tests[1] < found[0].tests[1], "the first tokens of a repetition take longer"
     assert few[-1].kind == "wide"
     assert calibration.trials(["NVFP4"], None, 100)[0].type == "F16", "what it cannot make is left out"
 
@@ -152,10 +116,7 @@ def calibrated(monkeypatch):
 
     def make(**variables):
         measuring = Measuring(monkeypatch, cluster_of("worker1", **{**MEASURED, **variables}))
-        written = {}
-        for row in RECORDED["trials"]["cpu worker"]:
-            trial = calibration.Trial(*row["trial"])
-            written[trial.kind, trial.type] = row
+        written = {(trial.kind, trial.type): row for trial, row in speeds("CPU lent").items()}
         answer = measuring.host.answer
 
         def recorded(name, arguments):
@@ -183,16 +144,15 @@ def _log(load, written):
     lines = [
         json.dumps(
             {
-                "n_prompt": 512 if test == "pp" else 0,
-                "n_gen": 16 if test == "tg" else 0,
-                "n_depth": 0,
-                "samples_ts": row[test],
-                "avg_ts": statistics.fmean(row[test]),
+                "n_prompt": 512 if test.startswith("pp") else 0,
+                "n_gen": 16 if test.startswith("tg") else 0,
+                "n_depth": int(test[2:] or 0),
+                "samples_ts": samples,
+                "avg_ts": statistics.fmean(samples),
                 "stddev_ts": 0,
             }
         )
-        for test in ("pp", "tg")
-        if test in row
+        for test, samples in row.items()
     ]
     return "\n".join([*(f"1.0000 out {line}" for line in lines), "2.0000 run ended with 0"])
 
@@ -208,6 +168,9 @@ def test_each_device_is_measured_and_its_rates_are_kept(calibrated):
     assert "problem" not in result
     assert measuring.kept["rates"] == result["rates"]
     assert list(result["rates"]["worker1"]) == ["CPU lent"]
+    assert result["rates"]["worker1"]["CPU lent"]["cache_gb_per_s"] == pytest.approx(7.3, rel=0.2)
+    deep = next(load["argv"] for load in measuring.host.loads if "-deep-" in load["argv"][2])
+    assert deep[deep.index("-d") + 1] == "1024,4096"
     argv = measuring.host.loads[0]["argv"]
     assert argv[argv.index("-rpc") : argv.index("-rpc") + 4] == ["-rpc", "192.0.2.11:50052", "-dev", "RPC0"]
     assert {load["share"] for load in measuring.host.loads} == {measuring.host.loads[0]["share"]}

@@ -80,6 +80,7 @@ def of_device(plan: Plan, path: str, trial: Trial, device: str, endpoint: str | 
         "--repack": "0" if server.get("repack") == "off" else None,
         "-p": str(trial.tests[0]),
         "-n": str(trial.tests[1]),
+        "-d": _numbers(trial.depths),
     }
     words = [
         str(PurePosixPath(plan.head.argv[0]).with_name(options.MEASURING[options.MAINLINE])),

@@ -15,15 +15,19 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.device_rates import cost_of_type
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL
 
 TYPES = {kind.name: number for number, kind in ALL.items()}
 COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 """Types that are measured after those of the served model, as far as the time reaches."""
-SHORT, LONG, WIDE, HALF, LINK, EXPERTS = "short", "long", "wide", "half", "link", "experts"
+SHORT, LONG, WIDE, HALF, LINK, DEEP = "short", "long", "wide", "half", "link", "deep"
+EXPERTS, ODD = "experts", "odd"
+"""Of a number of experts that is a power of two, among which backends choose in one step, and of another number."""
 HEAD, VOCABULARY = 128, 256
-PROMPT, GENERATED = 512, 16
+PROMPT = 512
+DEPTHS = (1024, 4096)
+"""Tokens in the cache, of which each takes its time. What a filled one takes besides, as another graph, is in both."""
 NODES, EXPERT_NODES = 31, 19
 """As planner/placement/cost_model.py counts them: of a layer, and so many more of one with experts."""
 
@@ -45,15 +49,27 @@ SHAPES = {
     WIDE: Shape(4096, 12288, 32, 8),
     HALF: Shape(2048, 6144, 16, 4),
     LINK: Shape(8192, 256, 2, 1),
+    DEEP: Shape(512, 256, 32, 8),
+    ODD: Shape(2048, 768, 16, 4, 96, 8),
     EXPERTS: Shape(2048, 768, 16, 4, 64, 8),
 }
 NEEDED = (WIDE, SHORT, LONG, HALF, LINK)
 """Without these nothing follows. They are measured first, also of devices that take longer than their time."""
-LAYERS = {SHORT: (4, 4), LONG: (32, 32), WIDE: (2, 8), HALF: (4, 8), LINK: (1, 1), EXPERTS: (2, 6)}
+LAYERS = {
+    SHORT: (4, 4),
+    LONG: (32, 32),
+    WIDE: (2, 8),
+    HALF: (4, 8),
+    LINK: (1, 1),
+    EXPERTS: (2, 6),
+    DEEP: (8, 8),
+    ODD: (2, 4),
+}
 """The fewest, and the most."""
 SLOW, FAST = 250e6, 1e9
 """Bytes of a model for devices below FAST_GFLOPS in prompts, and for others, whose caches may be large."""
-FAST_GFLOPS = 700
+FAST_GFLOPS, RAPID_GFLOPS = 700, 5000
+"""Devices beyond the second take so little time for a token that the first ones of each repetition, for which graphs are made, would count."""
 
 
 class Trial(NamedTuple):
@@ -63,6 +79,8 @@ class Trial(NamedTuple):
     type: str
     """Of its matrices."""
     layers: int
+    rapid: bool = False
+    """Whether the device is beyond RAPID_GFLOPS."""
 
     @property
     def name(self) -> str:
@@ -71,12 +89,18 @@ class Trial(NamedTuple):
     @property
     def tests(self) -> tuple[int, int]:
         """Tokens of the prompt, and generated ones."""
-        return (0 if self.kind in (SHORT, LONG) else PROMPT), (0 if self.kind in (HALF, LINK) else GENERATED)
+        generated = 64 if self.rapid else 16
+        return (0 if self.kind in (SHORT, LONG, ODD) else PROMPT), (0 if self.kind in (HALF, LINK) else generated)
 
     @property
     def repetitions(self) -> int:
         """The first third of them does not count: devices take a while until they are fast."""
-        return 6 if self.layers == LAYERS[self.kind][1] else 4
+        return 8 if self.rapid else 5
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Tokens in the cache before them."""
+        return DEPTHS if self.kind == DEEP else (0,)
 
     def tensors(self) -> list[TensorGroup]:
         """In the order of the file."""
@@ -129,18 +153,18 @@ def trials(types: Sequence[str], experts: Optional[str], gflops: float) -> list[
     :param gflops: that it is taken to reach in prompts.
     """
     wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
-    size, first = (FAST if gflops >= FAST_GFLOPS else SLOW), wanted[0]
-    start = [_trial(kind, first, size) for kind in NEEDED]
-    of_experts = [_trial(EXPERTS, experts if experts in wanted else first, size)]
-    rest = [_trial(WIDE, kind, size) for kind in wanted[1:]]
+    first = wanted[0]
+    start = [_trial(kind, first, gflops) for kind in (*NEEDED, DEEP)]
+    of_experts = [_trial(kind, experts if experts in wanted else first, gflops) for kind in (EXPERTS, ODD)]
+    rest = [_trial(WIDE, kind, gflops) for kind in wanted[1:]]
     served = len(set(types) & set(wanted[1:]))
     return [*start, *(of_experts if experts else []), *rest[:served], *([] if experts else of_experts), *rest[served:]]
 
 
-def _trial(kind: str, of: str, size: float) -> Trial:
-    fewest, most = LAYERS[kind]
+def _trial(kind: str, of: str, gflops: float) -> Trial:
+    (fewest, most), size = LAYERS[kind], FAST if gflops >= FAST_GFLOPS else SLOW
     one = sum(row.bytes for row in Trial(kind, of, 1).tensors())
-    return Trial(kind, of, min(most, max(fewest, round(size / one))))
+    return Trial(kind, of, min(most, max(fewest, round(size / one))), gflops >= RAPID_GFLOPS)
 
 
 SCALES = {
@@ -228,16 +252,21 @@ class Rates(NamedTuple):
     experts_nodes: Figure
     """Nodes more of a layer with experts."""
     experts_multiplied: Figure
-    """So many times as long takes a multiplication with experts, of which each gets EXPERT_TOKENS of a prompt."""
+    """So many times as long takes a multiplication with experts."""
     spread: Figure
     """Of the repetitions: how much longer the slowest took than the fastest."""
     gbit: Optional[Rate] = None
     """That rows of prompts reach on their way to the device; None where that is too little to be measured."""
+    odd_nodes: Optional[Figure] = None
+    """As experts_nodes, of a number of experts that is no power of two; None where nodes cannot be told from bytes."""
+    cache_gb_per_s: Optional[Rate] = None
+    """Bytes of KV cache (1e9) that it reads per second in generation; None where that was not measured."""
+    attention_gflops: Optional[Rate] = None
+    """Reached in prompts by attention to a filled cache."""
 
 
-EXPERT_TOKENS = PROMPT * SHAPES[EXPERTS].used / SHAPES[EXPERTS].experts
 Speeds = Mapping[Trial, Mapping[str, Sequence[float]]]
-"""Of each model that was measured: ``tg`` and ``pp`` → tokens per second of each repetition."""
+"""Of each model that was measured: ``tg`` and ``pp``, with the depth unless that is 0 → tokens per second of each repetition."""
 MOST_SPREAD = 0.5
 LIMITS = {
     "GB per second": (0.2, 20_000),
@@ -278,10 +307,7 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
         raise Refusal(
             f"repetitions differ by {spread:.0%}: something else computed there meanwhile. Run it again when the hosts do nothing else"
         )
-    token = {trial: 1000 / statistics.median(found["tg"]) for trial, found in settled.items() if "tg" in found}
-    prompt = {
-        trial: 1000 * PROMPT / statistics.median(found["pp"]) for trial, found in settled.items() if "pp" in found
-    }
+    token, prompt = _took(settled, "tg", 1), _took(settled, "pp", PROMPT)
     counted = {trial: _Counts(trial) for trial in speeds}
     by_kind = {trial.kind: trial for trial in reversed(list(speeds))}
     short, long, wide = (counted[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
@@ -318,7 +344,9 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
         round(8e-6 / per_row, 2) if per_row else None,
     )
     _check(rates)
-    experts = by_kind.get(EXPERTS)
+    if DEEP in by_kind:
+        rates = _at_depth(rates, settled[by_kind[DEEP]])
+    experts, odd = by_kind.get(EXPERTS), by_kind.get(ODD)
     if not experts or experts.type not in read:
         return rates
     its, left = counted[experts], token[experts] - visit - experts.layers * NODES * node
@@ -328,11 +356,32 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
         rates = rates._replace(experts_read=round(max(0.5, longer), 3))
     else:
         rates = rates._replace(experts_nodes=round(max(0.0, left / node / experts.layers), 1))
+        if odd:
+            left = token[odd] - visit - counted[odd].read * read[odd.type]
+            rates = rates._replace(odd_nodes=round(max(0.0, left / node / odd.layers - NODES), 1))
     dense_ms = 1000 * (its.gflop - its.expert_gflop) / gflops[experts.type]
     longer = (computed[experts] - dense_ms) * gflops[experts.type] / its.expert_gflop / 1000
     return rates._replace(experts_multiplied=round(max(0.5, longer), 3))
 
 
+def _took(speeds: Speeds, test: str, tokens: int) -> dict[Trial, float]:
+    """Milliseconds of a test, of the models that have it."""
+    return {trial: 1000 * tokens / statistics.median(found[test]) for trial, found in speeds.items() if test in found}
+
+
+def _at_depth(rates: Rates, deep: Mapping[str, Sequence[float]]) -> Rates:
+    """The rates with those of attention: what one depth takes longer than the other."""
+    shape, tokens = SHAPES[DEEP], (DEPTHS[1] - DEPTHS[0]) * LAYERS[DEEP][0]
+    steps = []
+    for test, each in (("tg", 1), ("pp", PROMPT)):
+        less, more = (1000 * each / statistics.median(deep[f"{test}{depth}"]) for depth in DEPTHS)
+        steps.append(max(more - less, LEAST_STEP * more))
+    read, gflop = 4e-6 * tokens * shape.kv_heads * HEAD, 4e-9 * PROMPT * tokens * shape.heads * HEAD
+    return rates._replace(cache_gb_per_s=round(read / steps[0], 1), attention_gflops=round(1000 * gflop / steps[1], 1))
+
+
+LEAST_STEP = 0.02
+"""Of the time that a token or a prompt takes: less cannot be told from noise."""
 STEPS = 50
 """After which what follows from each other does not change any more."""
 
@@ -414,6 +463,11 @@ class Fitted(NamedTuple):
     prompt_node_us: float
     visit_ms: float
     gbit: Optional[float]
+    result_ms: float
+    """That the figures of a token take on their way back."""
+    cache_share: Optional[float]
+    attention_cost: Optional[float]
+    """As those of cost_model.Rate."""
     factor: float
 
 
@@ -422,36 +476,54 @@ FACTOR, ANOTHER_RELEASE = 1.12, 1.15
 
 
 def for_model(
-    rates: Rates, tensors: Sequence[TensorGroup], active: float, read: float, multiplied: float, nodes: float
+    rates: Rates, summary: ModelSummary, active: float, read: float, multiplied: float, nodes: float
 ) -> Fitted:
     """
+    :param summary: with tensors.
     :param active: the part of the experts that a token uses.
     :param read: bytes that cost_model counts for a token.
     :param multiplied: weights that it counts for a token of a prompt, without the output.
     :param nodes: that it counts for a layer.
     """
+    tensors, number = summary.tensors or (), summary.number("expert_count") or 0
     sums = sums_of(tensors, active)
-    tokens = (1 + _FULL / (PROMPT * active)) / (1 + _FULL / EXPERT_TOKENS)
     read_ms = multiplied_ms = 0.0
     for (kind, experts), one in sums.items():
         read_ms += one.read * (rates.experts_read if experts else 1) / _rate(rates.gb_per_s, kind, 0)
         multiplied_ms += (
-            one.multiplied * (rates.experts_multiplied * tokens if experts else 1) / _rate(rates.prompt_gflops, kind, 1)
+            one.multiplied * (rates.experts_multiplied if experts else 1) / _rate(rates.prompt_gflops, kind, 1)
         )
     has_experts = any(experts for _kind, experts in sums)
-    more = rates.experts_nodes - EXPERT_NODES if has_experts else 0.0
+    own = rates.odd_nodes if number & (number - 1) else None
+    more = (rates.experts_nodes if own is None else own) - EXPERT_NODES if has_experts else 0.0
+    more += sum(row.number * _nodes_of(row) for row in tensors) / summary.layers - 2 * NORM_NODES
+    gb_per_s, prompt_gflops = round(read / read_ms, 1), round(multiplied / multiplied_ms, 1)
     return Fitted(
         rates.date,
         rates.release,
         rates.generation,
-        round(read / read_ms, 1),
-        round(multiplied / multiplied_ms, 1),
+        gb_per_s,
+        prompt_gflops,
         round(rates.node_us * (nodes + more) / nodes, 3),
         round(rates.prompt_node_us * (nodes - EXPERT_NODES * has_experts) / nodes, 3),
         rates.visit_ms,
         rates.gbit,
+        32e-6 * summary.vocabulary / rates.gbit if rates.gbit else 0.0,
+        rates.cache_gb_per_s and rates.cache_gb_per_s / gb_per_s,
+        rates.attention_gflops and prompt_gflops / rates.attention_gflops,
         FACTOR * (1 + rates.spread),
     )
+
+
+NORM_NODES = 2
+"""Those of a norm; each layer of llama has two norms, and no bias."""
+
+
+def _nodes_of(row: TensorGroup) -> int:
+    """Of the graph, for a tensor that is no matrix; counted in graphs of build 11063."""
+    if row.layers is None:
+        return 0
+    return NORM_NODES if "norm" in row.name else int(row.name.endswith(".bias"))
 
 
 def _rate(measured: Mapping[str, float], kind: str, part: int) -> float:
@@ -460,7 +532,3 @@ def _rate(measured: Mapping[str, float], kind: str, part: int) -> float:
         return measured[kind]
     first = next(iter(measured))
     return measured[first] * cost_of_type(first)[part] / cost_of_type(kind)[part]
-
-
-_FULL = 20
-"""As cost_model.EXPERT_TOKENS: with so many tokens an expert takes twice as long for each as with many."""

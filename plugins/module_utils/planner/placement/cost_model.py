@@ -44,6 +44,13 @@ class Rate(NamedTuple):
     """As node_us, with the tokens of a prompt; None where that was not measured."""
     rows_gbit: float | None = None
     """That the rows of a prompt reach on their way to one of llama-server's own devices, where that was measured."""
+    result_ms: float = 0.0
+    """That the figures of a token take from one of llama-server's own devices, where that was measured."""
+    cache_share: float = 0.45
+    """Of gb_per_s, at which it reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
+    (ggml-org/llama.cpp#15405)."""
+    attention_cost: float = 2.0
+    """So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
     measured: str = ""
     """When calibrate.yml measured it, and with which release if that is another one."""
 
@@ -91,6 +98,9 @@ def _measured(rate: Rate, facts: Facts, device: str, name: str, lent: bool, gene
             prompt_node_us=fitted.prompt_node_us,
             visit_ms=fitted.visit_ms if own == device else 0.0,
             rows_gbit=fitted.gbit if own == device else None,
+            result_ms=fitted.result_ms if own == device else 0.0,
+            cache_share=fitted.cache_share or rate.cache_share,
+            attention_cost=fitted.attention_cost or rate.attention_cost,
             measured=fitted.date if same else f"{fitted.date} with {fitted.release}",
         )
     found = facts.rates.get(device)
@@ -231,7 +241,7 @@ def with_calibration(host: Host, summary: ModelSummary | None) -> Host:
     named = {name: accelerator.name for name, accelerator in same_device.named_accelerators(facts)}
     named[backends.CPU.device] = str(facts.cpu.get("model", ""))
     fitted = {
-        key: calibration.for_model(rates, summary.tensors, active, read, multiplied, nodes_per_layer(summary))
+        key: calibration.for_model(rates, summary, active, read, multiplied, nodes_per_layer(summary))
         for key, rates in facts.calibrated.items()
         if named.get(key.split()[0]) == rates.name
     }
@@ -398,7 +408,8 @@ class Work(NamedTuple):
 
 
 def device_ms(work: Work) -> float:
-    return generation_ms(work.rate, work.read, work.nodes) + work.visits * work.rate.visit_ms
+    result_ms = work.rate.result_ms if work.output else 0.0
+    return generation_ms(work.rate, work.read, work.nodes) + work.visits * work.rate.visit_ms + result_ms
 
 
 def link_ms(release: Release, work: Work) -> float:

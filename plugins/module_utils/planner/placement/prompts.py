@@ -30,11 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release, Server
 
-CACHE_SHARE = 0.45
-"""Of the rate at which a device reads weights, at which it reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
-(ggml-org/llama.cpp#15405)."""
-ATTENTION_COST = 2
-"""So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
 PIPELINE_SINCE = 6
 """RPC protocol from which on its devices have events (ggml-org/llama.cpp#18626)."""
 PIPELINE_BUILD = 10809
@@ -70,13 +65,13 @@ def at_depth(
     read: dict[str, float] = {}
     attended: dict[str, float] = {}
     for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.generation, max(1, depth))):
-        read[name] = read.get(name, 0.0) + cached / CACHE_SHARE
-        attended[name] = attended.get(name, 0.0) + cells * ATTENTION_COST
+        read[name] = read.get(name, 0.0) + cached
+        attended[name] = attended.get(name, 0.0) + cells
     mask = depth * MASK_BYTES[settings.flash(kv_cache.readings(case.release.generation)[-1])]
     return [
         work._replace(
-            read=work.read + read.get(work.device, 0.0),
-            attended=attended.get(work.device, 0.0),
+            read=work.read + read.get(work.device, 0.0) / work.rate.cache_share,
+            attended=attended.get(work.device, 0.0) * work.rate.attention_cost,
             masked=mask if attended.get(work.device) else 0.0,
         )
         for work in works
