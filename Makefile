@@ -123,6 +123,7 @@ test-full: test ## Run all tests: fuzzers, injected faults, those that compile m
 	@$(MAKE) --no-print-directory unit-full
 	@$(MAKE) --no-print-directory integration TESTS=slow
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=prebuilt ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=generations ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=hip ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=faults ACTION=test

@@ -1,9 +1,9 @@
-"""A server that plays Hugging Face and Ollama's registry, from a folder: for tests, and as a program.
+"""A server that plays Hugging Face, Ollama's registry and GitHub's releases, from a folder: for tests, and as a program.
 
     python tests/hub.py --folder FOLDER --port PORT --address ADDRESS
 
 FOLDER/OWNER/NAME/… are the files of the repository OWNER/NAME, FOLDER/ollama/NAMESPACE/NAME/TAG.gguf models of the registry, and FOLDER/plain/… is
-served as it is. ``HF_ENDPOINT`` is the server's address, a model of Ollama is http://ADDRESS/NAMESPACE/NAME:TAG.
+served as it is; /OWNER/NAME/releases/download/TAG/FILE leads to FOLDER/plain/TAG/FILE. ``HF_ENDPOINT`` is the server's address, a model of Ollama is http://ADDRESS/NAMESPACE/NAME:TAG.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+
 REFERENCES = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/refs")
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 MANIFEST = re.compile(r"/v2/(?P<name>[^/]+/[^/]+)/manifests/(?P<tag>[^/]+)")
+RELEASE = re.compile(r"/[^/]+/[^/]+/releases/download/(?P<path>[^/]+/[^/]+)")
 BLOB = re.compile(r"/v2/(?P<name>[^/]+/[^/]+)/blobs/sha256:(?P<digest>[0-9a-f]{64})")
 
 
@@ -102,6 +103,8 @@ class Hub:
             self.manifest(handler, found["name"], found["tag"])
         elif found := BLOB.fullmatch(path):
             self.blob(handler, found["name"], found["digest"])
+        elif found := RELEASE.fullmatch(path):
+            self.reply(handler, 302, b"", {"Location": f"{self.url}/{urllib.parse.quote(found['path'])}?sp=r&sig=abc"})
         else:
             self.send(handler, self.folder / "plain" / path.lstrip("/"))
 
