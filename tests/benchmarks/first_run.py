@@ -1,7 +1,8 @@
-"""What the demo costs beyond the compiler: a bare cmake build against the first and the second `make demo`, in one run.
+"""What the demo costs beyond the compiler: a bare cmake build against the first and the second `make demo`, and against a demo that gets the same
+programs as an archive from a server that plays GitHub's releases, in one run.
 
 Works in a temporary folder with a fresh clone, an empty HOME and empty caches, as the current user, on other ports than
-the demo's. Prints one JSON object; the figures in README.md come from it.
+the demo's. The demo with an archive has a HOME of its own, and the clone's virtual environment. Prints one JSON object; the figures in README.md come from it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from hub import Hub  # noqa: E402
+
+BUILD = 11300
+"""Number of the archive: about that of the tree which llama-cpp-python 0.3.36 packs."""
 PORTS = {
     "llama_server_port": 18081,
     "llama_worker_endpoints": [{"name": "one", "port": 51062}, {"name": "two", "port": 51063}],
@@ -44,6 +52,31 @@ def bare_build(work: Path, plan: dict, environment: dict[str, str], log: Path) -
     return round(configure + compiled, 1)
 
 
+def from_an_archive(
+    work: Path, programs: Path, clone: Path, arguments: str, environment: dict[str, str], log: Path
+) -> float:
+    """The first demo with programs that were compiled before, from an archive with upstream's name and layout."""
+    home, served = work / "archive-home", work / "hub" / "plain" / f"b{BUILD}"
+    for folder in (home, served):
+        folder.mkdir(parents=True)
+    system = {"x86_64": "x64", "aarch64": "arm64"}[platform.machine()]
+    with tarfile.open(served / f"llama-b{BUILD}-bin-ubuntu-{system}.tar.gz", "w:gz") as archive:
+        archive.add(programs, f"llama-b{BUILD}")
+    hub = Hub(work / "hub").start()
+    release = {"source": "prebuilt", "build": BUILD, "url": f"{hub.url}/ggml-org/llama.cpp/releases/download"}
+    (work / "release.json").write_text(json.dumps({"llama_release": release}))
+    arguments, environment = f"{arguments} -e @{work / 'release.json'}", {**environment, "HOME": str(home)}
+    try:
+        return seconds(["make", "demo", f"ARGS={arguments}"], clone, environment, log)
+    finally:
+        down(clone, arguments, environment)
+        hub.stop()
+
+
+def down(clone: Path, arguments: str, environment: dict[str, str]) -> None:
+    subprocess.run(["make", "down", f"ARGS={arguments}"], cwd=clone, env=environment, capture_output=True, check=False)
+
+
 def machine() -> str:
     cpu = next(
         line.split(":", 1)[1].strip()
@@ -68,11 +101,13 @@ def main() -> None:
         first = seconds(["make", "demo", f"ARGS={arguments}"], clone, environment, log)
         second = seconds(["make", "demo", f"ARGS={arguments}"], clone, environment, log)
         assert "changed=0" in log.read_text().rsplit("PLAY RECAP", 1)[1]
-        bare = bare_build(work, json.loads((work / "plan.json").read_text()), environment, log)
+        plan = json.loads((work / "plan.json").read_text())
+        bare = bare_build(work, plan, environment, log)
+        host = plan["hosts"]["localhost"]
+        shutil.copytree(Path(host["prefix"], "releases", host["builds"][0]["id"], "bin"), work / "programs")
     finally:
-        subprocess.run(
-            ["make", "down", f"ARGS={arguments}"], cwd=clone, env=environment, capture_output=True, check=False
-        )
+        down(clone, arguments, environment)
+    archive = from_an_archive(work, work / "programs", clone, arguments, environment, log)
     print(
         json.dumps(
             {
@@ -81,6 +116,7 @@ def main() -> None:
                 "first_demo_s": first,
                 "first_demo_beyond_build_s": round(first - bare, 1),
                 "second_demo_s": second,
+                "first_demo_from_archive_s": archive,
             }
         )
     )
