@@ -544,31 +544,30 @@ def _fetch_prebuilt(release: ReleasePlan, name: str) -> Fetched:
         subject = f"llama_release has source: prebuilt, whose archive {url}"
         _download(url, part, subject, "use another build, or a mirror that has it (url)")
         try:
-            actual = sha256(part)
-            _check_prebuilt(release, name, part, actual)
-            if not _wanted(release, name, folder):
-                _check_attestation(name, part)
-                with cache.work(folder) as work:
-                    (Path(work) / "record").write_text(actual + "\n")
-                    (Path(work) / "record").replace(folder / f"{name}.sha256")
-            part.replace(_cached_archive(f"sha256:{actual}"))
+            return _accept(release, name, part)
         finally:
             part.unlink(missing_ok=True)
-        return cast(Fetched, _kept_prebuilt(release, name, folder))._replace(changed=True)
 
 
-def _check_prebuilt(release: ReleasePlan, name: str, archive: Path, actual: str) -> None:
-    wanted = _wanted(release, name, archive.parent)
-    if wanted and name in (release.checksums or {}) and actual != wanted:
-        raise AnsibleError(
-            f"llama_release has the checksum sha256:{wanted} of {name}, but that archive has sha256:{actual}: correct the checksum, or get the right archive"
-        )
+def _accept(release: ReleasePlan, name: str, part: Path) -> Fetched:
+    """An archive that was fetched, in its place."""
+    wanted, actual = _wanted(release, name, part.parent), sha256(part)
     if wanted and actual != wanted:
         raise AnsibleError(
-            f"{name} of llama_release has sha256:{actual}, and had sha256:{wanted} when it was fetched first: find out why it was replaced, and do not "
+            f"llama_release has the checksum sha256:{wanted} of {name}, but that archive has sha256:{actual}: correct the checksum, or get the right archive"
+            if name in (release.checksums or {})
+            else f"{name} of llama_release has sha256:{actual}, and had sha256:{wanted} when it was fetched first: find out why it was replaced, and do not "
             "use it before; to accept it, add it to checksums of llama_release"
         )
-    _check_content(archive)
+    _check_content(part)
+    if not wanted:
+        _check_attestation(name, part)
+        with cache.work(part.parent) as work:
+            (Path(work) / "record").write_text(actual + "\n")
+            (Path(work) / "record").replace(part.with_name(f"{name}.sha256"))
+    archive = _cached_archive(f"sha256:{actual}")
+    part.replace(archive)
+    return Fetched(archive, True, actual, release.commit)
 
 
 def _check_attestation(name: str, archive: Path) -> None:
@@ -579,17 +578,16 @@ def _check_attestation(name: str, archive: Path) -> None:
     argv = ["gh", "attestation", "verify", str(archive), "--repo", prebuilt.REPOSITORY]
     try:
         process = bounded_process.run(argv, ATTESTATION_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        missing = isinstance(error, FileNotFoundError)
-        unasked = "gh is not installed" if missing else "gh does not run, or does not end"
-    else:
+        if process.returncode == 0:
+            return
         said = validation.printable(process.stderr.strip()[-300:])
-        unasked = f"gh could not ask GitHub: {said}" if re.search(UNASKED, process.stderr) else ""
-        if process.returncode and not unasked:
+    except (OSError, subprocess.TimeoutExpired):
+        said = "gh is not installed, or does not answer"
+    else:
+        if not re.search(UNASKED, said):
             raise AnsibleError(
                 f"GitHub does not attest that {prebuilt.REPOSITORY} made {name} (llama_release): do not use it, and get it from another server. gh says: {said}"
             )
-    if unasked:
-        Display().display(
-            f"  [controller] {name}: GitHub's attestation was not checked, {unasked}; its sha256 is kept from now on"
-        )
+    Display().display(
+        f"  [controller] {name}: GitHub's attestation was not checked ({said}); its sha256 is kept from now on"
+    )

@@ -50,22 +50,19 @@ def settled(cluster: Cluster, catalogue: Catalogue) -> Cluster:
         (ready, "upstream has an archive for each host"),
         (packaged, "all hosts offer the same package"),
     ):
-        asking = _asking(cluster, given, request)
-        reason = _obstacle(asking, catalogue, wanted)
+        chosen = _asking(cluster, given, request)
+        reason = _obstacle(chosen, catalogue, wanted)
+        reasons.append(reason or f"{title}; {COMPILING_ADDS}")
         if not reason:
-            return _because(asking, "; ".join([*reasons, title, COMPILING_ADDS]))
-        reasons.append(reason)
-    return _because(compiled, "; ".join(reasons))
+            break
+    else:
+        chosen = compiled
+    return _asking(cluster, releases.requested(VARIABLE, chosen.releases)._replace(why="; ".join(reasons)), request)
 
 
 def _asking(cluster: Cluster, given: ReleaseRequest, instead: ReleaseRequest) -> Cluster:
     request = given._replace(fast_load=instead.fast_load)
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
-
-
-def _because(cluster: Cluster, why: str) -> Cluster:
-    request = releases.requested(VARIABLE, cluster.releases)
-    return cluster._replace(releases={**cluster.releases, VARIABLE: request._replace(why=why)})
 
 
 def _obstacle(cluster: Cluster, catalogue: Catalogue, wanted: Mapping[str, tuple[str, ...]]) -> str:
