@@ -122,7 +122,10 @@ def install(arguments):
     if not source:
         return None
     if release.source in ("binary", "prebuilt"):
-        return target.unpack(source, release.build)
+        made = target.unpack(source, release.build)
+        for archive in (source.archive, *(further.path for further in source.further)) * (release.source == "prebuilt"):
+            Path(archive).unlink()  # CUDA's are large, and the controller keeps them
+        return made
     return builder.Builder(arguments.prefix, arguments.cache, build, release, source, arguments.account).install()
 
 

@@ -69,6 +69,12 @@ def test_a_release_is_installed_once(call, programs):
     assert call(**programs)["changed"] is False
 
 
+@pytest.mark.parametrize("source, stays", [("binary", True), ("prebuilt", False)])
+def test_upstreams_archives_do_not_stay_on_the_host(call, programs, source, stays):
+    assert call(**{**programs, "release": {**programs["release"], "source": source}})["changed"]
+    assert os.path.exists(programs["brought"]["archive"]) == stays
+
+
 def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_path, monkeypatch):
     call(**{**programs, "build": {**programs["build"], "id": "old"}})
     tried = []
