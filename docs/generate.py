@@ -69,16 +69,17 @@ def default(option: dict) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def rows(options: dict, prefix: str = "") -> list[str]:
+def rows(options: dict, seen: set[int], prefix: str = "") -> list[str]:
+    """A line for each option, but for those that the specification has from another option by an alias."""
     found = []
     for name, option in options.items():
-        if not prefix and not name.startswith(inventory.PREFIX):
+        if id(option) in seen or (not prefix and not name.startswith(inventory.PREFIX)):
             continue
+        seen.add(id(option))
         kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
         found.append(f"| `{prefix}{name}` | {kind} | {default(option)} | {text(option['description'])} |")
-        found += rows(
-            option.get("options", {}), f"{prefix}{name}[]." if option["type"] == "list" else f"{prefix}{name}."
-        )
+        below = f"{prefix}{name}[]." if option["type"] == "list" else f"{prefix}{name}."
+        found += rows(option.get("options", {}), seen, below)
     return found
 
 
@@ -90,7 +91,7 @@ def page() -> str:
         ]
         parts.append(
             f"\n## {role}\n\n{main['short_description']}.\n\n| variable | type | default | meaning |\n|---|---|---|---|\n"
-            + "\n".join(rows(main["options"]))
+            + "\n".join(rows(main["options"], set()))
             + "\n"
         )
     return "".join(parts)
