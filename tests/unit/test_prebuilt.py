@@ -331,25 +331,23 @@ def test_a_cut_download_goes_on_where_it_stopped(release, server, cut, rate):
     assert len([path for path, _headers in server.asked if path.startswith("/assets/")]) == rate
 
 
-def test_what_another_run_left_is_not_fetched_again(release, server, cache):
+@pytest.mark.parametrize(
+    "left, ranges, sent",
+    [
+        (500_000, True, len(CONTENT) - 500_000),
+        (len(CONTENT), True, len(CONTENT)),
+        (len(CONTENT) + 1, True, len(CONTENT)),
+        (5, False, 0),
+    ],
+)
+def test_a_part_of_another_run_is_continued_where_that_is_possible(release, server, cache, left, ranges, sent):
+    """It is not of one that is whole or too long, nor by a server that sends whole files only."""
     cache.mkdir(parents=True, mode=0o700)
-    (cache / f"{NAME}.part").write_bytes(CONTENT[:500_000])
+    (cache / f"{NAME}.part").write_bytes((CONTENT + b"longer")[:left])
+    if not ranges:
+        server.faults[f"/assets/{NAME}"] = answer(200, CONTENT)
     assert sources.fetch_prebuilt(release, [NAME])[0].path.read_bytes() == CONTENT
-    assert server.sent == len(CONTENT) - 500_000
-
-
-@pytest.mark.parametrize("left", [CONTENT, CONTENT + b"longer"])
-def test_a_part_that_is_whole_or_too_long_begins_anew(release, cache, left):
-    cache.mkdir(parents=True, mode=0o700)
-    (cache / f"{NAME}.part").write_bytes(left)
-    assert sources.fetch_prebuilt(release, [NAME])[0].path.read_bytes() == CONTENT
-
-
-def test_a_server_without_ranges_sends_it_from_the_start(release, server, cache):
-    cache.mkdir(parents=True, mode=0o700)
-    (cache / f"{NAME}.part").write_bytes(b"something else")
-    server.faults[f"/assets/{NAME}"] = answer(200, CONTENT)
-    assert sources.fetch_prebuilt(release, [NAME])[0].path.read_bytes() == CONTENT
+    assert server.sent == sent
 
 
 @pytest.mark.parametrize(
