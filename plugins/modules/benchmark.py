@@ -12,29 +12,13 @@ description:
   - Plans a load of a model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for.
   - It calls M(llamacpp.cluster.benchmark_job) and M(llamacpp.cluster.benchmark_info) on the head.
   - What was measured is kept on the head. The next run with the same matrix goes on where one was cut off.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.measures]
 attributes:
   check_mode:
     details: Shows how much would be measured.
   idempotent:
     support: partial
     details: What an earlier run with the same matrix has measured is not measured again.
-options:
-  plan:
-    description: The plan that serves.
-    type: dict
-    required: true
-  facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
-    type: dict
-    required: true
-  model:
-    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
-    type: dict
-    default: {}
-  path:
-    description: Folder on the controller that gets V(benchmark.json) and V(benchmark.md).
-    type: path
 seealso:
   - module: llamacpp.cluster.verify
   - module: llamacpp.cluster.report

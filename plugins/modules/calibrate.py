@@ -12,28 +12,12 @@ description:
   - Measures each device with models of random weights, on the head in place of its server.
   - That takes about a minute each, slow processors longer.
   - What follows is kept on the head, and each later plan uses it.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.measures]
 attributes:
   check_mode:
     details: Shows how much would be measured.
   idempotent:
     support: none
-options:
-  plan:
-    description: The plan that serves.
-    type: dict
-    required: true
-  facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
-    type: dict
-    required: true
-  model:
-    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
-    type: dict
-    default: {}
-  path:
-    description: Folder on the controller that gets V(benchmark.json) and V(benchmark.md), with each measurement.
-    type: path
 seealso:
   - module: llamacpp.cluster.benchmark
 """

@@ -10,28 +10,12 @@ module: tune
 short_description: Searches for faster settings of a cluster's server
 description:
   - Measures changes of the plan's settings from the head, as M(llamacpp.cluster.benchmark) does, and changes none.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.measures]
 attributes:
   check_mode:
     details: Says how many settings would be measured.
   idempotent:
     support: none
-options:
-  plan:
-    description: The plan that serves.
-    type: dict
-    required: true
-  facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
-    type: dict
-    required: true
-  model:
-    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
-    type: dict
-    default: {}
-  path:
-    description: Folder on the controller that gets V(tuned.yml).
-    type: path
 """
 
 EXAMPLES = r"""

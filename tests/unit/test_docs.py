@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.doc_fragments import attributes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import SCHEMA
@@ -26,6 +27,15 @@ def described(options):
     }
 
 
+def options_of(documentation):
+    """With those of its fragments."""
+    found, fragments = dict(documentation.get("options", {})), documentation["extends_documentation_fragment"]
+    for fragment in [fragments] if isinstance(fragments, str) else fragments:
+        name = (*fragment.split("."), "DOCUMENTATION")[3].upper()
+        found |= yaml.safe_load(getattr(attributes.ModuleDocFragment, name)).get("options", {})
+    return found
+
+
 def test_modules_that_run_on_the_controller_alone_describe_the_arguments_of_their_action():
     """ansible-test compares the others with the specification in the module."""
     unlike, found = {}, 0
@@ -34,7 +44,7 @@ def test_modules_that_run_on_the_controller_alone_describe_the_arguments_of_thei
             parent = "ansible_collections.llamacpp.cluster.plugins"
             action = importlib.import_module(f"{parent}.action.{path.stem}").ActionModule
             documentation = yaml.safe_load(importlib.import_module(f"{parent}.modules.{path.stem}").DOCUMENTATION)
-            wanted, has = described(typed_json.specification(action.ARGUMENTS)), described(documentation["options"])
+            wanted, has = described(typed_json.specification(action.ARGUMENTS)), described(options_of(documentation))
             unlike.update({path.stem: (wanted, has)} if wanted != has else {})
             found += 1
     assert unlike == {}
