@@ -50,7 +50,7 @@ def apply(prefix, models, rates, check):
     """Writes and removes; whether that changes something."""
     folder = Path(prefix, names.BENCHMARKS)
     wanted = {f"{trial.name}.gguf": trial for trial in (calibration.Trial(*model) for model in models)}
-    there = {path.name for path in folder.glob("calibration-*")}
+    there = {path.name for path in folder.glob(f"{calibration.NAME}*")}
     record = Path(prefix, names.CALIBRATION)
     text = "" if rates is None else json.dumps(rates, indent=1, sort_keys=True) + "\n"
     new = bool(text) and not (record.exists() and record.read_text() == text)

@@ -485,6 +485,11 @@ def test_records_are_kept_and_found(tmp_path):
     assert history.ids(prefix) == ["20261122-150001-ffffffff", example["id"], older["id"]]
     assert history.find(prefix, "1a2b3c4d") == example, "the last one"
     assert history.find(prefix, "ffffffff") is None
+    assert history.last(prefix) == "20261122-150001-ffffffff"
+    calibration = {**example, "id": "20261122-150002-1a2b3c4d", "models": {"calibration-wide-q4_k-8": ""}, "cells": []}
+    history.write(prefix, benchmarks.read(calibration))
+    assert history.ids(prefix)[0] == calibration["id"]
+    assert history.last(prefix) == "20261122-150001-ffffffff", "what a calibration measured is in the plan"
     with pytest.raises(Refusal, match="is not the id of a benchmark"):
         history.write(prefix, benchmarks.read(example)._replace(id="../x"))
 

@@ -72,6 +72,10 @@ FAST_GFLOPS, RAPID_GFLOPS = 700, 5000
 """Devices beyond the second take so little time for a token that the first ones of each repetition, for which graphs are made, would count."""
 
 
+NAME = "calibration-"
+"""How names of models that are measured begin."""
+
+
 class Trial(NamedTuple):
     """A model that is measured."""
 
@@ -84,7 +88,7 @@ class Trial(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"calibration-{self.kind}-{self.type.lower()}-{self.layers}"
+        return f"{NAME}{self.kind}-{self.type.lower()}-{self.layers}"
 
     @property
     def tests(self) -> tuple[int, int]:

@@ -97,7 +97,7 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
         waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
         ends=evidence.exits(folder / runtime.ENDS),
         verified=verified,
-        benchmark=next(iter(history.ids(place.prefix)), None),
+        benchmark=history.last(place.prefix),
         metrics=server.metrics if server else None,
     )
 
