@@ -107,6 +107,11 @@ sources:
   description: Release of what is compiled or unpacked, and names of upstream's archives of compiled programs that hosts lack.
   returned: success
   type: dict
+uncalibrated:
+  description: Devices that the plan uses, and that C(playbooks/calibrate.yml) did not measure with this release.
+  returned: success
+  type: list
+  elements: str
 lacking:
   description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
   returned: success

@@ -6,12 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.errors import AnsibleActionFail
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.action import calibrate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, random_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text
 from ansible_collections.llamacpp.cluster.plugins.modules import calibration as module
 from support import actions
@@ -20,6 +25,7 @@ from test_benchmark import MEASURED, Measuring, cluster_of, served_by
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import calibrated_figures as figures
 
+ROOT = Path(__file__).resolve().parents[2]
 RECORDED = figures.Results(Path(__file__).with_name("data") / "benchmark" / "calibration-h100.jsonl")
 """Of the GPU and of models on one machine, of the processor on another one of its kind."""
 WHAT = calibration.Measured("NVIDIA H100 80GB HBM3", "2026-11-25", "0.3.36", 11063)
@@ -98,6 +104,7 @@ def test_what_the_served_model_needs_is_measured_first():
     assert few[0].layers < found[0].layers
     assert few[0].tests[1] < found[0].tests[1], "the first tokens of a repetition take longer"
     assert few[-1].kind == "wide"
+    assert "odd" not in {trial.kind for trial in few}, "bytes take so long there that steps do not matter"
     assert calibration.trials(["NVFP4"], None, 100)[0].type == "F16", "what it cannot make is left out"
 
 
@@ -200,14 +207,31 @@ def test_what_was_measured_is_in_the_plan_and_older_than_another_release(calibra
     device = next(one for one in plan.estimate.devices if one.host == "worker1")
     assert (device.source, device.measured) == ("measured", next(iter(rates.values()))["date"])
     assert f"Rates of devices are measured on {device.measured}" in " ".join(plan_text.speed_notes(plan))
+    assert changes.decide(plan, {}).uncalibrated == []
     found.hosts["worker1"]["facts"]["calibrated"] = {key: {**rate, "generation": 1} for key, rate in rates.items()}
     older = served_by(found)
+    assert changes.decide(older, {}).uncalibrated == [device.device]
     assert "another release: calibrate.yml measures again" in " ".join(plan_text.speed_notes(older))
     status = cluster_status.of_cluster("llama_cluster", ["head"], older, {})
     assert "another release serves: run playbooks/calibrate.yml" in " ".join(status_text.text_of(status).split())
     assert cluster_status.of_cluster("llama_cluster", ["head"], plan, {}).cluster.calibrated is None
     found.hosts["worker1"]["facts"]["calibrated"] = {key: {**rate, "name": "other"} for key, rate in rates.items()}
-    assert served_by(found).estimate.devices[0].measured is None, "another processor"
+    other = served_by(found)
+    assert (other.estimate.devices[0].measured, changes.decide(other, {}).uncalibrated) == (None, [device.device])
+
+
+@pytest.mark.parametrize(
+    "wanted, devices, ends", [(True, ["CPU"], False), (True, [], True), (False, ["CPU"], True)], ids=str
+)
+def test_site_measures_devices_once_where_the_operator_says_so(wanted, devices, ends):
+    play = next(
+        play for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) if play["name"] == "Calibrate"
+    )
+    known = {"llama_calibrate": wanted, "ansible_check_mode": False}
+    known["__llama_changes"] = {"uncalibrated": devices, "unreached": []}
+    condition = trust_as_template("{{ " + play["tasks"][0]["when"] + " }}")
+    assert Templar(DataLoader(), known).template(condition) is ends
+    assert cluster_inputs.read("c", cluster_of("worker1", llama_calibrate=wanted).hosts).measures is wanted
 
 
 def test_models_are_written_once_and_removed(tmp_path):

@@ -18,6 +18,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "builders": [],
         "shared": {},
         "sources": {},
+        "uncalibrated": ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"],
     }
 
 

@@ -86,6 +86,8 @@ class Decision(NamedTuple):
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
     sources: Mapping[str, list[str]]
     """Id of each release of what is compiled or unpacked → names of upstream's archives of compiled programs that hosts lack."""
+    uncalibrated: list[str]
+    """Devices of its hosts that calibrate.yml did not measure with this release, as buffers are named."""
 
 
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
@@ -104,6 +106,11 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         builders=builders,
         shared=shared,
         sources=sources,
+        uncalibrated=sorted(
+            device.device
+            for device in plan.estimate.devices
+            if device.host in plan.hosts and (not device.measured or " with " in device.measured)
+        ),
     )
 
 

@@ -159,7 +159,8 @@ def trials(types: Sequence[str], experts: Optional[str], gflops: float) -> list[
     wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
     first = wanted[0]
     start = [_trial(kind, first, gflops) for kind in (*NEEDED, DEEP)]
-    of_experts = [_trial(kind, experts if experts in wanted else first, gflops) for kind in (EXPERTS, ODD)]
+    kinds = (EXPERTS, ODD) if gflops >= RAPID_GFLOPS else (EXPERTS,)
+    of_experts = [_trial(kind, experts if experts in wanted else first, gflops) for kind in kinds]
     rest = [_trial(WIDE, kind, gflops) for kind in wanted[1:]]
     served = len(set(types) & set(wanted[1:]))
     return [*start, *(of_experts if experts else []), *rest[:served], *([] if experts else of_experts), *rest[served:]]

@@ -124,7 +124,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
         external=_external(variables["llama_external_workers"] or (), hosts),
-        measures=variables["llama_benchmark_programs"],
+        measures=variables["llama_benchmark_programs"] or variables["llama_calibrate"],
         hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
     )
 
