@@ -24,8 +24,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, capabilities, random_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    gguf,
+    header_summary,
+    kv_cache,
+    shapes,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import summary as summaries
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.shapes import Experts, Shape, Window
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Load, Placed
@@ -38,133 +44,80 @@ DEPTH = 8192
 CALIBRATION_S = 60
 
 
-class Shape(NamedTuple):
-    architecture: str
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head: int
-    inner: int
-    vocabulary: int
-    type: str
-    better: str
-    """Of half of the values and of the feed-forward's last matrices, as llama-quantize mixes them."""
-    experts: int = 0
-    used: int = 0
-    shared: int = 0
-    """Width of the shared expert."""
-    window: int = 0
-    norms: tuple[int, int] = (0, 0)
-    """Lengths of those of queries and keys."""
-
-    @property
-    def attention(self) -> str:
-        return "Q8_0" if self.type == "MXFP4" else self.type
-
-    def tensors(self) -> list[summaries.TensorGroup]:
-        every = tuple(range(self.layers))
-        eighth = self.layers // 8
-        high = tuple(i for i in every if i < eighth or i >= self.layers - eighth or (i - eighth) % 3 == 2)
-        low = tuple(i for i in every if i not in high)
-        queries, keys, gpt = self.heads * self.head, self.kv_heads * self.head, self.architecture == "gpt-oss"
-        stack, ending = ((self.experts,), "_exps") if self.experts else ((), "")
-        rows = [
-            ("attn_norm", "F32", (self.width,), every),
-            ("post_attention_norm" if gpt else "ffn_norm", "F32", (self.width,), every),
-            ("attn_q", self.attention, (queries, self.width), every),
-            ("attn_k", self.attention, (keys, self.width), every),
-            ("attn_output", self.attention, (self.width, queries), every),
-        ]
-        rows += [(f"attn_{name}_norm", "F32", (size,), every) for name, size in zip("qk", self.norms) if size]
-        rows += [("ffn_gate_inp", "F32", (self.experts, self.width), every)] if self.experts else []
-        rows += [(f"ffn_{part}{ending}", self.type, (*stack, self.inner, self.width), every) for part in ("gate", "up")]
-        for layers, attention, kind in ((low, self.attention, self.type), (high, self.better, self.better)):
-            if gpt:
-                attention, kind = self.attention, self.type
-            rows.append(("attn_v", attention, (keys, self.width), layers))
-            kind = kind if self.inner % 256 == 0 else OF_OTHER_ROWS.get(kind, kind)
-            rows.append((f"ffn_down{ending}", kind, (*stack, self.width, self.inner), layers))
-        if self.shared:
-            sizes = {
-                "gate": (self.shared, self.width),
-                "up": (self.shared, self.width),
-                "down": (self.width, self.shared),
-            }
-            rows += [(f"ffn_{name}_shexp", self.type, size, every) for name, size in sizes.items()]
-            rows.append(("ffn_gate_inp_shexp", "F32", (self.width,), every))
-        found = [calibration.group(f"blk.*.{name}.weight", *row) for name, *row in rows]
-        if gpt:
-            biases = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "attn_output": self.width}
-            biases["ffn_gate_inp"] = self.experts
-            sizes = {name: (size,) for name, size in biases.items()}
-            sizes |= {f"ffn_{part}_exps": (self.experts, self.inner) for part in ("gate", "up")}
-            sizes["ffn_down_exps"] = (self.experts, self.width)
-            found += [calibration.group(f"blk.*.{name}.bias", "F32", size, every) for name, size in sizes.items()]
-            found.append(calibration.group("blk.*.attn_sinks.weight", "F32", (self.heads,), every))
-        ends = (
-            ("token_embd", self.attention, (self.vocabulary, self.width)),
-            ("output_norm", "F32", (self.width,)),
-            ("output", "Q8_0" if self.attention == "Q8_0" else "Q6_K", (self.vocabulary, self.width)),
-        )
-        return [*(calibration.group(f"{name}.weight", kind, size, None) for name, kind, size in ends), *found]
-
-    def metadata(self) -> list[tuple[str, str, Any]]:
-        numbers = {
-            "context_length": 32768,
-            "embedding_length": self.width,
-            "block_count": self.layers,
-            "feed_forward_length": self.inner,
-            "attention.head_count": self.heads,
-            "attention.head_count_kv": self.kv_heads,
-            "attention.key_length": self.head,
-            "attention.value_length": self.head,
-            "rope.dimension_count": self.head,
-            "vocab_size": self.vocabulary,
-            "expert_count": self.experts,
-            "expert_used_count": self.used,
-            "expert_feed_forward_length": self.inner if self.experts else 0,
-            "expert_shared_feed_forward_length": self.shared,
-            "attention.sliding_window": self.window,
-        }
-        scales = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 1 / 64, "logit_scale": 6.0}
-        scales = scales if self.architecture == "granitemoe" else {}
-        return [
-            ("general.architecture", "STRING", self.architecture),
-            ("general.name", "STRING", "random"),
-            *((f"{self.architecture}.{name}", "UINT32", number) for name, number in numbers.items() if number),
-            *((f"{self.architecture}.{name}", "FLOAT32", number) for name, number in scales.items()),
-            (f"{self.architecture}.attention.layer_norm_rms_epsilon", "FLOAT32", 1e-5),
-            ("tokenizer.ggml.model", "STRING", "none"),
-        ]
-
-
-OF_OTHER_ROWS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
-"""Type → what llama-quantize takes where a row is no multiple of 256."""
-MIXED = ("Q4_K", "Q6_K")
 MODELS = {
-    "dense 8B (Llama 3.1)": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, *MIXED),
+    "dense 8B (Llama 3.1)": Shape("", "llama", 32, 4096, 32, 8, 128256, 32768, inner=14336),
     "experts 30B, 3B active (Qwen3)": Shape(
-        *("qwen3moe", 48, 2048, 32, 4, 128, 768, 151936, *MIXED), experts=128, used=8, norms=(128, 128)
+        *("", "qwen3moe", 48, 2048, 32, 4, 151936, 32768), experts=Experts(128, 8, 768)
     ),
     "experts with windows 20B, MXFP4 (gpt-oss)": Shape(
-        *("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, "MXFP4", "MXFP4"), experts=32, used=4, window=128
+        *("", "gpt-oss", 24, 2880, 64, 8, 201088, 32768, "", 64),
+        **{"experts": Experts(32, 4, 2880), "window": Window(128, 2), "only": "MXFP4_MOE"},
     ),
-    "dense 4B (Qwen3)": Shape("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, *MIXED, norms=(128, 128)),
+    "dense 4B (Qwen3)": Shape("", "qwen3", 36, 2560, 32, 8, 151936, 32768, inner=9728),
     "experts 14B, 2.7B active, 60 experts (Qwen1.5)": Shape(
-        *("qwen2moe", 24, 2048, 16, 16, 128, 1408, 151936, *MIXED), experts=60, used=4, shared=5632
+        *("", "qwen2moe", 24, 2048, 16, 16, 151936, 32768), experts=Experts(60, 4, 1408, 5632)
     ),
     "experts with windows, MXFP4 (8 layers of gpt-oss 120B)": Shape(
-        *("gpt-oss", 8, 2880, 64, 8, 64, 2880, 201088, "MXFP4", "MXFP4"), experts=128, used=4, window=128
+        *("", "gpt-oss", 8, 2880, 64, 8, 201088, 32768, "", 64),
+        **{"experts": Experts(128, 4, 2880), "window": Window(128, 2), "only": "MXFP4_MOE"},
     ),
-    "dense 3B (Llama 3.2)": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, *MIXED),
+    "dense 3B (Llama 3.2)": Shape("", "llama", 28, 3072, 24, 8, 128256, 32768, inner=8192),
     "experts 7B, 1B active (OLMoE)": Shape(
-        *("olmoe", 16, 2048, 16, 16, 128, 1024, 50304, *MIXED), experts=64, used=8, norms=(2048, 2048)
+        *("", "olmoe", 16, 2048, 16, 16, 50304, 32768), experts=Experts(64, 8, 1024)
     ),
     "experts 3B, 0.8B active, 40 experts, MXFP4 (Granite 3.1)": Shape(
-        *("granitemoe", 32, 1536, 24, 8, 64, 512, 49152, "MXFP4", "MXFP4"), experts=40, used=8
+        *("", "granitemoe", 32, 1536, 24, 8, 49152, 32768, "", 64), experts=Experts(40, 8, 512), only="MXFP4_MOE"
     ),
 }
+NORMS = {"qwen3": (128, 128), "qwen3moe": (128, 128), "olmoe": (2048, 2048)}
+"""Architecture → lengths of the norms of queries and keys."""
+
+
+def further(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """What llama.cpp reads of each layer and shapes leaves out."""
+    found: dict[str, tuple[int, ...]] = {
+        f"attn_{name}_norm.weight": (size,) for name, size in zip("qk", NORMS.get(shape.architecture, ()))
+    }
+    experts = shape.experts
+    if experts and experts.shared:
+        found["ffn_gate_inp_shexp.weight"] = (shape.width,)
+    if experts and shape.architecture == "gpt-oss":
+        keys, wide = (shape.kv_heads * shape.head,), (experts.inner, experts.number)
+        biases = {"attn_q": (shape.heads * shape.head,), "attn_k": keys, "attn_v": keys, "attn_output": (shape.width,)}
+        biases |= {"ffn_gate_inp": (experts.number,), "ffn_gate_exps": wide, "ffn_up_exps": wide}
+        biases["ffn_down_exps"] = (shape.width, experts.number)
+        found |= {"attn_sinks.weight": (shape.heads,), **{f"{name}.bias": size for name, size in biases.items()}}
+    return found
+
+
+def tensors(shape: Shape) -> list[summaries.TensorGroup]:
+    found = [
+        (
+            name.replace("ffn_norm", "post_attention_norm") if shape.architecture == "gpt-oss" else name,
+            each.type,
+            each.shape,
+        )
+        for name, each in shapes.tensors(shape, shape.only or "Q4_K_M").items()
+    ]
+    found += [(f"blk.{i}.{name}", "F32", size) for i in range(shape.layers) for name, size in further(shape).items()]
+    return [calibration.group(name, kind, tuple(reversed(size)), None) for name, kind, size in found]
+
+
+def metadata(shape: Shape) -> list[tuple[str, str, Any]]:
+    numbers = {**shapes.keys(shape), "feed_forward_length": shape.inner, "rope.dimension_count": shape.head}
+    if shape.experts:
+        numbers["feed_forward_length"] = numbers["expert_feed_forward_length"] = shape.experts.inner
+        numbers["expert_shared_feed_forward_length"] = shape.experts.shared
+    scales = {"attention.layer_norm_rms_epsilon": 1e-5}
+    if shape.architecture == "granitemoe":
+        scales |= {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 1 / 64, "logit_scale": 6.0}
+    return [
+        ("general.architecture", "STRING", shape.architecture),
+        ("general.name", "STRING", "random"),
+        *((f"{shape.architecture}.{name}", "UINT32", number) for name, number in numbers.items() if number),
+        *((f"{shape.architecture}.{name}", "FLOAT32", number) for name, number in scales.items()),
+        ("tokenizer.ggml.model", "STRING", "none"),
+    ]
 
 
 class Place(NamedTuple):
@@ -247,7 +200,7 @@ def measure(options: argparse.Namespace, results: Results, folder: Path) -> None
         left = [case for case in options.cases if ("model", name, case) not in results.rows]
         if not left or time.monotonic() > ends:
             continue
-        random_file.write_model(path, shape.metadata(), shape.tensors())
+        random_file.write_model(path, metadata(shape), tensors(shape))
         if ("summary", name) not in results.rows:
             results.keep("summary", name, summary=header_summary.summarize(gguf.read_path(str(path))))
         for case in left:

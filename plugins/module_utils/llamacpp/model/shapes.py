@@ -178,7 +178,8 @@ def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
     return gguf.Tensor(kind, size, elements, TYPES[kind].size(size[0], elements // size[0]))
 
 
-def _tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
+def tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
+    """Name → tensor of the model in a quantisation."""
     mixture, embedding, norm = MIXTURES[quantisation], (shape.width, shape.vocabulary), (shape.width,)
     output = mixture.get("output", "Q6_K")
     found = {"output_norm.weight": _tensor("F32", norm)}
@@ -194,9 +195,9 @@ def _tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
     return found
 
 
-def _keys(shape: Shape) -> dict[str, int | list[int]]:
+def keys(shape: Shape) -> dict[str, int | list[int]]:
     """What the header says, without the name of the architecture."""
-    keys: dict[str, int | list[int]] = {
+    found: dict[str, int | list[int]] = {
         **{"block_count": shape.layers, "embedding_length": shape.width, "context_length": shape.context},
         **{"attention.head_count": shape.heads, "attention.head_count_kv": shape.kv_heads},
         **{"attention.key_length": shape.head, "attention.value_length": shape.head, "vocab_size": shape.vocabulary},
@@ -205,21 +206,21 @@ def _keys(shape: Shape) -> dict[str, int | list[int]]:
     if latent := shape.latent:
         lengths = {"key_length": latent.cached + latent.rotated, "key_length_mla": latent.key + latent.rotated}
         lengths.update(value_length=latent.cached, value_length_mla=latent.value)
-        keys.update({f"attention.{name}": value for name, value in lengths.items()})
+        found.update({f"attention.{name}": value for name, value in lengths.items()})
     if shape.experts:
-        keys.update(expert_count=shape.experts.number, expert_used_count=shape.experts.used)
+        found.update(expert_count=shape.experts.number, expert_used_count=shape.experts.used)
     if shape.recurrent:
         inner, groups = shape.recurrent.values * STATE, shape.recurrent.keys
-        keys.update({"full_attention_interval": PERIOD, "ssm.conv_kernel": CONVOLUTION, "ssm.inner_size": inner})
-        keys.update({"ssm.state_size": STATE, "ssm.group_count": groups})
+        found.update({"full_attention_interval": PERIOD, "ssm.conv_kernel": CONVOLUTION, "ssm.inner_size": inner})
+        found.update({"ssm.state_size": STATE, "ssm.group_count": groups})
     if window := shape.window:
-        keys["attention.sliding_window"] = window.size
+        found["attention.sliding_window"] = window.size
         if window.head:
             windows = [_windowed(shape, layer) for layer in range(shape.layers)]
-            keys["attention.sliding_window_pattern"] = list(map(int, windows))
-            keys["attention.head_count_kv"] = [window.kv_heads if own else shape.kv_heads for own in windows]
-            keys["attention.key_length_swa"] = keys["attention.value_length_swa"] = window.head
-    return keys
+            found["attention.sliding_window_pattern"] = list(map(int, windows))
+            found["attention.head_count_kv"] = [window.kv_heads if own else shape.kv_heads for own in windows]
+            found["attention.key_length_swa"] = found["attention.value_length_swa"] = window.head
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
@@ -228,10 +229,10 @@ def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
 
     :raises gguf.GGUFError: such a model cannot be served.
     """
-    tensors, name = _tensors(shape, quantisation), f"{shape.name} {quantisation}"
-    keys = {f"{shape.architecture}.{key}": value for key, value in _keys(shape).items()}
-    types = {key: "array of uint32" if isinstance(value, list) else "uint32" for key, value in keys.items()}
+    stored, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
+    own = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
+    types = {key: "array of uint32" if isinstance(value, list) else "uint32" for key, value in own.items()}
     named = {"general.architecture": shape.architecture, "general.name": name}
-    file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in tensors.values())}
-    model = gguf.Model({**named, **keys}, {**dict.fromkeys(named, "string"), **types}, tensors, [file], [])
+    file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored.values())}
+    model = gguf.Model({**named, **own}, {**dict.fromkeys(named, "string"), **types}, stored, [file], [])
     return parse(header_summary.summarize(model))
