@@ -167,17 +167,14 @@ def test_a_zip_archive_is_as_good_and_reaches_nothing_outside_its_folder(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "further, damage, said",
+    "damage, said",
     [
-        ([("llama-b9900/liblink.so", 0o120777, b"a" * 5000)], bytes, "a link in it is too long"),
-        ([(f"a/{number:0200d}", 0o100644, b"") for number in range(300)], bytes, "its list of files is too long"),
-        ([], lambda data: data[: len(data) // 2], "not a zip file"),
-        ([], lambda data: data[:1000] + bytes(1000) + data[2000:], "Bad CRC-32|invalid|Error"),
+        (lambda data: data[: len(data) // 2], "not a zip file"),
+        (lambda data: data[:1000] + bytes(1000) + data[2000:], "Bad CRC-32|invalid|Error"),
     ],
 )
-def test_a_zip_archive_that_is_damaged_or_says_too_much(tmp_path, compiled, monkeypatch, further, damage, said):
-    monkeypatch.setattr(archives, "ZIP_BYTES", 1 << 16)
-    archive = pack_zip(tmp_path, compiled, further)
+def test_a_zip_archive_that_is_damaged(tmp_path, compiled, damage, said):
+    archive = pack_zip(tmp_path, compiled)
     archive.write_bytes(damage(archive.read_bytes()))
     with pytest.raises(Refusal, match=f"cannot be read .*({said}).*give a whole tar or zip"):
         unpack(tmp_path, archive)

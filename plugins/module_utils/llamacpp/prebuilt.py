@@ -22,23 +22,11 @@ SINCE = 11081
 TESTED = 11669
 """The build that ``llama_release: auto`` takes: that of Debian's package 0.7.0, with which clusters were tested."""
 INSTEAD = "compile it with source: git, or set llama_backend there to another backend"
-GFX = (
-    *(
-        "gfx908",
-        "gfx90a",
-        "gfx942",
-        "gfx950",
-        "gfx1010",
-        "gfx1011",
-        "gfx1012",
-        "gfx1030",
-        "gfx1031",
-        "gfx1032",
-        "gfx1033",
-    ),
-    *("gfx1034", "gfx1035", "gfx1036", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152"),
-    *("gfx1200", "gfx1201"),
-)
+GFX = {
+    *(f"gfx{name}" for name in ("908", "90a", "942", "950", 1010, 1011, 1012, 1150, 1151, 1152, 1200, 1201)),
+    *(f"gfx{name}" for name in (*range(1030, 1037), *range(1100, 1104))),
+}
+"""Devices that the archive for ROCm has code for."""
 
 
 class Machine(NamedTuple):

@@ -99,51 +99,32 @@ class Row(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
-def _read(where: str, given: Any, record: Any, *others: str) -> Any:
-    problem = validation.problem(where, given) or typed_json.problem(where, given, record)
-    known = [field.name for field in typed_json.fields(record)]
-    strange = [] if problem else sorted({*given} - {*known, *others})
+def question_of(where: str, given: Mapping[str, Any]) -> Question:
+    """:raises Refusal: nobody can be asked this."""
+    problem = validation.problem(where, given) or typed_json.problem(where, given, Question)
+    known = [field.name for field in typed_json.fields(Question)]
+    strange = [] if problem else sorted({*given} - {*known})
     if problem or strange:
         why = f"{problem.where} {problem.why}" if problem else f"{where} has {', '.join(strange)}"
         raise Refusal(f"{why}: use {', '.join(known)} as docs/plan.md says")
-    return typed_json.parse(record, given)
-
-
-def question_of(where: str, given: Mapping[str, Any]) -> Question:
-    """:raises Refusal: nobody can be asked this."""
-    question: Question = _read(where, given, Question)
+    question: Question = typed_json.parse(Question, given)
     return question
 
 
 def offers_of(published: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
     """Models to choose from. One of the operator's own takes the place of one with the same name.
 
-    :param own: each with the fields of shapes.Shape, or with ``summary`` as gguf_info returns it, and ``name``.
-    :raises Refusal: one of them is not possible.
+    :param published: each with the fields of shapes.Shape.
+    :param own: each with ``summary`` as gguf_info returns it, and maybe ``name`` and ``repo``.
+    :raises Refusal: one of these has no summary.
     """
-    found = {str(one["name"]): _offer("a published model", one) for one in published}
+    read = [typed_json.parse(shapes.Shape, one) for one in published]
+    found = {shape.name: Offer(shape.name, shape.repo, shape) for shape in read}
     for index, one in enumerate(own):
-        offer = _offer(f"models[{index}] of llama_what_fits", one)
+        header = model_inputs.summary_of(f"summary in models[{index}] of llama_what_fits", one.get("summary"))
+        offer = Offer(str(one.get("name") or header.name), str(one.get("repo") or ""), None, header)
         found[offer.name] = offer
     return list(found.values())
-
-
-def _offer(where: str, given: Mapping[str, Any]) -> Offer:
-    if "summary" in given:
-        header = model_inputs.summary_of(f"summary in {where}", given["summary"])
-        return Offer(str(given.get("name") or header.name), str(given.get("repo") or ""), None, header)
-    shape: shapes.Shape = _read(where, given, shapes.Shape, "parameters")
-    if shape.only and shape.only not in shapes.MIXTURES:
-        raise Refusal(f"{where} has only {validation.show(shape.only)}: use one of {', '.join(shapes.MIXTURES)}")
-    if not shape.inner and (not shape.experts or shape.experts.after):
-        raise Refusal(
-            f"{where} has layers without experts, but not inner: set it to the width of their feed-forward network"
-        )
-    try:
-        shapes.summary_of(shape, shapes.quantisations(shape)[0])
-    except gguf.GGUFError as error:
-        raise Refusal(f"{where} {error}: correct it") from None
-    return Offer(shape.name, shape.repo, shape)
 
 
 def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, question: Question) -> list[Row]:

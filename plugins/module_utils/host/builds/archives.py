@@ -33,8 +33,6 @@ LIMIT_BYTES = 8 << 30
 HEADER_BYTES = 32 << 20
 """Of all headers; each takes several times as much memory. Sources of llama.cpp have 2 MB of them."""
 ZIP = b"PK\x03\x04"
-ZIP_BYTES, LINK_BYTES = 2 << 20, 4096
-"""Of a zip archive: all that it says of its files, at most, and one link."""
 GLOBAL_HEADERS = 64
 """Entries of the header that each member copies; git writes one."""
 PACKINGS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
@@ -94,20 +92,16 @@ class Archive:
 
 
 class ZipArchive:
-    """A zip archive, with members as those of a tar archive. zipfile reads all that an archive says of its files at once, so it reads through
-    this class, which has a limit."""
+    """A zip archive, with members as those of a tar archive."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._zip = zipfile.ZipFile(cast(IO[bytes], self))
+        self._zip = zipfile.ZipFile(stream)
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
         for entry in self._zip.infolist():
             member = tarfile.TarInfo(entry.filename)
             member.size = entry.file_size
             if stat.S_ISLNK(entry.external_attr >> 16):
-                if entry.file_size > LINK_BYTES:
-                    raise zipfile.BadZipFile("a link in it is too long")
                 member.type, member.linkname = tarfile.SYMTYPE, self._zip.read(entry).decode()
             elif entry.is_dir():
                 member.type = tarfile.DIRTYPE
@@ -116,25 +110,6 @@ class ZipArchive:
     def open(self, member: tarfile.TarInfo) -> IO[bytes]:
         """The content of a file, of the size that the archive says."""
         return self._zip.open(member.name)
-
-    def read(self, size: int = -1) -> bytes:
-        """For zipfile."""
-        data = self._stream.read(ZIP_BYTES + 1 if size < 0 else min(size, ZIP_BYTES + 1))
-        if len(data) > ZIP_BYTES:
-            raise zipfile.BadZipFile("its list of files is too long")
-        return data
-
-    def seek(self, offset: int, origin: int = 0) -> int:
-        """For zipfile."""
-        return self._stream.seek(offset, origin)
-
-    def tell(self) -> int:
-        """For zipfile."""
-        return self._stream.tell()
-
-    def seekable(self) -> bool:
-        """For zipfile."""
-        return True
 
 
 AnyArchive = Union[Archive, ZipArchive]
