@@ -336,7 +336,7 @@ CHANGES = {
     "ansible.builtin.include_role",
     "ansible.builtin.import_role",
 }
-CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot_host", "remove_host", "rollback")}
+CHANGING_FILES = {f"tasks/{name}.yml" for name in ("measure", "reboot_host", "remove_host", "rollback")}
 
 
 def changes_hosts(step):
