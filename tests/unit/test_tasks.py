@@ -60,6 +60,33 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel(pair):
     assert address == ["10.0.0.2", 50153]
 
 
+@pytest.mark.parametrize(
+    "release, asked",
+    [
+        ({}, False),
+        ({"llama_release": "b8600"}, False),
+        ({"llama_release": {"source": "pypi"}}, False),
+        ({"llama_release": {"source": "package"}}, True),
+        ({"llama_release": {"source": "auto"}}, True),
+        ({"llama_release": "auto"}, True),
+    ],
+)
+def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(release, asked):
+    known = yaml.safe_load((ROOT / "playbooks/vars/packages.yml").read_text())
+    given = {
+        task[f"llamacpp.cluster.{module}"].get("packages")
+        for path in FILES
+        for task in tasks_of(path)
+        for module in ("host_info", "host_status")
+        if f"llamacpp.cluster.{module}" in task
+    }
+    (text,) = given - {None}
+    templar = Templar(
+        DataLoader(), {**known, "__llama_asked_packages": trust_as_template(known["__llama_asked_packages"]), **release}
+    )
+    assert templar.template(trust_as_template(text)) == (known["__llama_cpp_packages"] if asked else {})
+
+
 CHANGE = [
     "Build",
     "Write the files of the plan",
