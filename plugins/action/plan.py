@@ -86,8 +86,7 @@ class ActionModule(Action):
         return {"changed": False, "plan": described}
 
     def _what_fits(self, arguments: Arguments) -> dict:
-        given = self.variables["llama_what_fits"]
-        question = what_fits.question_of("llama_what_fits", given if isinstance(given, Mapping) else {})
+        question = what_fits.question_of("llama_what_fits", self.variables["llama_what_fits"])
         tables = compare(self.find_file, self.variables, arguments.facts, question)
         display.display(what_fits.text_of(tables, question))
         result = {"tables": typed_json.dump(tables)}

@@ -148,7 +148,7 @@ def what_if(
     for number, (name, given) in enumerate(changes.items(), 1):
         values, like = {key: value for key, value in given.items() if key != "like"}, given.get("like", head)
         strange = [repr(key) for key in values if key not in specification()]
-        if strange or (name not in hosts and like not in hosts):
+        if strange or (name not in hosts and like not in [*hosts]):
             what = strange[0] if strange else f"like {validation.show(like)}"
             raise Refusal(
                 f"{name} is given {what}: use variables of docs/variables.md, and in like a host of the cluster"

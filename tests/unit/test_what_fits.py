@@ -170,6 +170,7 @@ def test_one_more_host_and_a_faster_link_show_what_they_bring():
     "changes, why",
     [
         ({"new": {"like": "nobody"}}, "new is given like 'nobody'"),
+        ({"new": {"like": ["strix0"]}}, "new is given like a list"),
         ({"strix0": {"llama_hardwear": {}}}, "strix0 is given 'llama_hardwear'"),
         ({"strix0": {"llama_links": 3}}, "llama_links"),
     ],
@@ -194,10 +195,16 @@ def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
     assert json.loads(path.read_text()) == {"tables": json.loads(json.dumps(found["tables"]))}
 
 
-def test_a_question_that_has_no_such_part_is_refused():
-    for given, why in (
-        ({"context": "many"}, "llama_what_fits.context"),
-        ({"change": {}}, "llama_what_fits has change"),
-    ):
-        with pytest.raises(Refusal, match=why):
-            what_fits.question_of("llama_what_fits", given)
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ({"context": "many"}, "llama_what_fits.context is 'many': correct it"),
+        ({"change": {}}, "llama_what_fits has change: use context, speed"),
+        ("false", "llama_what_fits is 'false': correct it"),
+        (["Qwen3 32B"], "llama_what_fits is"),
+    ],
+)
+def test_a_question_that_has_no_such_part_is_refused(given, why):
+    assert what_fits.question_of("llama_what_fits", "true") == what_fits.Question()
+    with pytest.raises(Refusal, match=why):
+        what_fits.question_of("llama_what_fits", given)

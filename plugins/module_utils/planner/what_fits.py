@@ -99,15 +99,20 @@ class Row(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
-def question_of(where: str, given: Mapping[str, Any]) -> Question:
-    """:raises Refusal: nobody can be asked this."""
-    problem = validation.problem(where, given) or typed_json.problem(where, given, Question)
+def question_of(where: str, given: Any) -> Question:
+    """
+    :param given: true, or a mapping.
+    :raises Refusal: nobody can be asked this.
+    """
+    asked = {} if str(given).lower() == "true" else given
+    problem = validation.problem(where, asked) or typed_json.problem(where, asked, Question)
+    if problem:
+        raise Refusal(f"{problem.where} {problem.why}: correct it as docs/plan.md says")
     known = [field.name for field in typed_json.fields(Question)]
-    strange = [] if problem else sorted({*given} - {*known})
-    if problem or strange:
-        why = f"{problem.where} {problem.why}" if problem else f"{where} has {', '.join(strange)}"
-        raise Refusal(f"{why}: use {', '.join(known)} as docs/plan.md says")
-    question: Question = typed_json.parse(Question, given)
+    strange = sorted({*asked} - {*known})
+    if strange:
+        raise Refusal(f"{where} has {', '.join(strange)}: use {', '.join(known)}")
+    question: Question = typed_json.parse(Question, asked)
     return question
 
 
