@@ -123,6 +123,14 @@ def test_hosts_of_several_kinds_have_archives_of_one_release(pair):
     assert fetched == {release["id"]: sorted({NAME, cuda, f"cudart-{cuda}", archives(plan, "worker2")[0][0]})}
 
 
+def test_a_checksum_in_capitals_is_the_same():
+    small, large = ({"checksum": f"sha256:{digit * 64}"} for digit in "aA")
+    for asked in ({"source": "pypi", "version": "0.3.36"}, {"source": "binary", "url": "http://mirror/x.tar.gz"}):
+        assert release_request.request_of({**asked, **large}) == release_request.request_of({**asked, **small})
+    many = ({**ASKED, "checksums": {NAME: given["checksum"]}} for given in (small, large))
+    assert len({release_request.request_of(given) for given in many}) == 1
+
+
 def test_where_archives_lie_and_what_they_are_changes_no_build(local):
     before = asking(local).plan()
     given = {**ASKED, "url": "http://mirror/", "checksums": {NAME: "sha256:" + "a" * 64}}
@@ -357,8 +365,9 @@ def test_a_part_of_another_run_is_continued_where_that_is_possible(release, serv
             answer(200, CONTENT[:1000], Content_Length=len(CONTENT)),
             "was cut off: its server sent less than it announced",
         ),
-        (answer(200, b"<html>sign in</html>"), "cannot be read: give a whole tar archive"),
-        (answer(200, CONTENT[:-5000]), "cannot be read: give a whole tar archive"),
+        (answer(200, b"<html>sign in</html>"), r"\.tar\.gz cannot be read: its server sends something else; open"),
+        (answer(200, b""), r"\.tar\.gz cannot be read: its server sends"),
+        (answer(200, CONTENT[:-5000]), r"\.tar\.gz cannot be read: its server sends"),
     ],
 )
 def test_what_a_server_does_not_give_is_one_sentence_and_leaves_nothing(release, server, cache, fault, said):

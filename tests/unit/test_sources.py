@@ -134,7 +134,7 @@ def test_an_archive_that_unpacks_without_an_end(tmp_path, cache, monkeypatch, pa
     (tmp_path / "a.tar").write_bytes(data)
     wanted = release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
     monkeypatch.setattr(sources, "TREE_BYTES", (1 << 20) - 1)
-    with pytest.raises(AnsibleError, match=r"llama_release has an archive of more than .* when it is unpacked"):
+    with pytest.raises(AnsibleError, match=r"llama_release has an archive that has more than .* when it is unpacked"):
         sources.fetch(wanted)
     assert kept(cache) == []
     monkeypatch.setattr(sources, "TREE_BYTES", 1 << 20)

@@ -489,22 +489,22 @@ def _fetch_archive(release: ReleasePlan, folder: Path, work: Path) -> None:
         raise AnsibleError(
             f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
         )
-    _check_content(archive)
+    remedy = (
+        "give a whole tar archive, packed with gzip, bzip2, xz or not at all, or of compiled programs a zip archive"
+    )
+    _check_content(archive, "llama_release has an archive that", remedy)
     archive.replace(_cached_archive(checksum))
 
 
-def _check_content(archive: Path) -> None:
-    """:raises AnsibleError: hosts cannot unpack it, or it has too much."""
+def _check_content(archive: Path, subject: str, remedy: str) -> None:
+    """:raises AnsibleError: hosts cannot unpack it, or it has too much. ``subject`` and ``remedy`` begin and end the sentence."""
     try:
         size = archives.content_bytes(archive, TREE_BYTES)
     except archives.DamagedError:
-        raise AnsibleError(
-            "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all, or of compiled "
-            "programs a zip archive"
-        ) from None
+        raise AnsibleError(f"{subject} cannot be read: {remedy}") from None
     if size > TREE_BYTES:
         raise AnsibleError(
-            f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
+            f"{subject} has more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
         )
 
 
@@ -544,13 +544,16 @@ def _fetch_prebuilt(release: ReleasePlan, name: str) -> Fetched:
         subject = f"llama_release has source: prebuilt, whose archive {url}"
         _download(url, part, subject, "use another build, or a mirror that has it (url)")
         try:
-            return _accept(release, name, part)
+            return _accept(release, name, part, subject)
         finally:
             part.unlink(missing_ok=True)
 
 
-def _accept(release: ReleasePlan, name: str, part: Path) -> Fetched:
-    """An archive that was fetched, in its place."""
+def _accept(release: ReleasePlan, name: str, part: Path, subject: str) -> Fetched:
+    """An archive that was fetched, in its place.
+
+    :param subject: begins the sentence of an error.
+    """
     wanted, actual = _wanted(release, name, part.parent), sha256(part)
     if wanted and actual != wanted:
         raise AnsibleError(
@@ -559,7 +562,9 @@ def _accept(release: ReleasePlan, name: str, part: Path) -> Fetched:
             else f"{name} of llama_release has sha256:{actual}, and had sha256:{wanted} when it was fetched first: find out why it was replaced, and do not "
             "use it before; to accept it, add it to checksums of llama_release"
         )
-    _check_content(part)
+    _check_content(
+        part, subject, "its server sends something else; open the address in a browser, or use a mirror (url)"
+    )
     if not wanted:
         _check_attestation(name, part)
         with cache.work(part.parent) as work:

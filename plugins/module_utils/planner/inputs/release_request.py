@@ -37,6 +37,8 @@ DEFAULT = {
     "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 }
 """Of ``llama_release``, and what ``auto`` has compiled."""
+SHA256 = r"sha256:[0-9a-f]{64}"
+"""In capitals, too: some programs print them so."""
 WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
 VERSION_TAG = r"v\d+\.\d+\.\d+"
@@ -90,7 +92,8 @@ def request_of(value: Any) -> ReleaseRequest:
         return request
     if source == "prebuilt":
         return _prebuilt_request(request, value)
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
+    checksum = str(value.get("checksum")).lower()
+    if not re.fullmatch(SHA256, checksum):
         raise Refusal(
             f"llama_release has the checksum {value.get('checksum')!r}: use sha256: and the 64 hexadecimal digits of the archive"
         )
@@ -103,7 +106,7 @@ def request_of(value: Any) -> ReleaseRequest:
         raise Refusal(f"llama_release has the commit {commit!r}: use 7 of its digits or more, in quotes")
     if source in ("archive", "binary") and bool(request.path) == bool(request.url):
         raise Refusal(f"llama_release with source: {source} needs either path, a file on the controller, or url")
-    return request._replace(checksum=value["checksum"], version=str(value.get("version", "")), commit=commit)
+    return request._replace(checksum=checksum, version=str(value.get("version", "")), commit=commit)
 
 
 def _prebuilt_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRequest:
@@ -114,12 +117,12 @@ def _prebuilt_request(request: ReleaseRequest, value: Mapping[str, Any]) -> Rele
     given = value.get("checksums", {})
     names = rf"(cudart-)?llama-b{request.build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in given.items() if isinstance(given, dict) else [(None, given)]:
-        if not re.fullmatch(names, str(name)) or not re.fullmatch(r"sha256:[0-9a-f]{64}", str(checksum)):
+        if not re.fullmatch(names, str(name)) or not re.fullmatch(SHA256, str(checksum).lower()):
             raise Refusal(
                 f"llama_release has the checksums {given!r}: use a mapping from names like llama-b{request.build}-bin-ubuntu-x64.tar.gz to sha256: and the "
                 "64 hexadecimal digits of that archive"
             )
-    return request._replace(checksums=tuple(sorted(given.items())))
+    return request._replace(checksums=tuple(sorted((name, checksum.lower()) for name, checksum in given.items())))
 
 
 def _patches(given: Any) -> tuple[PatchRequest, ...]:
