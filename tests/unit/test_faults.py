@@ -309,6 +309,7 @@ MODULES = {
     "calibration": ("host_lock.hold", {"host": EMPTY}),
     "prune": ("host.place_of", {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
     "firewall": ("managers.apply", {"rules": []}),
+    "discovery_info": ("discovery.read", {}),
     "gguf_info": ("gguf.read_path", {"path": "/m.gguf"}),
     "host_info": ("host.facts", {}),
     "host_status": ("host_status.read", {}),

@@ -209,5 +209,5 @@ def test_a_head_that_does_not_measure_fails_the_task_and_check_mode_asks_nothing
 def test_the_playbook_is_that_of_benchmarks_with_other_tasks():
     (play,) = yaml.safe_load((ROOT / "playbooks" / "tune.yml").read_text())
     assert play["ansible.builtin.import_playbook"] == "benchmark.yml"
-    assert 'tasks_from: "{{ __llama_benchmark_tasks |' in (ROOT / "playbooks" / "benchmark.yml").read_text()
+    assert 'tasks_from: "{{ __llama_benchmark_tasks |' in (ROOT / "playbooks/tasks/measure.yml").read_text()
     assert (ROOT / "roles/llama_benchmark/tasks" / f"{play['vars']['__llama_benchmark_tasks']}.yml").exists()
