@@ -32,7 +32,7 @@ options:
     type: float
     default: 5.0
   wait:
-    description: Seconds for which it asks again where the state is not V(ok).
+    description: Seconds for which it asks again while the state is V(refused), V(unreachable) or V(silent), as where a worker starts.
     type: float
     default: 0.0
 seealso:
@@ -87,14 +87,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 PAUSE_SECONDS = 0.5
+PASSING = ("refused", "unreachable", "silent")
 
 
 def ask(params):
-    """The answer of the worker: the first that is «ok», or else the last in the time that there is."""
+    """The first answer that time does not change, or else the last in the time that there is."""
     deadline = time.monotonic() + params["wait"]
     while True:
         answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
-        if answer.state == "ok" or time.monotonic() + PAUSE_SECONDS >= deadline:
+        if answer.state not in PASSING or time.monotonic() + PAUSE_SECONDS >= deadline:
             return answer
         time.sleep(PAUSE_SECONDS)
 

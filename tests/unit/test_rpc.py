@@ -178,9 +178,20 @@ def test_endpoints_that_cannot_be(address, port):
         rpc.probe(address, port)
 
 
-@pytest.mark.parametrize("wait, state", [(0.0, "refused"), (0.6, "silent"), (5.0, "ok")])
-def test_the_module_asks_again_until_the_time_is_over(monkeypatch, wait, state):
-    clock, states = SimpleNamespace(now=0.0), iter(["refused", "silent", "refused", "ok"])
+STARTS = ("refused", "silent", "unreachable", "ok")
+
+
+@pytest.mark.parametrize(
+    "wait, said, state",
+    [
+        (0.0, STARTS, "refused"),
+        (0.6, STARTS, "silent"),
+        (5.0, STARTS, "ok"),
+        (5.0, ("refused", "protocol_mismatch", "ok"), "protocol_mismatch"),
+    ],
+)
+def test_the_module_asks_again_while_nothing_answers_until_the_time_is_over(monkeypatch, wait, said, state):
+    clock, states = SimpleNamespace(now=0.0), iter(said)
 
     def sleep(seconds):
         clock.now += seconds
