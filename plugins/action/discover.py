@@ -121,6 +121,8 @@ def _given(variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the operator gave for a host that the inventory takes over."""
     names = [*CONNECTION, *(name for name in inventory.specification() if not name.startswith(DECIDED))]
     given: dict[str, Any] = inventory.plain({name: variables.get(name) for name in names})
+    # So add_host calls the port of name:port.
+    given["ansible_port"] = given["ansible_port"] or variables.get("ansible_ssh_port")
     if given["ansible_connection"] != "local":
         for name, option in COMMAND_LINE.items():
             given[name] = given[name] or context.CLIARGS.get(option)

@@ -245,13 +245,14 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
     facts["d"] = {"unreachable": True, "msg": "No\nroute {{ to }} host"}
     hosts = {
         "localhost": {"ansible_connection": "local", "llama_worker_endpoints": [{"port": 1}]},
-        "10.0.0.1": {"ansible_user": "root", "ansible_password": "x"},
+        "10.0.0.1": {"ansible_user": "root", "ansible_password": "x", "ansible_ssh_port": 2222},
     }
     with mock.patch.object(discover.context, "CLIARGS", {"remote_user": "me", "private_key_file": None}):
         done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
-    assert written["llama_head"]["hosts"]["strix0"] == {"ansible_host": "10.0.0.1", "ansible_user": "root"}
+    reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root"}
+    assert written["llama_head"]["hosts"]["strix0"] == reached
     assert written["llama_workers"]["hosts"]["desk"] == {"ansible_host": "10.0.0.3", "ansible_connection": "local"}
     assert written["llama_workers"]["hosts"]["b"] == {"ansible_host": "10.0.0.2", "ansible_user": "me"}
     assert "d is left out: No\\nroute {{ to }} host c is left out: it is b" in done.text
