@@ -166,6 +166,13 @@ def test_a_zip_archive_is_as_good_and_reaches_nothing_outside_its_folder(tmp_pat
     assert not list(tmp_path.rglob("libup.so"))
 
 
+def test_of_a_link_in_a_zip_archive_no_more_is_read_than_a_path_has(tmp_path, compiled):
+    archive = pack_zip(tmp_path, compiled, [("llama-b9900/liblong.so", 0o120777, bytes(64 << 20))])
+    with archives.opened(archive) as opened:
+        assert max(len(member.linkname) for member in opened) == archives.LINK_BYTES
+    assert set(unpack(tmp_path, archive).files) == FILES
+
+
 @pytest.mark.parametrize(
     "damage, said",
     [

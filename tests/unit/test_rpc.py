@@ -35,6 +35,11 @@ class Server(threading.Thread):
         self.connections = []
         self.start()
 
+    def close(self):
+        """Ends accept() first, which would take connections of the next listener with this number."""
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
     def run(self):
         with contextlib.suppress(OSError):
             while True:
@@ -71,7 +76,7 @@ def probe(script, **options):
         assert server.all_closed_by_client()
         return found
     finally:
-        server.listener.close()
+        server.close()
 
 
 @pytest.mark.parametrize("version", [(1, 0, 0), (2, 0, 0), (3, 6, 1), (4, 0, 0), (7, 0, 0), (8, 1, 0)])
@@ -152,7 +157,7 @@ def test_not_rpc(script):
 def test_a_server_that_closes_and_then_refuses_is_no_worker():
     def close_all(client):
         client.close()
-        server.listener.close()
+        server.close()
 
     server = Server(close_all)
     assert rpc.probe("127.0.0.1", server.port).state == "not_rpc"

@@ -35,6 +35,8 @@ HEADER_BYTES = 32 << 20
 ZIP = b"PK\x03\x04"
 GLOBAL_HEADERS = 64
 """Entries of the header that each member copies; git writes one."""
+LINK_BYTES = 4096
+"""Of what a link leads to."""
 PACKINGS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
 """First bytes of a packed file, and what unpacks it."""
 UNREADABLE = (
@@ -102,7 +104,8 @@ class ZipArchive:
             member = tarfile.TarInfo(entry.filename)
             member.size = entry.file_size
             if stat.S_ISLNK(entry.external_attr >> 16):
-                member.type, member.linkname = tarfile.SYMTYPE, self._zip.read(entry).decode()
+                with self._zip.open(entry) as content:
+                    member.type, member.linkname = tarfile.SYMTYPE, content.read(LINK_BYTES).decode()
             elif entry.is_dir():
                 member.type = tarfile.DIRTYPE
             yield member
