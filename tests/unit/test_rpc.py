@@ -24,21 +24,25 @@ def reply(payload):
     return struct.pack("<Q", len(payload)) + payload
 
 
+class Listener(socket.socket):
+    """Ends accept() when it is closed: a thread that goes on waiting there takes connections of the next listener with its number."""
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+        super().close()
+
+
 class Server(threading.Thread):
     """Accepts connections one after the other and lets ``script(socket)`` handle each; counts those left open by the client."""
 
     def __init__(self, script, port=0):
         super().__init__(daemon=True)
         self.script = script
-        self.listener = socket.create_server(("127.0.0.1", port))
+        self.listener = Listener(fileno=socket.create_server(("127.0.0.1", port)).detach())
         self.port = self.listener.getsockname()[1]
         self.connections = []
         self.start()
-
-    def close(self):
-        """Ends accept() first, which would take connections of the next listener with this number."""
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
 
     def run(self):
         with contextlib.suppress(OSError):
@@ -76,7 +80,7 @@ def probe(script, **options):
         assert server.all_closed_by_client()
         return found
     finally:
-        server.close()
+        server.listener.close()
 
 
 @pytest.mark.parametrize("version", [(1, 0, 0), (2, 0, 0), (3, 6, 1), (4, 0, 0), (7, 0, 0), (8, 1, 0)])
@@ -157,7 +161,7 @@ def test_not_rpc(script):
 def test_a_server_that_closes_and_then_refuses_is_no_worker():
     def close_all(client):
         client.close()
-        server.close()
+        server.listener.close()
 
     server = Server(close_all)
     assert rpc.probe("127.0.0.1", server.port).state == "not_rpc"
