@@ -113,7 +113,6 @@ def test_a_token_that_does_not_come_is_waited_for_with_an_end(tmp_path, monkeypa
 
 
 @pytest.mark.programs
-@pytest.mark.timeout(180)
 def test_a_download_continues_when_the_controller_is_killed_and_the_next_run_waits_for_it(server, models, playbook):
     waits = threading.Event()
 

@@ -28,6 +28,8 @@ def start(folder, playbook, inventory, *arguments, **environment):
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_HOME": str(folder / "ansible"),
         "ANSIBLE_NOCOLOR": "1",
+        # Who reads a line before the run ends waits for it otherwise.
+        "PYTHONUNBUFFERED": "1",
         "XDG_DATA_HOME": str(folder / "data"),
         "XDG_CONFIG_HOME": str(folder / "config"),
     }
