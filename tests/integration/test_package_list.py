@@ -68,7 +68,7 @@ def look(tmp_path):
             "vars": {
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
-                "__llama_cpp_packages": {},
+                "__llama_asked_packages": {},
                 "__llama_cluster": "llama_cluster",
                 "__llama_host_facts": "{{ __llama_facts.facts }}",
                 "__llama_list_fetched": True,
