@@ -53,6 +53,7 @@ class Arguments(NamedTuple):
     obstacles: tuple[str, ...] | None = None
     gate: bool = False
     fallback_wait: int = 0
+    wake: bool = False
     benchmark: Mapping[str, Any] | None = None
     path: ControllerPath | None = None
     page: ControllerPath | None = None
@@ -108,7 +109,7 @@ class ActionModule(Action):
         other = rollback_report.other_plan(plan, drifts)
         if other:
             display.warning(other)
-        self._record(plan, report)
+        self._record(plan, report, evidence)
         self._write(plan, report)
         return _show(plan, report, evidence)
 
@@ -138,8 +139,9 @@ class ActionModule(Action):
         plan, wait, started = typed_json.dump(subject), FIRST_WAIT, time.monotonic()
         waiting = Waiting(subject, patience)
         lease = Lease(self, subject.hosts[subject.head.host].prefix)
+        wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
-            answer = self.module(plan=plan, wait=wait)
+            answer = self.module(plan=plan, wait=wait, wake=wake)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
@@ -153,11 +155,11 @@ class ActionModule(Action):
                 display.display(f"  {line}")
             wait = waiting.next_wait(time.monotonic() - started)
 
-    def _record(self, plan: Plan, report: Report) -> None:
+    def _record(self, plan: Plan, report: Report, evidence: Evidence) -> None:
         """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
         if self.check_mode:
             return
-        outcome = json.dumps(typed_json.dump(judge.outcome_of(plan, report))) + "\n"
+        outcome = json.dumps(typed_json.dump(judge.outcome_of(plan, report, evidence))) + "\n"
         prefix = plan.hosts[plan.head.host].prefix
         partial, path = (shlex.quote(f"{prefix}/{name}") for name in (f"{files.TEMPORARY}verified", names.VERIFIED))
         answer = self.command(f"umask 022 && cat > {partial} && mv {partial} {path}", outcome.encode())
@@ -181,8 +183,11 @@ class ActionModule(Action):
 def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:
     """Shows the result to the operator; returns that of the task."""
     display.display(report_text.checks_table(report) + "\n")
-    if report.passed:
+    if report.passed and judge.left_asleep(evidence):
+        display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
+    elif report.passed:
         display.display("\n".join(["  The server answers. Ask it:", *plan_text.request_lines(plan), ""]))
+    if report.passed:
         return {"changed": False, "report": typed_json.dump(report)}
     message = report_text.failure(report, evidence, plan.external_workers)
     return {"failed": True, "msg": message, "failing": sorted({check.name for check in report.failed})}

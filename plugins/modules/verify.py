@@ -61,6 +61,12 @@ options:
     description: Seconds to wait for a head that serves on a fallback to return to the whole plan. The action plugin does not pass it on.
     type: int
     default: 0
+  wake:
+    description:
+      - Whether a server that sleeps is asked its question, which wakes it. Otherwise known answer and completion are not tested.
+      - The action plugin always wakes it where O(gate) is set, or O(changed) names a host.
+    type: bool
+    default: false
   wait:
     description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
     type: float
@@ -112,13 +118,15 @@ def main():
             "obstacles": {"type": "list", "elements": "str"},
             "gate": {"type": "bool", "default": False},
             "fallback_wait": {"type": "int", "default": 0},
+            "wake": {"type": "bool", "default": False},
             "wait": {"type": "float", "default": 5.0},
         },
         supports_check_mode=True,
         no_log=True,
     )
     with errors.reported(module):
-        collected = evidence.collect(typed_json.parse(Subject, module.params["plan"]), module.params["wait"])
+        subject = typed_json.parse(Subject, module.params["plan"])
+        collected = evidence.collect(subject, module.params["wait"], module.params["wake"])
     module.exit_json(changed=False, evidence=typed_json.dump(collected))
 
 

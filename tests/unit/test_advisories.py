@@ -622,6 +622,12 @@ CASES = [
         ["A load of the model is predicted to take", "For most of that time pypi-0.3.36 hashes and copies"],
     ),
     (
+        "idle-shorter-than-load",
+        lambda: with_model(cluster_of(llama_server_idle_seconds=1), **model(2)),
+        {"set llama_server_idle_seconds to": given({"llama_server_idle_seconds": 600})},
+        ["llama_server_idle_seconds is 1, and a load of the model is predicted to take "],
+    ),
+    (
         "graphics-memory-limit",
         lambda: with_model(cluster_of(1, strix_halo(63488)), **model(100)),
         {"set llama_host_tuning and llama_host_reboot": tuned},

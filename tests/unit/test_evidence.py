@@ -36,7 +36,7 @@ def folder(tmp_path):
 def collect(server, folder, tmp_path, local, monkeypatch):
     """Collects what the head of a plan knows whose server is that of this test; its process is this one."""
 
-    def run(seconds=0.0, running=True, **head):
+    def run(seconds=0.0, running=True, wake=True, **head):
         found = {os.getpid(): ["--", "x"]} if running else {}
         monkeypatch.setattr(evidence.processes, "of_account", lambda prefix, account: found)
         place, file = str(tmp_path), tmp_path / "runtime.py"
@@ -56,9 +56,8 @@ def collect(server, folder, tmp_path, local, monkeypatch):
         )
         url = f"http://127.0.0.1:{server.server_port}"
         head = planned.head._replace(**{"own_url": url, "argv": ("x",), "launcher": (), **head})
-        return evidence.collect(
-            planned._replace(head=head, hosts={"here": host}, links=("worker1", "worker2")), seconds
-        )
+        planned = planned._replace(head=head, hosts={"here": host}, links=("worker1", "worker2"))
+        return evidence.collect(planned, seconds, wake)
 
     return run
 
@@ -93,15 +92,21 @@ def test_the_key_goes_to_no_other_server(collect, server, tmp_path):
     assert server.asked == []
 
 
-def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder):
+def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, server):
     load = "load_tensors: CPU model buffer size = 2 MiB\nRDMA activated: 1\n"
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
     (folder / runtime.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
     (folder / names.SERVING).write_text(json.dumps(written))
-    found = collect(start_timeout=900)
-    assert (found.health.healthy, "slept" in found.health.detail) == (True, True)
-    assert (found.server.buffers, found.server.rdma) == ({"CPU": {"model": (2.0, 1)}}, 1)
+    left, woken = collect(wake=False), collect(start_timeout=900)
+    assert [found.health.detail.split(";")[1] for found in (left, woken)] == [
+        " it sleeps",
+        " it slept, and the question of this check woke it",
+    ]
+    assert [(found.server.buffers, found.server.rdma) for found in (left, woken)] == [
+        ({"CPU": {"model": (2.0, 1)}}, 1)
+    ] * 2
+    assert (left.server.completion, woken.server.completion.text, len(server.asked)) == (None, "hello", 1)
 
 
 def test_a_server_that_loads_or_is_not_there(collect, server):

@@ -215,12 +215,23 @@ def test_a_lost_worker_is_noticed_where_the_server_may_sleep(cluster):
 
 def test_a_server_that_wakes_without_its_worker_is_started_again(cluster):
     server, endpoint = a_worker()
-    process = cluster.head("serves", [endpoint], more=["--sleep-idle-seconds", "1"])
+    process = cluster.head("wakes in vain", [endpoint], more=["--sleep-idle-seconds", "1"])
+    until(lambda: cluster.is_now("asleep"))
+    cluster.client().close()
+    healed(process, "llama-server ended by signal 6: it is started again")
+    server.listener.close()
+
+
+def test_a_worker_that_goes_away_while_the_server_sleeps_is_waited_for(cluster):
+    server, endpoint = a_worker()
+    options = {"more": ["--sleep-idle-seconds", "1"]}
+    process = cluster.head("serves", [endpoint], **options)
     until(lambda: cluster.is_now("asleep"))
     server.listener.shutdown(socket.SHUT_RDWR)
     server.listener.close()
-    cluster.client().close()
-    healed(process, "llama-server ended by signal 6: it is started again")
+    healed(process, f"lost worker {endpoint} while llama-server slept: llama-server is started again")
+    cluster.head("serves", [endpoint], **options)
+    until(lambda: cluster.is_now("waiting") and cluster.record()["waiting_for"] == [endpoint])
 
 
 def test_a_worker_that_owes_an_answer_is_named(cluster):

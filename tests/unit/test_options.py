@@ -15,7 +15,7 @@ OF_THE_FORK = {"processor"}
 NEW = {"feed-forward-on-the-processor"}
 CACHES = {"prompt-cache", "context-checkpoints"}
 LACKING = {
-    "0.3.16": {"fit", "log-verbosity", "prompt-cache", *OF_THE_FORK, *NEW},
+    "0.3.16": {"fit", "log-verbosity", "prompt-cache", "sleep", *OF_THE_FORK, *NEW},
     "0.3.20": {"log-verbosity", *OF_THE_FORK, *NEW},
     "0.3.25": {*OF_THE_FORK, *NEW},
     "0.3.35": {*OF_THE_FORK, *NEW},
@@ -25,12 +25,13 @@ LACKING = {
         "fit",
         "log-verbosity",
         "processor",
+        "sleep",
         "worker-device",
         *CACHES,
         *NEW,
     },
-    "ik-3933": {"fit", "log-verbosity", "processor", "worker-device", *CACHES, *NEW},
-    "ik-4840": {"fit", "log-verbosity", *NEW},
+    "ik-3933": {"fit", "log-verbosity", "processor", "sleep", "worker-device", *CACHES, *NEW},
+    "ik-4840": {"fit", "log-verbosity", "sleep", *NEW},
 }
 """Generation → options that the plan owns and that it does not have; any other lacks what the fork alone has."""
 PROGRAMS = (options.SERVER, options.WORKER)

@@ -915,6 +915,7 @@ def staged(pair):
             "HSA_X": "1",
         },
         llama_placement="fewest",
+        llama_server_idle_seconds=600,
     )
     return pair
 
@@ -926,7 +927,7 @@ def test_staging_is_a_second_cluster_on_the_other_ports(staged):
         (worker["endpoint"], worker["used"]) for host in staging["hosts"].values() for worker in host["workers"]
     ] == [("192.0.2.11:50152", True), ("192.0.2.12:50152", True)]
     assert staging["head"]["url"] == "http://127.0.0.1:8180"
-    assert "--metrics" not in staging["head"]["argv"]
+    assert not {"--metrics", "--sleep-idle-seconds"} & set(staging["head"]["argv"])
     assert "--api-key-file" not in staging["head"]["argv"]
     assert {"LLAMA_ARG_SPEC_DRAFT_MODEL", "MTMD_BACKEND_DEVICE", "HSA_X"} <= set(serving["head"]["environment"])
     assert {"LLAMA_ARG_SPEC_DRAFT_MODEL", "MTMD_BACKEND_DEVICE", "HSA_X"} & set(staging["head"]["environment"]) == {

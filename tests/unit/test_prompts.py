@@ -7,6 +7,7 @@ from conftest import typed
 from support import models
 from support.clusters import (
     CARD,
+    FORK,
     TREE,
     advisories_of,
     cards_of,
@@ -84,6 +85,22 @@ def test_a_build_without_the_option_gets_none_and_is_refused_a_size():
     assert argument(cluster.plan(), "--cache-ram") is None
     cluster.hosts["head"]["variables"]["llama_server_prompt_cache_mib"] = 512
     assert "which archive-bbbbbbbb does not know: use 0, or a build from b6800 on" in cluster.reason()
+
+
+def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
+    plan = head_with_cards(llama_server_idle_seconds=600).plan()
+    assert (argument(plan, "--sleep-idle-seconds"), plan["head"]["idle_seconds"]) == ("600", 600)
+    assert "After 600 seconds without a request llama-server frees its model and the memory of workers" in pages(plan)
+    kept = head_with_cards().plan()
+    assert (argument(kept, "--sleep-idle-seconds"), "idle_seconds" in kept["head"]) == (None, False)
+    accepted = ["rpc-remote-code-execution"]
+    for release, remedy in (
+        ({**TREE, "build": 7548}, "leave it out, or use a build from b7549 on"),
+        (FORK, "leave it out"),
+    ):
+        other = head_with_cards(llama_server_idle_seconds=600, llama_release=release, llama_accept_advisories=accepted)
+        assert other.reason().rstrip(".").endswith(f"archive-bbbbbbbb does not know: {remedy}")
+    assert "llama_server_idle_seconds is 0" in head_with_cards(llama_server_idle_seconds=0).reason()
 
 
 def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():

@@ -121,7 +121,8 @@ def test_a_healthy_cluster(plan, answers, tmp_path):
     )
     assert cluster["planned"] == {"ref": "pypi-0.3.36", "build": 11063, "protocol": "7.0.0"}
     assert cluster["benchmark"] == "20261122-150000-1a2b3c4d"
-    assert cluster["verified"] == {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36"}
+    release = {"release": "pypi-0.3.36", "asleep": False}
+    assert cluster["verified"] == {"age_s": 3600, "passed": True, "failed": [], **release}
     assert [restart["age_s"] for restart in cluster["last_restarts"]] == [600, 7200]
     worker = told["hosts"][1]["workers"][0]
     assert (worker["endpoint"], worker["state"], worker["clients"]) == ("192.0.2.11:50052", "running", ["192.0.2.10"])
@@ -213,10 +214,11 @@ def test_a_cluster_on_a_fallback(plan, answers, tmp_path):
 
 
 def test_a_cluster_that_sleeps_is_healthy(plan, answers, tmp_path):
-    of_head(answers, serving={**TOLD, "state": "asleep"})
+    of_head(answers, serving={**TOLD, "state": "asleep", "since": NOW - 600}, verified={**VERIFIED, "asleep": True})
     told, error, shown = written(plan, answers, tmp_path)
-    assert (told["cluster"]["state"], error, told["problems"]) == ("asleep", "", [])
-    assert "asleep (a request wakes it) for 3 h 12 min" in shown
+    assert (told["cluster"]["state"], told["cluster"]["asleep_s"], error, told["problems"]) == ("asleep", 600, "", [])
+    assert "asleep (a request wakes it) for 10 min" in shown
+    assert "passed, but it slept and was asked nothing" in " ".join(shown.split())
 
 
 def test_what_an_earlier_launcher_left_does_not_count(plan, answers, tmp_path):

@@ -159,6 +159,35 @@ def test_what_could_not_be_tested_has_the_reason(plan):
     ]
 
 
+def test_a_server_that_sleeps_is_asked_nothing_unless_it_is_to_be_woken(local, plan, capsys):
+    described, told = local.plan(), []
+    answers = {"here": {"drift": drifts(described)["here"]}}
+
+    def record(_text, data):
+        told.append(json.loads(data))
+        return {"rc": 0}
+
+    asleep = verify(described, healthy(plan, None), answers=answers, recorded=record)
+    assert [check["name"] for check in asleep["report"]["checks"] if "left so" in check["evidence"]] == [
+        "known answer",
+        "completion",
+    ]
+    shown = capsys.readouterr().out
+    assert "Whether the server answers was not tested: llama-server sleeps" in shown
+    assert "Ask it:" not in shown
+    assert (told[0]["passed"], told[0]["asleep"]) == (True, True)
+    wakes = [({}, False), ({"wake": True}, True), ({"changed": ["here"]}, True), ({"gate": True}, True)]
+    for arguments, wake in wakes:
+        verify(
+            described,
+            healthy(plan),
+            answers=answers,
+            asked=lambda module_args: told.append(module_args["wake"]),
+            **arguments,
+        )
+        assert told.pop() == wake
+
+
 def test_a_known_answer_model_that_was_fetched_is_asked_its_question_too(plan):
     model = plan.model._replace(known_answer=None, name="known answer, 16 layers of 128, f32")
     (check,) = checks(judged(plan._replace(model=model)), "known answer")
@@ -479,7 +508,7 @@ def test_a_module_that_fails_ends_the_task_with_its_message(local):
 
 
 def test_a_head_that_cannot_be_read_is_named_by_the_module(local, monkeypatch, call):
-    def fail(_subject, _seconds):
+    def fail(*_arguments):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/proc/1/fd")
 
     monkeypatch.setattr(verify_module.evidence, "collect", fail)

@@ -52,6 +52,8 @@ FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
+ASLEEP_EVERY = 30.0
+"""So often the workers of a llama-server that sleeps are asked."""
 Answers = Mapping[str, rpc.Handshake]
 """Endpoint of a worker → its last answer."""
 
@@ -187,7 +189,9 @@ class Start:
         self.settings = settings
         self.record = serving.Record(state, journal.write_state, journal.say)
         self.back = progress.Lasting()
-        self.asked = 0.0
+        self.asked = self.asked_asleep = 0.0
+        self.away: set[str] = set()
+        """Workers that did not answer when llama-server slept and they were asked last."""
 
     def wait(self) -> None:
         """Waits until another start of llama-server is due."""
@@ -294,7 +298,7 @@ class Start:
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.pause)
                 continue
-            fault = head.fault()
+            fault = head.fault() or self._lost_asleep(head, chosen)
             if fault:
                 self.record.note(f"{fault.saw}: llama-server is started again")
                 head.kill()
@@ -310,6 +314,19 @@ class Start:
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
                 head.stop()
                 return server.Fault("the worker is back", wanted=True)
+        return None
+
+    def _lost_asleep(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
+        """Workers that twice in a row did not answer while llama-server sleeps, and so holds none: a request that wakes it would abort it."""
+        now = time.monotonic()
+        if not head.asleep or head.props:
+            self.away = set()
+        elif now - self.asked_asleep >= (RETURN_EVERY if self.away else ASLEEP_EVERY):
+            answers = {endpoint: ask_worker(endpoint, self.protocol, RETURN_TIMEOUT) for endpoint in chosen.endpoints}
+            before, self.asked_asleep = self.away, now
+            self.away = {endpoint for endpoint, answer in answers.items() if answer.state != "ok"}
+            if lost := sorted(before & self.away):
+                return server.Fault(f"lost worker {', '.join(lost)} while llama-server slept", lost)
         return None
 
     def _may_return(self, head: server.Head, chosen: Chosen) -> bool:

@@ -156,6 +156,8 @@ TRACE_SINCE = 9138
 SEPARATE_MODES = "--mmap --no-mmap -dio --direct-io -ndio --no-direct-io --mlock"
 PROMPT_CACHE_SINCE = 6800
 """From here on --cache-ram is there for sure: #16391 was merged on 2025-10-09, about b6740. Its default is 8192 MiB."""
+SLEEP_SINCE = 7549
+"""Oldest build in which --sleep-idle-seconds was seen (#18228 of 21 December 2025)."""
 FUSED_SINCE = 3928
 """First commit of ik_llama.cpp that fuses experts by itself; flash attention is its default, too."""
 OVERRIDE_LISTED, PROJECTOR_LISTED, EXPERTS_LISTED, REPACK_LISTED = 4742, 4742, 4768, 4768
@@ -300,6 +302,7 @@ TABLE: tuple[Option, ...] = (
         environment=_split("LLAMA_ARG_CACHE_RAM"),
         implied=("0",),
     ),
+    Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds", SLEEP_SINCE),), "llama_server_idle_seconds", optional=True),
     Option(
         "context-checkpoints",
         (

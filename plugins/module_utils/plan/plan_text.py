@@ -449,6 +449,7 @@ def speed_notes(plan: Plan) -> list[str]:
         f"Rates of devices are {_rates(estimate)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
         "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         _conversations(plan),
+        *_sleep(plan),
     ]
 
 
@@ -474,6 +475,12 @@ def _conversations(plan: Plan) -> str:
     )
     points = f" Checkpoints of context take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     return f"{kept}{moving if moved else ''}.{points}"
+
+
+def _sleep(plan: Plan) -> list[str]:
+    """When llama-server frees its model, and what that costs the next request."""
+    idle = f"After {plan.head.idle_seconds} seconds without a request llama-server frees its model and the memory of workers"
+    return [f"{idle}; the next request waits for the load."] if plan.head.idle_seconds else []
 
 
 def _speed(plan: Plan) -> list[str]:

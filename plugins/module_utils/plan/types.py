@@ -178,6 +178,8 @@ class HeadPlan(NamedTuple):
     """of the host's memory for conversations that left their slot; 0 where none are kept"""
     checkpoints_mib: int = 0
     """of it for checkpoints of windows and states, all slots together"""
+    idle_seconds: Absent[Seconds] = None
+    """seconds without a request after which it frees its model; left out where it keeps it"""
 
 
 class ExternalWorkerPlan(NamedTuple):

@@ -132,6 +132,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
         ),
         prompt_cache_mib=serving.cache.mib,
         checkpoints_mib=serving.cache.checkpoints_mib,
+        idle_seconds=server.idle_seconds,
     )
 
 
@@ -159,6 +160,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("threads", str(server.threads or "")),
         ("prompt-cache", str(serving.cache.mib)),
         ("context-checkpoints", str(serving.cache.checkpoints or "")),
+        ("sleep", str(server.idle_seconds or "")),
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),
         ("warmup", "on" if server.warmup else "off"),
@@ -206,8 +208,9 @@ def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
     known = options.supported_values(name, release.generation, release.fork)
     first = options.first_with_value(name, str(value), release.generation, release.fork)
-    newer = f", or a build from b{first} on" if first and release.mainline else ""
-    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
+    ways = f"use {' or '.join(known)}" if known else "leave it out"
+    newer = f", or {'use ' * (not known)}a build from b{first} on" if first and release.mainline else ""
+    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: {ways}{newer}"
 
 
 def _readable(serving: Serving, name: str) -> str | None:

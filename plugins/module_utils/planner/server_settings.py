@@ -41,6 +41,7 @@ LIMITS = {
     "prompt_cache_mib": (0, (1 << 31) - 1),
     "batch": (1, 1 << 20),
     "micro_batch": (1, 1 << 20),
+    "idle_seconds": (1, 7 * 86400),
     "start_timeout": (1, 7 * 86400),
     "fallback_after": (1, 7 * 86400),
 }

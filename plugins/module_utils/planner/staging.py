@@ -41,6 +41,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
             environment={name: value for name, value in server.environment.items() if not _is_argument(name)},
             fallback=False,
             prompt_cache_mib=0,
+            idle_seconds=None,
             batch=kv_cache.BATCH,
             micro_batch=kv_cache.MICRO_BATCH,
         ),

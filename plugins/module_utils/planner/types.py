@@ -115,6 +115,8 @@ class Server(NamedTuple):
     """Tokens that llama-server takes at a time; None where the plan decides."""
     micro_batch: int | None = None
     """Of them, those that a device computes together."""
+    idle_seconds: int | None = None
+    """After which it frees its model; None where it keeps it."""
 
     @property
     def tls(self) -> bool:

@@ -104,7 +104,7 @@ def _state(planned: str | None, defined: str | None, head: types.HeadCondition) 
 
 
 def _verified(found: types.VerifiedRecord | None, now: int) -> types.VerificationStatus | None:
-    return found and types.VerificationStatus(max(0, now - found.time), found.passed, found.failed, found.release)
+    return found and types.VerificationStatus(max(0, now - found.time), *found[1:])
 
 
 def _restarts(head: types.HeadCondition, now: int) -> tuple[int, tuple[types.RestartStatus, ...]]:
@@ -193,6 +193,7 @@ def _with_head(
         uptime_s=condition.uptimes_s.get(service or ""),
         restarts=restarts,
         last_restarts=last,
+        asleep_s=max(0, now - serving.since) if serving and state == serving_record.ASLEEP else None,
         without=serving.without if serving and state == "fallback" else (),
         waiting_for=serving.waiting_for if serving else (),
         load=loading.progress_of(loads, loading.expected_of(plan)) if loads else None,

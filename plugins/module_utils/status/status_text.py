@@ -57,7 +57,8 @@ def _row(start: str, text: str) -> list[str]:
 
 def _cluster_lines(status: types.Status) -> list[str]:
     cluster = status.cluster
-    since = f" for {units.duration(cluster.uptime_s)}" if cluster.uptime_s is not None else ""
+    lasts = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
+    since = f" for {units.duration(lasts)}" if lasts is not None else ""
     without = f" without {', '.join(cluster.without)}" * bool(cluster.without)
     lines = [*_row("state", f"{STATES.get(cluster.state, cluster.state)}{without}{since}")]
     if cluster.load:
@@ -70,7 +71,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
         ]
     if cluster.verified:
         verified = cluster.verified
-        result = "passed" if verified.passed else "failed"
+        result = ("passed" if verified.passed else "failed") + ", but it slept and was asked nothing" * verified.asleep
         lines += _row("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
         lines += _row("verified", "never, as far as the head knows")

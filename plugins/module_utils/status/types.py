@@ -33,6 +33,8 @@ class VerifiedRecord(NamedTuple):
     """checks that failed"""
     release: Word
     """that ran"""
+    asleep: bool = False
+    """whether the server slept, and was asked nothing"""
 
 
 class HeadCondition(NamedTuple):
@@ -144,6 +146,8 @@ class VerificationStatus(NamedTuple):
     """checks that failed"""
     release: str
     """that ran"""
+    asleep: bool = False
+    """whether the server slept, and was asked nothing"""
 
 
 class ReleaseStatus(NamedTuple):
@@ -197,6 +201,8 @@ class ClusterStatus(NamedTuple):
     """of llama-server by its launcher"""
     last_restarts: tuple[RestartStatus, ...] = ()
     """the newest first"""
+    asleep_s: Optional[int] = None
+    """for how long llama-server sleeps; null where it does not"""
     without: tuple[str, ...] = ()
     """workers that the fallback leaves out"""
     waiting_for: tuple[str, ...] = ()

@@ -46,9 +46,10 @@ TOKENS = 16
 SECONDS_FOR_ANSWER = 300
 
 
-def collect(subject: Subject, seconds: float) -> Evidence:
+def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     """
     :param seconds: how long to wait for the server.
+    :param wake: whether a server that sleeps is asked too.
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
@@ -61,8 +62,9 @@ def collect(subject: Subject, seconds: float) -> Evidence:
     running = processes.of_account(host.prefix, host.account)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     serving = serving_record.of_launcher(folder, launchers)
-    if health.healthy and serving and serving.state == serving_record.ASLEEP:
-        health = Health(True, "ok; it slept, and the question of this check woke it")
+    asleep = bool(health.healthy and serving and serving.state == serving_record.ASLEEP)
+    if asleep:
+        health = Health(True, "ok; it slept, and the question of this check woke it" if wake else "ok; it sleeps")
     log = _start_log(folder)
     evidence = Evidence(
         health=health,
@@ -86,7 +88,7 @@ def collect(subject: Subject, seconds: float) -> Evidence:
         server=ServerEvidence(
             start_log.buffers(first_load),
             start_log.rdma_connections(first_load),
-            _ask(subject, running, certificate),
+            _ask(subject, running, certificate) if wake or not asleep else None,
             shown,
             start_log.is_pipelined(first_load),
         ),

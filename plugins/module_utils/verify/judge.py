@@ -40,6 +40,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 LINE = 500
 """Characters of a check that are recorded on the head."""
+LEFT_ASLEEP = "llama-server sleeps, and was left so: -e llama_verify_wake=true asks it"
 FAILED_CHECKS = 20
 """That are recorded on the head."""
 
@@ -93,10 +94,14 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
     return Report(SCHEMA, plan.cluster, passed, tuple(checks))
 
 
-def outcome_of(plan: Plan, report: Report) -> Outcome:
+def left_asleep(evidence: Evidence) -> bool:
+    return bool(evidence.server and not evidence.server.completion)
+
+
+def outcome_of(plan: Plan, report: Report, evidence: Evidence) -> Outcome:
     """What the head keeps of a report."""
     failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
-    return Outcome(report.passed, failed, plan.release.ref)
+    return Outcome(report.passed, failed, plan.release.ref, left_asleep(evidence))
 
 
 def gate(subject: Subject, evidence: Evidence) -> str | None:
@@ -441,9 +446,11 @@ def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuf
     return _check("buffers", entry.device, False, "; ".join(wrong))
 
 
-def _known_answer(url: str, model: ModelPlan, completion: Completion) -> Check:
+def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> Check:
     if not (model.known_answer or known_answer.is_name(model.name)):
         return _check("known answer", url, None, f"{model.name} is served, not the known-answer model")
+    if not completion:
+        return _check("known answer", url, None, LEFT_ASLEEP)
     if completion.error:
         return _check("known answer", url, False, completion.error)
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
@@ -466,7 +473,9 @@ def _known_answer(url: str, model: ModelPlan, completion: Completion) -> Check:
     )
 
 
-def _completion(url: str, completion: Completion) -> Check:
+def _completion(url: str, completion: Completion | None) -> Check:
+    if not completion:
+        return _check("completion", url, None, LEFT_ASLEEP)
     if completion.error:
         return _check("completion", url, False, completion.error)
     speed = completion.tokens_per_second

@@ -137,7 +137,8 @@ class ServerEvidence(NamedTuple):
     """device → kind → size, by the log of its start"""
     rdma: int
     """connections to workers that use RDMA"""
-    completion: Completion
+    completion: Optional[Completion]
+    """null where it sleeps and was not woken"""
     certificate: Optional[Certificate] = None
     pipelined: bool = False
     """whether devices compute micro-batches of a prompt at the same time, by that log"""
@@ -210,3 +211,5 @@ class Outcome(NamedTuple):
     failed: tuple[Line, ...]
     """the first failed checks, a sentence each"""
     release: str
+    asleep: bool = False
+    """whether the server slept, and was asked nothing"""

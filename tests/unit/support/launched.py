@@ -27,7 +27,7 @@ progress.STOPPED_SECONDS = 0.5
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
 serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
-runtime.RETURN_EVERY = 0.1
+runtime.RETURN_EVERY, runtime.ASLEEP_EVERY = 0.1, 0.5
 runtime.run = functools.partial(runtime.run, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)
 raise SystemExit(runtime.main())
@@ -61,10 +61,9 @@ def wake():
     global asleep, asked
     with queue:
         if asleep:
-            try:
-                load()
-            except OSError:
+            if how == "wakes in vain":
                 os.abort()
+            load()
             until = time.monotonic() + 3
             while time.monotonic() < until:
                 pass

@@ -77,18 +77,20 @@ def checks(report, name):
     return [check for check in report.checks if check.name == name]
 
 
-def verify(plan, *evidence, recorded=None, check_mode=False, **arguments):
+def verify(plan, *evidence, recorded=None, asked=lambda _arguments: None, check_mode=False, **arguments):
     """What the action returns. Its head reports this evidence, one for each call of the module, which takes a second.
 
     :param plan: as JSON.
     :param evidence: values, or what a head reports that may be of any form.
     :param recorded: takes the command that records the result, and its input.
+    :param asked: takes the arguments of the module.
     """
     action = actions.made(verify_action, check_mode=check_mode, plan=plan, **arguments)
     answers, clock = iter(evidence), SimpleNamespace(now=0.0)
 
     def execute(module_args, task_vars):
         clock.now += 1.0
+        asked(module_args)
         answer = json.loads(json.dumps(typed_json.dump(next(answers))))
         return answer if isinstance(answer, dict) and "failed" in answer else {"evidence": answer}
 

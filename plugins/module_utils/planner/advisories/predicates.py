@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Iterable
 
@@ -236,6 +237,12 @@ def slow_load(context: AdvisoryContext) -> Cases:
         if release.source in release_request.COMPILED
         else []
     )
+
+
+def short_idleness(context: AdvisoryContext) -> Cases:
+    """A model that is kept for less time than it takes to load."""
+    idle, load = context.server.idle_seconds, context.plan.estimate.load_s
+    return [(None, {"idle": idle, "seconds": math.ceil(load)})] if idle and load and idle < load else []
 
 
 def unknown_variables(context: AdvisoryContext) -> Cases:

@@ -444,6 +444,19 @@ ADVISORIES = (
         "docs/operating.md",
     ),
     Advisory(
+        "idle-shorter-than-load",
+        "warning",
+        predicates.short_idleness,
+        "llama_server_idle_seconds is {idle}, and a load of the model is predicted to take {seconds} s.",
+        (
+            fixes.always(
+                "set llama_server_idle_seconds to {seconds} or more",
+                lambda _context, finding: remedies.serving(idle_seconds=finding.values["seconds"]),
+            ),
+        ),
+        "docs/operating.md",
+    ),
+    Advisory(
         "compute-over-capacity",
         "warning",
         predicates.over_capacity,

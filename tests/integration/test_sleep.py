@@ -1,0 +1,62 @@
+"""A llama-server that frees its model while nobody asks, and loads it again for the next request."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
+from conftest import PORTS, until
+
+MODEL = {"layers": 16, "width": 512, "type": "f16"}
+VARIABLES = {"llama_server_idle_seconds": 1, "llama_model_known_answer": MODEL}
+
+
+@pytest.fixture(scope="module")
+def sleepy(cluster):
+    """The cluster, up and answering, whose llama-server sleeps soon; afterwards it does not."""
+    result = cluster.site(**VARIABLES)
+    assert result.status == "successful", result.text
+    yield cluster
+    assert cluster.site().status == "successful"
+
+
+def told(cluster):
+    return json.loads((cluster.prefix / "state" / "serving.json").read_text())
+
+
+def is_asleep(cluster):
+    return told(cluster)["state"] == "asleep"
+
+
+def held_bytes(cluster):
+    """Of the workers' own memory."""
+    workers = [cluster.pid_of("releases", "rpc-server", f"-p {port}") for port in PORTS]
+    return [int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) * 1024 for pid in workers]
+
+
+def test_each_time_it_wakes_the_answer_is_right_and_the_workers_were_free(sleepy):
+    head, before = sleepy.pid_of("releases", "llama-server", "--rpc"), told(sleepy)["restarts"]
+    weights = known_answer_file.file_bytes(*MODEL.values())
+    for _time in range(10):
+        until(lambda: is_asleep(sleepy))
+        free = held_bytes(sleepy)
+        assert sleepy.complete() == known_answer.SENTENCE
+        assert sum(held_bytes(sleepy)) - sum(free) > 0.9 * weights
+    assert sleepy.pid_of("releases", "llama-server", "--rpc") == head
+    assert told(sleepy)["restarts"] == before
+
+
+def test_a_run_without_a_change_leaves_it_asleep_and_says_what_it_did_not_test(sleepy):
+    until(lambda: is_asleep(sleepy))
+    since = told(sleepy)["since"]
+    result = sleepy.site(**VARIABLES)
+    assert (result.status, result.changed) == ("successful", 0), result.text
+    assert "Whether the server answers was not tested: llama-server sleeps" in result.text
+    status = sleepy.run("playbooks/status.yml", **VARIABLES)
+    assert "it slept and was asked nothing" in " ".join(status.text.split())
+    assert (is_asleep(sleepy), told(sleepy)["since"]) == (True, since)
+    woken = sleepy.run("playbooks/verify.yml", llama_verify_wake=True, **VARIABLES)
+    assert woken.status == "successful", woken.text
+    assert "words right" in woken.text
+    assert told(sleepy)["since"] > since
