@@ -127,61 +127,6 @@ class HeadMemory(NamedTuple):
     """of models beside it, and what `llama_server_prompt_cache_mib` gives to conversations"""
 
 
-class HeadPlan(NamedTuple):
-    """llama-server."""
-
-    host: str
-    """name of the host"""
-    service: str
-    """name of its service"""
-    argv: tuple[str, ...]
-    """command line"""
-    launcher: tuple[str, ...]
-    """what stands before it, and waits for the workers"""
-    runtime: str
-    """folder of the launcher"""
-    environment: Mapping[str, str]
-    """of the process"""
-    url: str
-    """for clients"""
-    own_url: Annotated[str, Text(r"https?://[0-9.]+:[0-9]+")]
-    """at which the head asks the server itself"""
-    address: str
-    """that it binds to"""
-    port: Port
-    """number"""
-    allowed: tuple[str, ...]
-    """networks of `llama_server_allowed`"""
-    api_key_file: Optional[Path]
-    """file with keys"""
-    tls_certificate_file: Optional[Path]
-    """file with the certificate that it shows; null where it speaks HTTP"""
-    tls_key_file: Optional[Path]
-    """file with the certificate's key"""
-    start_timeout: Seconds
-    """seconds until it must answer; five times the predicted load where the inventory says nothing"""
-    fallback_after: Optional[Seconds]
-    """seconds that a worker has to be away before the head serves without it; null where it does not"""
-    context: int
-    """tokens: llama_server_context, or what the model was trained for where that is less"""
-    context_per_request: int
-    """tokens that each of the requests at the same time may have"""
-    load_mode: Optional[Annotated[str, ("mmap", "none", "dio", "mlock", "mmap+mlock", "auto")]]
-    """how the model is read; null is llama-server's default"""
-    devices: tuple[str, ...]
-    """of its own that it uses, without RPC"""
-    backends: tuple[str, ...]
-    """of these devices"""
-    cpu: HeadMemory
-    """what stays in the memory of the host"""
-    prompt_cache_mib: int = 0
-    """of the host's memory for conversations that left their slot; 0 where none are kept"""
-    checkpoints_mib: int = 0
-    """of it for checkpoints of windows and states, all slots together"""
-    idle_seconds: Absent[Seconds] = None
-    """seconds without a request after which it frees its model; left out where it keeps it"""
-
-
 class ExternalWorkerPlan(NamedTuple):
     """A worker that others run, which this collection never changes."""
 
@@ -468,6 +413,101 @@ class Estimate(NamedTuple):
     """a prompt of a quarter of the context; null where the model does not fit"""
 
 
+class ServedModel(NamedTuple):
+    """A model of several that take turns, each as if it were alone: keys are those of the head and of the plan."""
+
+    name: str
+    """by which clients ask for it"""
+    aliases: tuple[str, ...]
+    """other names of it"""
+    model: ModelPlan
+    """its files"""
+    argv: tuple[str, ...]
+    """command line of llama-server for it, which the router completes"""
+    context: int
+    """tokens"""
+    context_per_request: int
+    """tokens that each of the requests at the same time may have"""
+    load_mode: Optional[str]
+    """how it is read"""
+    devices: tuple[str, ...]
+    """of the head's own, without RPC"""
+    cpu: HeadMemory
+    """what stays in the memory of the host"""
+    prompt_cache_mib: int
+    """of the host's memory for conversations"""
+    checkpoints_mib: int
+    """of it for checkpoints"""
+    placement: tuple[DevicePlacement, ...]
+    """what each device gets while it is loaded"""
+    further: tuple[AuxiliaryModelPlan, ...]
+    """models beside it"""
+    further_uncounted: tuple[UncountedModel, ...]
+    """those that are not counted"""
+    estimate: Estimate
+    """how fast it is; `load_s` is how long a change to it takes"""
+    idle_seconds: Absent[Seconds] = None
+    """seconds without a request after which it is freed"""
+
+
+class HeadPlan(NamedTuple):
+    """llama-server."""
+
+    host: str
+    """name of the host"""
+    service: str
+    """name of its service"""
+    argv: tuple[str, ...]
+    """command line"""
+    launcher: tuple[str, ...]
+    """what stands before it, and waits for the workers"""
+    runtime: str
+    """folder of the launcher"""
+    environment: Mapping[str, str]
+    """of the process"""
+    url: str
+    """for clients"""
+    own_url: Annotated[str, Text(r"https?://[0-9.]+:[0-9]+")]
+    """at which the head asks the server itself"""
+    address: str
+    """that it binds to"""
+    port: Port
+    """number"""
+    allowed: tuple[str, ...]
+    """networks of `llama_server_allowed`"""
+    api_key_file: Optional[Path]
+    """file with keys"""
+    tls_certificate_file: Optional[Path]
+    """file with the certificate that it shows; null where it speaks HTTP"""
+    tls_key_file: Optional[Path]
+    """file with the certificate's key"""
+    start_timeout: Seconds
+    """seconds until it must answer; five times the predicted load where the inventory says nothing"""
+    fallback_after: Optional[Seconds]
+    """seconds that a worker has to be away before the head serves without it; null where it does not"""
+    context: int
+    """tokens: llama_server_context, or what the model was trained for where that is less"""
+    context_per_request: int
+    """tokens that each of the requests at the same time may have"""
+    load_mode: Optional[Annotated[str, ("mmap", "none", "dio", "mlock", "mmap+mlock", "auto")]]
+    """how the model is read; null is llama-server's default"""
+    devices: tuple[str, ...]
+    """of its own that it uses, without RPC"""
+    backends: tuple[str, ...]
+    """of these devices"""
+    cpu: HeadMemory
+    """what stays in the memory of the host"""
+    prompt_cache_mib: int = 0
+    """of the host's memory for conversations that left their slot; 0 where none are kept"""
+    checkpoints_mib: int = 0
+    """of it for checkpoints of windows and states, all slots together"""
+    idle_seconds: Absent[Seconds] = None
+    """seconds without a request after which it frees its model; left out where it keeps it"""
+    models: Absent[tuple[ServedModel, ...]] = None
+    """of `llama_models`, which take turns: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
+    where one model is served"""
+
+
 class AdvisoryPlan(NamedTuple):
     """A known trap that the plan meets."""
 
@@ -535,6 +575,16 @@ class Plan(NamedTuple):
     """known traps that the plan meets"""
     id: Absent[PlanId] = None
     """under which the hosts keep their parts, a hash of what is applied; missing in a plan that is not"""
+
+    def each(self) -> "tuple[Plan, ...]":
+        """The plan of each model that takes turns, as if it were alone: this one where it is."""
+        return tuple(self._of(model) for model in self.head.models or ()) or (self,)
+
+    def _of(self, model: ServedModel) -> "Plan":
+        known = model._asdict()
+        head = {name: known[name] for name in HeadPlan._fields if name in known}
+        own = {name: known[name] for name in Plan._fields if name in known}
+        return self._replace(**own, head=self.head._replace(**head, models=None))
 
 
 class Refused(NamedTuple):
