@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     definitions,
@@ -88,7 +88,7 @@ class Inputs(NamedTuple):
         :raises Refusal: they are not valid.
         """
         hosts = inventory.with_values(self.hosts, self.cluster.head, values)
-        return cluster_inputs.read(self.name, hosts)._replace(releases=self.cluster.releases)
+        return cluster_inputs.read(self.name, hosts)._replace(releases=self.cluster.releases, turns=())
 
 
 class Arguments(NamedTuple):
@@ -98,10 +98,18 @@ class Arguments(NamedTuple):
     path: ControllerPath | None = None
 
 
+def of_first_model(arguments: Arguments) -> Arguments:
+    """What is measured of several models that take turns: the first, as if it were alone."""
+    models = arguments.plan.head.models
+    found = turns.found_of(arguments.model, models[0].name) if models else arguments.model
+    return arguments._replace(plan=arguments.plan.each()[0], model=found)
+
+
 class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
+        arguments = of_first_model(arguments)
         self._head = Head(self, arguments.plan)
         whole = self._matrix(arguments)
         self._record = self._resumed(whole)
@@ -145,7 +153,7 @@ class ActionModule(Action):
         served = self._head.plan
         name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
         catalogue = cluster_inputs.catalogue(inventory.packages())
-        cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
+        cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts)._replace(turns=()), catalogue)
         request = matrix.request_of(hosts[cluster.head]["variables"])
         program = options.MEASURING[served.release.fork or options.MAINLINE]
         if not any(program in build.targets for build in served.hosts[cluster.head].builds):

@@ -43,6 +43,7 @@ class Measured(NamedTuple):
 
 class ActionModule(benchmark.ActionModule):
     def perform(self, arguments: benchmark.Arguments) -> dict:
+        arguments = benchmark.of_first_model(arguments)
         served = arguments.plan
         if served.release.fork or served.release.generation < command_line.DEVICES_SINCE:
             raise Refusal(

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, turns
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
@@ -17,10 +20,24 @@ class ActionModule(Action):
 
     def perform(self, arguments: resolver.Options) -> dict:
         try:
-            request = model_inputs.request_of(inventory.variables_of(self.variables))
+            variables = inventory.variables_of(self.variables)
+            entries = turns.overlays(variables)
         except Refusal:
             return {"changed": False}  # planning refuses it, and says so in the plan
-        try:
-            return resolver.resolve(self, request, arguments)
-        except Refusal as refusal:
-            return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it
+        if entries:
+            return {
+                "changed": False,
+                "models": {entry.name: _find(self, entry.variables, arguments) for entry in entries},
+            }
+        return _find(self, variables, arguments)
+
+
+def _find(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> dict:
+    try:
+        request = model_inputs.request_of(variables)
+    except Refusal:
+        return {"changed": False}  # the same
+    try:
+        return resolver.resolve(action, request, options)
+    except Refusal as refusal:
+        return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it

@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import ben
 
 class ActionModule(benchmark.ActionModule):
     def perform(self, arguments: benchmark.Arguments) -> dict:
+        arguments = benchmark.of_first_model(arguments)
         self._head, self._model = benchmark.Head(self, arguments.plan), arguments.model
         inputs = self._inputs(arguments)
         variables = inputs.hosts[inputs.cluster.head]["variables"]

@@ -52,6 +52,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+models:
+  description: Name of each model of C(llama_models), and in place of the other values what they are of that model.
+  returned: with C(llama_models)
+  type: dict
 summary:
   description: What planning needs of the model, as M(llamacpp.cluster.gguf_info) returns it.
   returned: when the model can be planned with

@@ -544,12 +544,6 @@ CASES = [
         ["GGML_CUDA_FA_ALL_QUANTS from llama_build_cmake_options of worker1"],
     ),
     (
-        "router-with-workers",
-        lambda: cluster_of(llama_server_extra_args=["--models-preset=/srv/models.ini"]),
-        {"remove {option} from {variable},": setting("head", llama_server_extra_args=["--metrics"])},
-        ["--models-preset=/srv/models.ini", "llama_server_extra_args"],
-    ),
-    (
         "head-lends-to-itself",
         lambda: strix_halo_head(20, "worker"),
         {"remove {hosts} from llama_workers": lambda cluster: cluster.hosts["head"].update(groups=["head"])},
@@ -988,7 +982,6 @@ HEALTHY = {
         with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808), "rpc-remote-code-execution"
     ),
     "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
-    "a router without workers": lambda: cluster_of(0, llama_server_extra_args=["--models-preset", "/srv/models.ini"]),
     "a link whose ends name each other": by_link,
     "ends of which one has no prefix length": lambda: by_link("198.51.100.2"),
     "a link without a prefix length on either end": lambda: by_link("203.0.113.2", "198.51.100.1"),
@@ -1099,14 +1092,3 @@ def test_rdma_of_a_service_manager_that_closes_no_devices():
 def accepting_head(cluster):
     cluster.hosts["strix0"]["variables"]["llama_accept_advisories"] = ["rpc-remote-code-execution"]
     return cluster
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"llama_server_extra_args": ["--models_dir", "/srv"]},
-        {"llama_server_environment": {"LLAMA_ARG_MODELS_DIR": "/srv"}},
-    ],
-)
-def test_a_router_by_another_spelling(given):
-    assert "router-with-workers" in [advisory["id"] for advisory in cluster_of(**given).plan()["advisories"]]

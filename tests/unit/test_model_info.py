@@ -355,3 +355,18 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_file
     assert run(call, given, prefix)[0] == first
     monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: "/closed")
     assert run(call, given, prefix, "llamacpp")[0]["closed"] == "/closed"
+
+
+def test_each_of_several_models_is_found():
+    entries = [
+        {"name": "here", "path": "/m.gguf"},
+        {"name": "none"},
+        {"name": "nowhere", "copy": "/not/there.gguf"},
+        {"name": "known", "known_answer": {}},
+    ]
+    found = run(operators(lambda **_arguments: {}), {"llama_models": entries})[0]["models"]
+    assert found["here"]["summary"] == SUMMARY
+    assert found["none"] == {"changed": False}
+    assert "llama_model_copy is /not/there.gguf" in found["nowhere"]["refused"]
+    assert not found["known"]["files"]
+    assert run(None, {"llama_models": [entries[0], entries[0]]})[0] == {"changed": False}

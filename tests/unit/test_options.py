@@ -14,8 +14,9 @@ from support.helps import GENERATIONS, WORDS, help_of
 OF_THE_FORK = {"processor"}
 NEW = {"feed-forward-on-the-processor"}
 CACHES = {"prompt-cache", "context-checkpoints"}
+ROUTER = {"models-preset", "models-max"}
 LACKING = {
-    "0.3.16": {"fit", "log-verbosity", "prompt-cache", "sleep", *OF_THE_FORK, *NEW},
+    "0.3.16": {"fit", "log-verbosity", "prompt-cache", "sleep", *OF_THE_FORK, *NEW, *ROUTER},
     "0.3.20": {"log-verbosity", *OF_THE_FORK, *NEW},
     "0.3.25": {*OF_THE_FORK, *NEW},
     "0.3.35": {*OF_THE_FORK, *NEW},
@@ -29,9 +30,10 @@ LACKING = {
         "worker-device",
         *CACHES,
         *NEW,
+        *ROUTER,
     },
-    "ik-3933": {"fit", "log-verbosity", "processor", "sleep", "worker-device", *CACHES, *NEW},
-    "ik-4840": {"fit", "log-verbosity", "sleep", *NEW},
+    "ik-3933": {"fit", "log-verbosity", "processor", "sleep", "worker-device", *CACHES, *NEW, *ROUTER},
+    "ik-4840": {"fit", "log-verbosity", "sleep", *NEW, *ROUTER},
 }
 """Generation → options that the plan owns and that it does not have; any other lacks what the fork alone has."""
 PROGRAMS = (options.SERVER, options.WORKER)

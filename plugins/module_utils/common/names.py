@@ -57,6 +57,8 @@ TAKE_OVER = "llama_lease_take_over"
 """Variable with which an operator takes the lease from another run."""
 FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
+PRESETS = "models.ini"
+"""File below the prefix of the head with the command lines of models that take turns."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
 VERIFIED = "verified.json"
@@ -97,6 +99,7 @@ INSTALLED = (
     CHANGES_LOCK,
     CLUSTER_RECORD,
     FALLBACKS,
+    PRESETS,
     PLANS,
     BENCHMARKS,
     FOLDER_MARK,

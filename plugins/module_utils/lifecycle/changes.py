@@ -132,6 +132,9 @@ def while_away(plan: Plan, name: str) -> str:
     if name == plan.head.host:
         return "The cluster does not answer until it is back: it is the head."
     on_fallback = spared(plan).get(name)
+    if on_fallback is None and plan.head.models:
+        without = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
+        return f"Requests for {', '.join(without)} fail until it is back."
     if on_fallback is None:
         return "The cluster does not answer until it is back: the head serves on no fallback without it (llama_server_fallback)."
     if on_fallback:
@@ -216,8 +219,9 @@ def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
     }
     head = plan.head
     of_head = drifts.get(head.host)
+    paths = {path for one in plan.hosts[head.host].services if one.kind == "head" for path in one.reads}
     touched = any(used[name].intersection(services) for name, services in restarts.items()) or (
-        of_head and (plan.model.path in of_head.changed_files or of_head.changed_models)
+        of_head and (paths.intersection(of_head.changed_files) or of_head.changed_models)
     )
     if touched and head.service not in restarts.get(head.host, [head.service]):
         restarts[head.host].append(head.service)

@@ -400,6 +400,26 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it: it would place the layers again",
     ),
     Option(
+        "models-preset",
+        (_in(MAINLINE, "--models-preset", 8643),),
+        "llama_models",
+        optional=True,
+        environment=_split("LLAMA_ARG_MODELS_PRESET"),
+    ),
+    Option(
+        "models-max",
+        (_in(MAINLINE, "--models-max", 8643),),
+        "llama_models",
+        optional=True,
+        environment=_split("LLAMA_ARG_MODELS_MAX"),
+    ),
+    Option(
+        "models-folder",
+        (_in(MAINLINE, "--models-dir", 8643, written=False),),
+        "llama_models",
+        environment=_split("LLAMA_ARG_MODELS_DIR"),
+    ),
+    Option(
         "log-verbosity",
         (
             _in(MAINLINE, "--log-verbosity -lv --verbosity", 0, TRACE_SINCE - 1, written=False),
@@ -747,15 +767,26 @@ def variables() -> dict[str, str]:
 
 def stray(arguments: Iterable[str]) -> str | None:
     """The first argument of llama-server that is neither an option nor the value of one, or None: it would not start."""
-    values = 0
-    for word in arguments:
-        if re.match(r"--?[A-Za-z]", word):
-            values = _values_after(normalize(word))
-        elif values:
-            values -= 1
-        else:
-            return word
+    for word, *values in pairs(arguments):
+        known = _values_after(normalize(word)) if is_option(word) else -1
+        if len(values) > known:
+            return values[known] if known >= 0 else word
     return None
+
+
+def is_option(word: str) -> bool:
+    return bool(re.match(r"--?[A-Za-z]", word))
+
+
+def pairs(arguments: Iterable[str]) -> list[list[str]]:
+    """Each option of llama-server, and the words after it."""
+    found: list[list[str]] = []
+    for word in arguments:
+        if is_option(word) or not found:
+            found.append([word])
+        else:
+            found[-1].append(word)
+    return found
 
 
 def _values_after(word: str) -> int:

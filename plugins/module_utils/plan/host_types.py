@@ -293,6 +293,8 @@ class ServicePlan(NamedTuple):
     """addresses to which it may talk, in both directions, for systemd's IPAddressAllow; empty: to all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
     """command lines with which the head's llama-server may run while workers are away; missing of a worker"""
+    children: Absent[tuple[tuple[str, ...], ...]] = None
+    """command lines that it starts itself, of models that take turns"""
     protocol: Optional[Protocol] = None
     """of a worker; null where it is not known, and of the head"""
     definition: Absent[Block] = None

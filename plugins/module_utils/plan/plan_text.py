@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -98,12 +99,14 @@ def plan_table(plan: Plan) -> str:
     lines = [
         f"  release  {plan.release.ref} ({', '.join(builds)})",
         *_chosen(plan),
-        f"  model    {plan.model.name}",
+        *([] if head.models else [f"  model    {plan.model.name}"]),
         *(_wrapped("  source   ", source) if source else []),
         f"  head     {head.host}, {head.url}",
         *(f"  no cache on {worker}: {why}" for worker, why in _workers_without_cache(plan)),
         "\n",
     ]
+    if head.models:
+        return "\n".join([*lines[:-1], "", *_models(plan), ""])
     rows = [["device", "host", "layers", "weights", "KV", "compute", "capacity (MiB)"]]
     if head.cpu.layers:
         rows.append(["CPU", head.host, str(head.cpu.layers), "", "", "", ""])
@@ -114,10 +117,45 @@ def plan_table(plan: Plan) -> str:
     return "\n".join(lines) + table(rows) + "\n"
 
 
+def _models(plan: Plan) -> list[str]:
+    """What each of several models that take turns is, how fast, how long a change to it takes, and what it needs on each device."""
+    models = plan.head.models or ()
+    rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
+    needed: dict[str, dict[str, str]] = {}
+    for model in models:
+        estimate = model.estimate
+        weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
+        loading = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
+        speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
+        called = ", ".join([model.name, *model.aliases])
+        rows.append([called, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
+        for entry in model.placement:
+            needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
+    sizes = [["MiB", *(model.name for model in models)]]
+    sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
+    meaning = "They take turns: a request for another one than is loaded changes to that."
+    return [*table(rows).splitlines(), *_wrapped("  ", meaning), "", *table(sizes).splitlines()]
+
+
+def _without_a_worker(plan: Plan) -> list[str]:
+    """Which of several models can be loaded while a worker is away, a line for each."""
+    rows = []
+    for name, host in plan.hosts.items():
+        for worker in host.workers:
+            served = [
+                model.name
+                for model in plan.head.models or ()
+                if worker.endpoint not in {entry.endpoint for entry in model.placement}
+            ]
+            if worker.used:
+                rows.append([f"without {name}:{worker.name}:", f"{', '.join(served) or 'nothing'} is served"])
+    return table(rows).splitlines() if rows else []
+
+
 def source_of(plan: Plan) -> str:
-    """Where the model's files come from, how many and how large they are, and who fetches them; empty where they are on the head."""
+    """Where the model's files come from, how many and how large they are, and who fetches them; empty where they are on the head, and of several."""
     model = plan.model
-    if model.fetched_by is None:
+    if model.fetched_by is None or plan.head.models:
         return ""
     source = model.source
     if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
@@ -139,11 +177,16 @@ def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
 
 def request_lines(plan: Plan) -> list[str]:
     """How to ask the server, as a shell takes it."""
-    question = '{"prompt": "Once upon a time", "max_tokens": 32}'
-    if plan.model.known_answer:
-        question = '{"prompt": "", "temperature": 0}'
+    question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
+    question |= (
+        {"prompt": "", "temperature": 0}
+        if plan.model.known_answer
+        else {"prompt": "Once upon a time", "max_tokens": 32}
+    )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
-    return command_lines(["curl", "-s", *key, f"{plan.head.url}/v1/completions", "-d", question], {}, "    ")
+    return command_lines(
+        ["curl", "-s", *key, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- the page
@@ -164,8 +207,9 @@ def plan_title(plan: Plan | Refused) -> list[str]:
     if isinstance(plan, Refused):
         return [f"  {plan.cluster} has no plan"]
     source, protocol = source_of(plan), plan.release.protocol or "of an unknown version"
+    served = ", ".join(model.name for model in plan.head.models or (plan.model,))
     return [
-        *_wrapped("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {plan.model.name}"),
+        *_wrapped("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {served}"),
         *(_wrapped("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
         *_chosen(plan),
@@ -183,15 +227,20 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
     refused = {"Refused": [line for reason in plan.reasons for line in _wrapped("  ", reason)]}
     if isinstance(plan, Refused):
         return dict(refused)
+    others = zip((plan.head.models or ())[1:], plan.each()[1:])
     parts = {
+        "Models": [*_models(plan), f"  What follows is of {plan.head.models[0].name}, where it names none."]
+        if plan.head.models
+        else [],
         "Topology": _topology(plan),
         "Memory": _memory(plan) if plan.placement or plan.further else [],
+        **{f"Memory of {model.name}": _memory(one) for model, one in others},
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
         "Predicted speed": _speed(plan),
         "What the network adds": _network(plan),
-        "While a worker is away": _fallbacks(plan),
+        "While a worker is away": _without_a_worker(plan) if plan.head.models else _fallbacks(plan),
         "What site.yml would change": changes,
         **refused,
     }
@@ -341,12 +390,30 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: st
     return [line.rstrip() for line in lines]
 
 
+class Command(NamedTuple):
+    """What runs on a host, or is started by llama-server there for one of several models."""
+
+    host: str
+    name: str
+    """of the service, or of the model"""
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def commands(plan: Plan) -> list[Command]:
+    started = [
+        Command(name, service.name, service.process, service.environment)
+        for name, host in plan.hosts.items()
+        for service in host.services
+    ]
+    return [*started, *(Command(plan.head.host, model.name, model.argv, {}) for model in plan.head.models or ())]
+
+
 def _commands(plan: Plan) -> list[str]:
     return [
         line
-        for name, host in plan.hosts.items()
-        for service in host.services
-        for line in (f"  {name}  {service.name}", *command_lines(service.process, service.environment))
+        for one in commands(plan)
+        for line in (f"  {one.host}  {one.name}", *command_lines(one.argv, one.environment))
     ]
 
 

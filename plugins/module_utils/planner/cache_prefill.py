@@ -41,14 +41,14 @@ def large_sizes(summary: ModelSummary) -> list[int]:
     return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.THRESHOLD})
 
 
-def with_cache(endpoint: Endpoint, facts: Facts, summary: ModelSummary | None) -> Endpoint:
-    """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model and the disk's size.
+def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary]) -> Endpoint:
+    """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the models and the disk's size.
 
-    :param summary: of the model that is served, not of one that proves a release; None where it is not known.
+    :param models: those that are served, as far as they are known, and none that proves a release.
     """
     if endpoint.cache is not None:
         return endpoint._replace(cache_why="llama_worker_endpoints says so")
-    size = large_bytes(summary) if summary else 0
+    size = sum(map(large_bytes, models))
     if not size:
         why = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:

@@ -20,8 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     HostPlan,
     ServicePlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
 Define = Callable[[HostPlan, ServicePlan], str]
 """Writes the definition of a service.
@@ -48,7 +49,7 @@ def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: 
     hosts = {name: _complete_host(plan, name, runtime, define) for name in plan.hosts}
     head = hosts[plan.head.host]
     files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
-    hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan.model))
+    hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan))
     plan = plan._replace(hosts=hosts)
     return plan if plan.staging else _identify(plan)
 
@@ -70,13 +71,15 @@ def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define
 
 
 def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
-    """Fallbacks for its launcher, the known-answer model, and the facts of all hosts."""
+    """Fallbacks for its launcher, presets, known-answer models, and the facts of all hosts."""
     files = []
     if plan.head.fallback_after is not None:
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
-    if plan.model.known_answer:
-        size = known_answer_file.file_bytes(*plan.model.known_answer)
-        files.append(FilePlan(plan.model.path, size, record=known_answer.record_of(plan.model.path)))
+    if plan.head.models:
+        files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
+    generated = {one.model.path: one.model.known_answer for one in plan.each() if one.model.known_answer}
+    for path, size in generated.items():
+        files.append(FilePlan(path, known_answer_file.file_bytes(*size), record=known_answer.record_of(path)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     return [*files, _file(f"{prefix}/{names.KEPT_FACTS}", text.encode())]
 
@@ -95,12 +98,13 @@ def _fallbacks(plan: Plan) -> str:
     return json.dumps(entries, indent=1) + "\n"
 
 
-def _fetched(model: ModelPlan) -> FetchedModelPlan | None:
+def _fetched(plan: Plan) -> FetchedModelPlan | None:
     """What the head fetches; None where that is nothing, or nobody knows yet how large it is."""
-    files = tuple(file for file in model.files if file.url)
-    if not files or any(file.bytes is None for file in files):
+    files = {file.path: file for one in plan.each() for file in one.model.files if file.url}
+    records = {record.path: record for one in plan.each() for record in one.model.records}
+    if not files or any(file.bytes is None for file in files.values()):
         return None
-    return FetchedModelPlan(files, model.records)
+    return FetchedModelPlan(tuple(files.values()), tuple(records.values()))
 
 
 def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
@@ -142,9 +146,10 @@ def identity_of(plan: Plan) -> str:
         plan.releases,
         model,
         plan.external_workers,
-        plan.head._replace(start_timeout=0),
+        plan.head._replace(start_timeout=0, models=None),
     )
-    text = json.dumps(typed_json.dump((*parts, hosts)), sort_keys=True)
+    several = [_without_urls(one.model) for one in plan.head.models or ()]
+    text = json.dumps(typed_json.dump((*parts, hosts, *several)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -100,7 +100,16 @@ def record(plan: Plan, host: str) -> str:
 
 
 def memory_of(plan: Plan, host: str) -> dict[str, tuple[float, float]]:
-    """Device of a host → MiB that the plan puts there, and MiB that it may hold."""
+    """Device of a host → MiB that the plan puts there, of models that take turns the most, and MiB that it may hold."""
+    memory: dict[str, tuple[float, float]] = {}
+    for one in plan.each():
+        for device, (total, capacity) in _memory_of_one(one, host).items():
+            most, known = memory.get(device, (0, 0))
+            memory[device] = max(most, total), max(known, capacity)
+    return memory
+
+
+def _memory_of_one(plan: Plan, host: str) -> dict[str, tuple[float, float]]:
     memory: dict[str, tuple[float, float]] = {}
     for entry in plan.placement:
         if entry.host == host:

@@ -60,6 +60,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
     model_source,
     release_request,
     same_device,
+    turns,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
@@ -73,6 +74,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     prompts,
     workers,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
@@ -106,11 +108,15 @@ def make(
     """The plan, or the reasons why there is none.
 
     :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
-        nothing is known.
+        nothing is known. Of several models ``models``: name → that of each.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :param compared: without fallbacks and remedies: one of many plans.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
+    if cluster.turns:
+        if not (staged or compared):
+            return _in_turn(cluster, model_found, catalogue, runtime_id)
+        model_found = turns.found_of(model_found, cluster.turns[0].name)
     cluster = cluster._replace(elsewhere=external_workers.hosts_of(cluster.external))
     cluster = automatic.settled(cluster, catalogue)
     report = model_source.report_of(model_found)
@@ -122,7 +128,7 @@ def make(
             hosts={name: cost_model.with_calibration(host, served) for name, host in hosts.items()}, served=served
         )
         prepared = _prepare(staging.cluster_of(changed) if staged else changed, report, catalogue, staged)
-        return _plan(prepared, runtime_id, staged, not (trial or staged))
+        return _plan(prepared, runtime_id, staged, not (trial or staged or given.alternates))
 
     try:
         planned = attempt(cluster, trial=compared)
@@ -131,6 +137,20 @@ def make(
     if compared:
         return _judge(planned.plan, cluster.accepted)
     return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
+
+
+def _in_turn(cluster: Cluster, found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
+    """The plan of several models: each planned as if it were alone, with workers' caches for all of them."""
+    own = {turn.name: turns.found_of(found, turn.name) for turn in cluster.turns}
+    known = {
+        turn.name: model_source.summary_of(turn.model, model_source.report_of(own[turn.name])) for turn in cluster.turns
+    }
+    plans = []
+    for turn in cluster.turns:
+        beside = tuple(summary for name, summary in known.items() if summary and name != turn.name)
+        alone = cluster._replace(server=turn.server, model=turn.model, turns=(), alternates=True, beside=beside)
+        plans.append(make(alone, own[turn.name], catalogue, runtime_id))
+    return merging.merged(cluster, plans)
 
 
 class Planned(NamedTuple):
@@ -261,7 +281,8 @@ def _lending(
 def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
     """An endpoint of a host, of which is decided whether it has a cache."""
     facts = cluster.hosts[name].facts
-    return entry._replace(endpoint=cache_prefill.with_cache(entry.endpoint, facts, cluster.served))
+    models = [*([cluster.served] if cluster.served else []), *cluster.beside]
+    return entry._replace(endpoint=cache_prefill.with_cache(entry.endpoint, facts, models))
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:

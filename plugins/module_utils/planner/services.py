@@ -19,14 +19,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ServicePlan,
     WorkerPlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ModelPlan, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 
 
 def _placements(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
     fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
-    return [plan.placement, *(fallback.placement for fallback in fallbacks)]
+    return [*(one.placement for one in plan.each()), *(fallback.placement for fallback in fallbacks)]
 
 
 def needs_launcher(manager: str, cache: bool) -> bool:
@@ -35,7 +35,7 @@ def needs_launcher(manager: str, cache: bool) -> bool:
 
 
 def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
-    """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned model needs.
+    """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned models need.
     A worker on its staging port has none: it shares that cache and leaves the keeping of it to the one that serves."""
     own = plan.hosts[host]
     if plan.staging or not needs_launcher(own.service_manager, worker.cache):
@@ -43,9 +43,12 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
     port = worker.listens.rsplit(":", 1)[1]
     launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker", "--port", port]
     if worker.cache:
-        needed = max(
-            sum(entry.weights_mib for entry in placement if entry.endpoint == worker.endpoint)
-            for placement in _placements(plan)
+        needed = sum(
+            max(
+                sum(entry.weights_mib for entry in placement if entry.endpoint == worker.endpoint)
+                for placement in _placements(one)
+            )
+            for one in plan.each()
         )
         limit = max(worker.cache_mib, math.ceil(needed))
         launcher += ["--cache", rpc_upload.cache_of(worker.environment), "--limit-mib", str(limit)]
@@ -56,14 +59,17 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
 def _sizes_of_files(plan: Plan) -> list[int]:
     """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes nobody has read."""
-    uncounted = any(entry.without for entry in plan.placement)
-    return [] if uncounted else list(plan.model.large_tensor_bytes)
+    uncounted = any(entry.without for one in plan.each() for entry in one.placement)
+    return [] if uncounted else sorted({size for one in plan.each() for size in one.model.large_tensor_bytes})
 
 
-def _models(model: ModelPlan) -> list[str]:
-    """Paths of the model that is served and of those beside it, all parts of each; the known-answer model has its path alone."""
-    files = sorted(model.files, key=lambda file: (file.role != download_record.MODEL, file.role))
-    return list(dict.fromkeys([model.path, *(file.path for file in files)]))
+def _models(plan: Plan) -> list[str]:
+    """Paths of models that are served and of those beside them, all parts of each; a known-answer model has its path alone."""
+    paths: list[str] = []
+    for one in plan.each():
+        files = sorted(one.model.files, key=lambda file: (file.role != download_record.MODEL, file.role))
+        paths += [one.model.path, *(file.path for file in files)]
+    return list(dict.fromkeys(paths))
 
 
 BETWEEN = re.compile("[=,:;]")
@@ -84,8 +90,8 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
     each is named, and its folder where that is in a home.
     """
     head, own = plan.head, plan.hosts[plan.head.host]
-    files = set(_models(plan.model))
-    starts = [head.argv, *(fallback.head.argv for fallback in plan.fallbacks)]
+    files = set(_models(plan))
+    starts = [head.argv, *(one.head.argv for one in plan.each()), *(one.head.argv for one in plan.fallbacks)]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
     parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
     others = {part for part in parts if not part.startswith((*OURS, own.prefix + "/"))}
@@ -142,6 +148,7 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> S
 
 def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _homes_of_head(plan)
+    presets = f"{plan.hosts[head.host].prefix}/{names.PRESETS}"
     credentials = {
         name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None
     }
@@ -154,9 +161,10 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         argv=(*head.launcher, "--", *head.argv),
         process=head.argv,
         fallbacks=tuple(ServiceFallback(fallback.without, fallback.head.argv) for fallback in fallbacks),
+        children=tuple(model.argv for model in head.models) if head.models else None,
         environment=head.environment,
         listens=f"{head.address}:{head.port}",
-        reads=(*_models(plan.model), *credentials.values()),
+        reads=(*_models(plan), *credentials.values(), *([presets] if head.models else [])),
         homes=None if homes is None else tuple(homes),
         after=tuple(after),
         devices=tuple(sorted({path for backend in head.backends for path in backends.device_files(backend)})),

@@ -242,8 +242,17 @@ class External(NamedTuple):
         return f"{self.address}:{self.port}"
 
 
+class Turn(NamedTuple):
+    """A model of several that take turns: what differs where it is the one that is served."""
+
+    name: str
+    aliases: tuple[str, ...]
+    server: Server
+    model: ModelRequest
+
+
 class Cluster(NamedTuple):
-    """The inventory of one cluster. Server, model and releases are those of its head."""
+    """The inventory of one cluster. Server, model and releases are those of its head; of several models, those of the first."""
 
     name: str
     head: str
@@ -262,6 +271,12 @@ class Cluster(NamedTuple):
     """Hosts whose devices may hold layers; None for all of them."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
+    turns: tuple[Turn, ...] = ()
+    """``llama_models``."""
+    alternates: bool = False
+    """Whether its model is one of those."""
+    beside: tuple[ModelSummary, ...] = ()
+    """Of the models that take turns with the one that is served."""
 
     @property
     def places(self) -> dict[str, Host]:

@@ -105,12 +105,11 @@ def _topology(plan: Plan) -> dict[str, Any]:
 def _commands(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
-            "host": name,
-            "service": service.name,
-            "lines": plan_text.command_lines(service.process, service.environment, ""),
+            "host": one.host,
+            "service": one.name,
+            "lines": plan_text.command_lines(one.argv, one.environment, ""),
         }
-        for name, host in plan.hosts.items()
-        for service in host.services
+        for one in plan_text.commands(plan)
     ]
 
 
@@ -173,7 +172,7 @@ def page(
     view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}}
     of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}
     refused = [name for name in view["parts"] if name == "Refused"]
-    first = [name for name in view["parts"] if name in ("Topology", "Memory", "Predicted speed")]
+    first = [name for name in view["parts"] if name in ("Models", "Topology", "Memory", "Predicted speed")]
     rest = [name for name in view["parts"] if name not in (*refused, *first)]
     checks = ["Checks"] if verified else []
     title, *subtitle = _title(plan, verified, of_benchmark)

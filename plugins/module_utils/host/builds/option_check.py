@@ -32,7 +32,8 @@ def check(
     """
     fork = release.fork or options.MAINLINE
     checked = OptionCheck([], [])
-    for argv in [service.process for service in services if Path(service.process[0]).parent == programs]:
+    started = [argv for service in services for argv in (service.process, *(service.children or ()))]
+    for argv in [argv for argv in started if Path(argv[0]).parent == programs]:
         name = Path(argv[0]).name
         known = manifest.options[name]
         program = options.SERVER if name == options.SERVER else options.WORKER

@@ -75,8 +75,6 @@ DEFAULT_CONTEXT = 8192
 """Of llama_server_context: who leaves it out asks for no more than the model has."""
 READS_NO_OPTION_FILES = 8643
 """The newest tree that was read in which llama-server reads no file of options; that of 11063 does."""
-ROUTER_OPTIONS = ("--models-preset", "--models-dir")
-ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_DIR")
 
 
 def security_floor(context: AdvisoryContext) -> Cases:
@@ -425,16 +423,6 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
         if not options or not all(backends.is_on(value) for value in options):
             cases.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
     return cases
-
-
-def router(context: AdvisoryContext) -> Cases:
-    words = [word for word in context.server.extra_args if options.normalize(word) in ROUTER_OPTIONS]
-    names = [name for name in context.server.environment if name in ROUTER_VARIABLES]
-    given = [("llama_server_extra_args", word) for word in words]
-    given += [("llama_server_environment", name) for name in names]
-    if not given or not any(device.endpoint for device in context.used):
-        return []
-    return [(context.plan.head.host, {"variable": given[0][0], "option": given[0][1]})]
 
 
 def ollama(context: AdvisoryContext) -> Cases:

@@ -257,16 +257,6 @@ ADVISORIES = (
         THREAD.format(27905),
     ),
     Advisory(
-        "router-with-workers",
-        "error",
-        predicates.router,
-        "{variable} has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
-        "a worker serves one server at a time.",
-        (fixes.always("remove {option} from {variable}, and give each model a cluster with workers of its own"),),
-        THREAD.format(28908),
-        (("variable", "llama_server_extra_args"),),
-    ),
-    Advisory(
         "ollama-architecture",
         "error",
         predicates.ollama,

@@ -17,7 +17,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, SHAPE, Facts, facts_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
+    model_inputs,
+    release_request,
+    turns,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
@@ -28,6 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     ReleaseRequest,
     Server,
     Tuning,
+    Turn,
 )
 
 STAGING_DISTANCE = 100
@@ -115,11 +120,13 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
             "it must have exactly one; each cluster has an inventory of its own, also where they share hosts (docs/operating.md)"
         )
     variables = hosts[heads[0]]["variables"]
+    own = () if model else tuple(map(_turn, turns.overlays(variables)))
     return Cluster(
         name=name,
         head=heads[0],
-        server=server_of(variables),
-        model=model or model_inputs.request_of(variables),
+        server=own[0].server if own else server_of(variables),
+        model=own[0].model if own else model or model_inputs.request_of(variables),
+        turns=own,
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
@@ -127,6 +134,13 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
         measures=variables["llama_benchmark_programs"] or variables["llama_calibrate"],
         hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
     )
+
+
+def _turn(entry: turns.Overlay) -> Turn:
+    try:
+        return Turn(entry.name, entry.aliases, server_of(entry.variables), model_inputs.request_of(entry.variables))
+    except Refusal as refusal:
+        raise Refusal(turns.sentence(entry.name, str(refusal))) from None
 
 
 def check(host: str, given: Mapping[str, Any]) -> None:

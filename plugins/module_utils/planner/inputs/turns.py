@@ -1,0 +1,94 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``llama_models``: each entry is an overlay, a cluster with other values of the variables of its one model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+
+VARIABLE = "llama_models"
+MODEL, SERVER = "llama_model_", "llama_server_"
+SHARED = {f"{MODEL}{name}" for name in ("token_file", "fetched_by")}
+"""Variables of models that no entry has."""
+OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
+"""Keys of an entry that are variables of the server."""
+NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+"""Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
+ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
+RESERVED = "default"
+"""What llama-server calls options of all models."""
+
+
+class Overlay(NamedTuple):
+    """An entry."""
+
+    name: str
+    aliases: tuple[str, ...]
+    variables: Mapping[str, Any]
+    """Of the head, as if this were its one model."""
+
+
+def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
+    """The entries of ``llama_models``; none where one model is served.
+
+    :param variables: of the head, with their defaults.
+    :raises Refusal: they cannot be served together.
+    """
+    entries: Sequence[Mapping[str, Any]] = variables[VARIABLE] or ()
+    if not entries:
+        return ()
+    of_model = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
+    given = [name for name in of_model if variables[name] not in (None, [])]
+    if given:
+        raise Refusal(
+            f"{VARIABLE} and {given[0]} are both set: give each model an entry, with {given[0][len(MODEL) :]} there"
+        )
+    if variables[f"{SERVER}fallback"]:
+        raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
+    _check_names(entries)
+    return tuple(
+        Overlay(
+            entry["name"],
+            tuple(entry.get("aliases") or ()),
+            {
+                **variables,
+                VARIABLE: None,
+                **{name: entry.get(name[len(MODEL) :]) for name in of_model},
+                **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
+            },
+        )
+        for entry in entries
+    )
+
+
+def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
+    known: set[str] = set()
+    for index, entry in enumerate(entries):
+        for what, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
+            for name in names:
+                where = f"{VARIABLE}[{index}] has {validation.show(name)} in {what}"
+                if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED:
+                    raise Refusal(
+                        f"{where}: use letters, digits, and . _ / - between them{' or : @ +' * (what == 'aliases')}, and not {RESERVED!r}"
+                    )
+                if name in known:
+                    raise Refusal(f"{where}, which another model has or this one has twice: give each its own names")
+                known.add(name)
+
+
+def found_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What was found of a model, of what was found of all; nothing where nobody looked for it."""
+    models = found.get("models")
+    own = models.get(name) if isinstance(models, Mapping) else None
+    return own if isinstance(own, Mapping) else {}
+
+
+def sentence(name: str, reason: str) -> str:
+    """A reason that is one entry's."""
+    return f"{name} in {VARIABLE}: {reason}"

@@ -1,0 +1,124 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of several models that take turns, from the plans of each as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    SCHEMA,
+    AdvisoryPlan,
+    HeadPlan,
+    Plan,
+    Refused,
+    ServedModel,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Turn
+
+HUB_CACHE = "LLAMA_CACHE"
+"""Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
+
+
+def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
+    """The plan of all.
+
+    :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
+    """
+    called = [turn.name for turn in cluster.turns]
+    reasons = _named(called, [plan.reasons for plan in plans])
+    whole = [plan for plan in plans if isinstance(plan, Plan)]
+    if len(whole) < len(plans):
+        return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
+    first = whole[0]
+    try:
+        presets.check(first)
+        models = tuple(map(_model, cluster.turns, whole))
+        presets.presets(models)
+        plan = first._replace(
+            refused=any(one.refused for one in whole),
+            reasons=reasons,
+            fits=all(one.fits for one in whole),
+            head=_head(whole, models),
+            advisories=_advisories(called, whole),
+            external_workers=tuple(
+                worker._replace(used=any(one.external_workers[index].used for one in whole))
+                for index, worker in enumerate(first.external_workers)
+            ),
+            hosts={
+                name: host._replace(
+                    workers=tuple(
+                        worker._replace(used=any(one.hosts[name].workers[index].used for one in whole))
+                        for index, worker in enumerate(host.workers)
+                    )
+                )
+                for name, host in first.hosts.items()
+            },
+        )
+    except Refusal as refusal:
+        return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
+    return plan._replace(
+        hosts={name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
+    )
+
+
+def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Sentences about all models once, and others with the name of theirs."""
+    common = [text for text in sentences[0] if all(text in own for own in sentences)]
+    others = [turns.sentence(name, text) for name, own in zip(called, sentences) for text in own if text not in common]
+    return (*common, *others)
+
+
+def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryPlan, ...]:
+    common = [one for one in plans[0].advisories if all(one in plan.advisories for plan in plans)]
+    others = [
+        one._replace(message=turns.sentence(name, one.message))
+        for name, plan in zip(called, plans)
+        for one in plan.advisories
+        if one not in common
+    ]
+    return (*common, *others)
+
+
+def _model(turn: Turn, plan: Plan) -> ServedModel:
+    known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model}
+    own = {field: known[field] for field in ServedModel._fields}
+    return ServedModel(**{**own, "argv": presets.model_argv(plan.head.argv)})
+
+
+def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
+    head = plans[0].head
+    prefix = plans[0].hosts[head.host].prefix
+    own = dict.fromkeys(endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker")
+    used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
+    further = [word for endpoint in used if endpoint not in own for word in ("--worker", endpoint)]
+    return head._replace(
+        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
+        launcher=(*head.launcher, *further, "--router"),
+        environment={HUB_CACHE: f"{prefix}/{names.MODELS}/none", **_environment(plans)},
+        start_timeout=max(plan.head.start_timeout for plan in plans),
+        devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
+        backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
+        models=models,
+    )
+
+
+def _environment(plans: Sequence[Plan]) -> Mapping[str, str]:
+    """The router's, which its children have too: what hides devices of the head from a model that uses none would hide them from others.
+
+    :raises Refusal: models need different values.
+    """
+    found: dict[str, str] = {}
+    for plan in [plan for plan in plans if plan.head.backends] or plans[:1]:
+        for name, value in plan.head.environment.items():
+            if found.setdefault(name, value) != value:
+                raise Refusal(
+                    f"models of {turns.VARIABLE} need {name}={found[name]} and {name}={value}, and have one environment: give one of them a cluster of its own"
+                )
+    return found

@@ -1,0 +1,91 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""llama-server as the router of several models: its command line, and the file of presets with that of each model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ServedModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
+
+FIRST_BUILD = 11063
+"""The oldest build whose router was tried here with workers, that of llama-cpp-python 0.3.36."""
+OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
+"""Options that the router has in place of its children. What stands on its line replaces what a preset says."""
+ENDS_VALUE = re.compile(r"[;#\r\n]")
+KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
+
+
+def check(plan: Plan) -> None:
+    """:raises Refusal: the router of this release was not tried with workers, or it has none."""
+    release = plan.release
+    if release.fork or release.generation < FIRST_BUILD:
+        raise Refusal(
+            f"{turns.VARIABLE} needs llama.cpp from build {FIRST_BUILD} on, with which changes of models were tried, and llama_release is "
+            f"{release.ref}: use a newer one, or serve one model"
+        )
+
+
+def _is_routers(word: str) -> bool:
+    option = options.of_word(word)
+    return option is not None and option.name in OF_ROUTER
+
+
+def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
+    """The router's command line.
+
+    :param plan: that of one of its models.
+    :param path: of the presets.
+    """
+    program, *words = plan.head.argv
+
+    def render(name: str, value: str) -> list[str]:
+        return options.render(name, value, plan.release.generation)
+
+    own = [word for pair in options.pairs(words) if _is_routers(pair[0]) for word in pair]
+    return (
+        program,
+        *render("models-preset", path),
+        *render("models-max", "1"),
+        *own,
+        *render("log-verbosity", "4"),
+    )
+
+
+def model_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line of a model alone without what is the router's."""
+    program, *words = argv
+    return (program, *(word for pair in options.pairs(words) if not _is_routers(pair[0]) for word in pair))
+
+
+def presets(models: Sequence[ServedModel]) -> str:
+    """The file of presets.
+
+    :raises Refusal: it cannot say what a model's command line says.
+    """
+    return "\n".join("".join(f"{line}\n" for line in _section(model)) for model in models)
+
+
+def _section(model: ServedModel) -> Iterator[str]:
+    said = {"alias": ",".join(model.aliases)} if model.aliases else {}
+    for word, *values in options.pairs(model.argv[1:]):
+        key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
+        twice = "a second time" if key in said else ""
+        several = "with several values" if len(values) > 1 else ""
+        form = "" if re.fullmatch(KEY, key) else "as one word"
+        ended = "with ; or #" if ENDS_VALUE.search(value) or value != value.strip() else ""
+        if why := twice or several or form or ended:
+            shown = " ".join([word, *values])
+            raise Refusal(
+                turns.sentence(
+                    model.name, f"{shown!r} is given {why}, which presets of llama-server cannot say: change it"
+                )
+            )
+        said[key] = value
+    yield f"[{model.name}]"
+    yield from (f"{key} = {value}" for key, value in said.items())

@@ -1,0 +1,300 @@
+"""Several models that take turns: each planned as if it were alone, behind one llama-server."""
+
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from conftest import complete, identity, known_answer_of, typed
+from support.clusters import FORK, TREE, cards_of, model
+from support.drift import drifts, typed_drifts
+
+SMALL = {"name": "small", "known_answer": known_answer_of()}
+DEEP = {
+    "name": "deep",
+    "aliases": ["gpt-4", "q:4b"],
+    "known_answer": known_answer_of(layers=24),
+    "context": 512,
+    "parallel": 2,
+    "idle_seconds": 900,
+    "extra_args": ["--metrics", "--temp", "-1"],
+}
+ALONE = {
+    "llama_model_known_answer": DEEP["known_answer"],
+    "llama_server_context": 512,
+    "llama_server_parallel": 2,
+    "llama_server_idle_seconds": 900,
+    "llama_server_extra_args": DEEP["extra_args"],
+}
+
+
+def several(cluster, *entries, **variables):
+    head = next(host for host in cluster.hosts.values() if "head" in host["groups"])
+    head["variables"].update(
+        llama_model_known_answer=None, llama_model_path=None, llama_models=list(entries), **variables
+    )
+    return cluster
+
+
+def on_paper(name, gib, **more):
+    """An entry with the header of a model."""
+    return {"name": name, "path": f"/srv/{name}.gguf", "gguf_summary": model(gib, width=512, **more)}
+
+
+def test_each_model_is_planned_as_if_it_were_alone(pair):
+    pair.hosts["head"]["variables"].update(ALONE)
+    alone = pair.plan()
+    plan = several(
+        pair,
+        SMALL,
+        DEEP,
+        llama_server_context=8192,
+        llama_server_parallel=1,
+        llama_server_idle_seconds=None,
+        llama_server_extra_args=[],
+    ).plan()
+    assert not plan["refused"], plan["reasons"]
+    one = typed_json.dump(typed(plan).each()[1])
+    assert one["head"].pop("argv") == list(presets.model_argv(alone["head"]["argv"]))
+    for key in ("placement", "estimate", "model", "further"):
+        assert one[key] == alone[key]
+    for key in ("context", "context_per_request", "idle_seconds", "devices", "cpu", "prompt_cache_mib"):
+        assert one["head"][key] == alone["head"][key]
+    assert (one["head"]["context"], one["head"]["context_per_request"]) == (512, 256)
+    assert plan["placement"] == plan["head"]["models"][0]["placement"]
+
+
+def test_a_plan_of_one_model_says_nothing_of_several(pair):
+    plan = pair.plan()
+    assert "models" not in plan["head"]
+    assert typed(plan).each() == (typed(plan),)
+    assert "models" not in pair.plan(staging=True)["head"]
+    assert several(pair, SMALL, DEEP).plan(staging=True)["placement"]
+    assert "models" not in pair.plan(staging=True)["head"]
+
+
+def test_the_router_has_nothing_of_a_model(pair):
+    variables = {"llama_server_host": "192.0.2.10", "llama_server_api_key_file": "/etc/keys"}
+    head = several(pair, SMALL, DEEP, llama_server_allowed=["192.0.2.0/24"], **variables).plan()["head"]
+    keys = "/run/credentials/llamacpp-server.service/api-keys"
+    assert head["argv"][1:] == [
+        *("--models-preset", "/opt/llamacpp/models.ini", "--models-max", "1", "--host", "192.0.2.10", "--port", "8080"),
+        *("--api-key-file", keys, "--log-verbosity", "4"),
+    ]
+    assert not {name for name in head["environment"] if options.of_variable(name)}
+    assert head["environment"]["LLAMA_CACHE"] == "/opt/llamacpp/models/none"
+    assert head["launcher"][-1] == "--router"
+    assert head["launcher"].count("--worker") == 2
+    for own in head["models"]:
+        assert not {"--port", "--host", "--api-key-file"} & set(own["argv"])
+        assert own["argv"][own["argv"].index("--rpc") + 1] == "192.0.2.11:50052,192.0.2.12:50052"
+
+
+def files_of(plan):
+    """Name → what the head gets."""
+    return {file["path"].rpartition("/")[2]: file for file in plan["hosts"]["head"]["files"]}
+
+
+def test_the_head_gets_presets_and_all_models(pair):
+    plan = complete(several(pair, SMALL, DEEP).plan())
+    files = files_of(plan)
+    assert {"known-answer-16x128-f32.gguf", "known-answer-24x128-f32.gguf"} <= {*files}
+    text = files["models.ini"]["content"]
+    argv = plan["head"]["models"][1]["argv"]
+    deep = text.partition("\n\n")[2].splitlines()
+    assert deep[:3] == ["[deep]", "alias = gpt-4,q:4b", f"rpc = {argv[argv.index('--rpc') + 1]}"]
+    assert {"ctx-size = 512", "sleep-idle-seconds = 900", "metrics = true", "temp = -1"} <= {*deep}
+    (service,) = [one for one in plan["hosts"]["head"]["services"] if one["kind"] == "head"]
+    assert service["reads"][-1] == "/opt/llamacpp/models.ini"
+    assert {one["model"]["path"] for one in plan["head"]["models"]} <= {*service["reads"]}
+    assert service["process"] == plan["head"]["argv"]
+    assert service["children"] == [own["argv"] for own in plan["head"]["models"]]
+    more = complete(several(pair, SMALL, DEEP, {**SMALL, "name": "third"}).plan())
+    assert files_of(more)["models.ini"]["content"].startswith(text)
+    other = complete(several(pair, SMALL, {**DEEP, "context": 1024}).plan())
+    assert len({identity(one) for one in (plan, more, other)}) == 3
+
+
+def test_a_changed_model_or_command_line_restarts_the_server(pair):
+    plan = complete(several(pair, SMALL, DEEP).plan())
+    for path in ("/opt/llamacpp/models.ini", *(own["model"]["path"] for own in plan["head"]["models"])):
+        found = drifts(plan)
+        found["head"]["changed_files"] = [path]
+        assert changes.decide(typed(plan), typed_drifts(found)).restarts["head"] == ["llamacpp-server"]
+
+
+def of_two_sizes():
+    """A small model that one card holds, and one that needs both."""
+    return several(cards_of(1, 2), on_paper("one", 4, layers=8), on_paper("two", 30, layers=40))
+
+
+def test_workers_serve_whichever_model_uses_them():
+    plan = of_two_sizes().plan()
+    assert not plan["refused"], plan["reasons"]
+    one, two = plan["head"]["models"]
+    assert (len(one["placement"]), len(two["placement"])) == (1, 2)
+    assert [plan["hosts"][name]["workers"][0]["used"] for name in ("gpu1", "gpu2")] == [True, True]
+    used = [entry["endpoint"] for entry in two["placement"]]
+    launcher = plan["head"]["launcher"]
+    assert sorted(word for before, word in zip(launcher, launcher[1:]) if before == "--worker") == sorted(used)
+    lent = {name: neighbours.memory_of(typed(plan), name)["CUDA0"][0] for name in ("gpu1", "gpu2")}
+    assert sorted(lent.values()) == sorted(
+        max(entry["total_mib"] for own in (one, two) for entry in own["placement"] if entry["host"] == name)
+        for name in lent
+    )
+    (name,) = {entry["host"] for entry in two["placement"]} - {entry["host"] for entry in one["placement"]}
+    assert changes.while_away(typed(plan), name) == "Requests for two fail until it is back."
+    assert changes.while_away(typed(plan), one["placement"][0]["host"]).startswith("Requests for one, two fail")
+    assert not plan["fallbacks"]
+    assert not plan["no_fallback"]
+
+
+def test_caches_of_workers_hold_all_models():
+    def cached(*entries):
+        cluster = several(cards_of(1, 2), *entries)
+        for host in cluster.hosts.values():
+            host["facts"]["disk_gib"] = 64
+        host = cluster.plan()["hosts"]["gpu1"]
+        argv = host["services"][0]["argv"]
+        return int(argv[argv.index("--limit-mib") + 1]) if host["workers"][0]["cache"] else None
+
+    one, other = on_paper("one", 12, layers=8), on_paper("other", 12, layers=8)
+    assert abs(cached(one, other) - 2 * cached(one)) <= 1
+    assert cached(one, other, on_paper("third", 12, layers=8)) is None, "the disk is too small for three"
+
+
+def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
+    plan = typed(pair.plan())
+
+    def environment(*wanted):
+        heads = [plan.head._replace(backends=backends, environment=given) for backends, given in wanted]
+        return merging._environment([plan._replace(head=head) for head in heads])
+
+    assert environment(((), hidden), ((), hidden)) == hidden
+    assert environment(((), hidden), (("cuda",), {"X": "1"})) == {"X": "1"}
+    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, and have one environment"):
+        environment((("cuda",), {"X": "1"}), (("cuda",), {"X": "2"}))
+
+
+def test_a_model_that_fits_nowhere_is_refused_by_name():
+    large = several(cards_of(1, 2), on_paper("one", 4, layers=8), on_paper("huge", 300, layers=40)).plan()
+    assert large["refused"]
+    assert not large["fits"]
+    assert all(reason.startswith("huge in llama_models: ") for reason in large["reasons"])
+    assert "MiB are missing" in large["reasons"][0]
+    assert [own["name"] for own in large["head"]["models"]] == ["one", "huge"]
+    assert large["head"]["models"][0] == of_two_sizes().plan()["head"]["models"][0]
+
+
+def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
+    cluster = of_two_sizes()
+    for host in cluster.hosts.values():
+        host["variables"].update(llama_release={**TREE, "build": 11063}, llama_accept_advisories=[])
+    cluster.hosts["head"]["variables"]["llama_server_host"] = "0.0.0.0"
+    cluster.hosts["head"]["variables"]["llama_models"][1]["extra_args"] = ["--override-kv", "llama.x=int:1"]
+    met = {entry["id"]: entry["message"] for entry in cluster.plan()["advisories"]}
+    assert not met["open-server"].startswith("one in")
+    reasons = cluster.plan()["reasons"]
+    assert len([reason for reason in reasons if "open-server" in reason]) == 1
+
+
+@pytest.mark.parametrize(
+    "entries, variables, reason",
+    [
+        (
+            [SMALL],
+            {"llama_model_path": "/m.gguf"},
+            "llama_models and llama_model_path are both set: give each model an entry, with path there",
+        ),
+        (
+            [SMALL, SMALL],
+            {},
+            "llama_models[1] has 'small' in name, which another model has or this one has twice: give each its own names",
+        ),
+        (
+            [SMALL, {**DEEP, "aliases": ["small"]}],
+            {},
+            "llama_models[1] has 'small' in aliases, which another model has",
+        ),
+        (
+            [{**SMALL, "name": "a]b"}],
+            {},
+            "llama_models[0] has 'a]b' in name: use letters, digits, and . _ / - between them, and not 'default'",
+        ),
+        ([{**SMALL, "name": "gemma3:4b"}], {}, "llama_models[0] has 'gemma3:4b' in name: use letters"),
+        ([{**SMALL, "name": "default"}], {}, "llama_models[0] has 'default' in name: use letters"),
+        (
+            [{**SMALL, "aliases": ["a,b"]}],
+            {},
+            "has 'a,b' in aliases: use letters, digits, and . _ / - between them or : @ +",
+        ),
+        (
+            [SMALL],
+            {"llama_server_fallback": True},
+            "llama_server_fallback is true, and models of llama_models have no fallbacks",
+        ),
+        ([SMALL, {"name": "none"}], {}, "none in llama_models: no model is given: set one of llama_model_path"),
+        ([SMALL, {**DEEP, "context": -1}], {}, "deep in llama_models: llama_server_context is -1"),
+        ([SMALL], {"llama_release": FORK}, "llama_models needs llama.cpp from build 11063 on"),
+        (
+            [SMALL],
+            {"llama_release": {**TREE, "build": 10458}},
+            "changes of models were tried, and llama_release is archive-bbbbbbbb: use a newer one",
+        ),
+        (
+            [SMALL],
+            {"llama_server_extra_args": ["--models-dir", "/srv"]},
+            "--models-dir, which the plan decides: set llama_models instead",
+        ),
+        (
+            [SMALL, {**DEEP, "extra_args": ["--lora", "/a;b"]}],
+            {},
+            "deep in llama_models: '--lora /a;b' is given with ; or #, which presets of llama-server cannot say",
+        ),
+        (
+            [SMALL, {**DEEP, "extra_args": ["--lora", "a", "--lora", "b"]}],
+            {},
+            "'--lora b' is given a second time, which",
+        ),
+        (
+            [SMALL, {**DEEP, "extra_args": ["--lora-scaled", "a", "1"]}],
+            {},
+            "'--lora-scaled a 1' is given with several values",
+        ),
+        ([SMALL, {**DEEP, "extra_args": ["--temp=1"]}], {}, "'--temp=1' is given as one word"),
+    ],
+)
+def test_what_cannot_be_served_together(pair, entries, variables, reason):
+    several(pair, *entries)
+    for host in pair.hosts.values() if "llama_release" in variables else [pair.hosts["head"]]:
+        host["variables"].update({"llama_accept_advisories": ["rpc-remote-code-execution"], **variables})
+    assert reason in pair.reason()
+
+
+def test_a_person_reads_what_each_model_takes():
+    plan = typed(of_two_sizes().plan())
+    table = plan_text.plan_table(plan)
+    assert table.split("\n\n")[1].split()[:4] == ["model", "GiB", "context", "tokens/s"]
+    assert "They take turns: a request for another one than is loaded changes to that." in " ".join(table.split())
+    for own in plan.head.models:
+        assert f"{own.estimate.load_s:g} s" in table
+        for entry in own.placement:
+            (row,) = [line.split() for line in table.splitlines() if line.split()[:1] == [entry.device]]
+            assert f"{entry.total_mib:.0f}" in row[1:]
+    page = plan_text.plan_page(plan)
+    for said in ("serves one, two", "Memory of two", "Models", "head  two", "is served"):
+        assert said in page
+    (last,) = [line for line in page.splitlines() if "without" in line and "one is served" in line]
+    assert last.split()[1].startswith("gpu")
+    html = html_page.page(plan)
+    assert '<h2 id="models">Models</h2>' in html
+    assert "head, two</h3>" in html
+    asked = " ".join("".join(plan_text.request_lines(plan)).replace("\\", " ").split())
+    assert json.loads(asked.partition("-d '")[2].rstrip("'"))["model"] == "one"
