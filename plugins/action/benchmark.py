@@ -140,9 +140,9 @@ class ActionModule(Action):
                     f"{failure}. systemd starts the server when the job ends; the next run of this playbook ends it at once."
                 )
             if path:
-                texts = {"json": json.dumps(typed_json.dump(self._record), indent=1) + "\n"}
-                texts["md"] = benchmark_table.as_markdown(self._record)
-                write(path, {f"benchmark.{ending}": text for ending, text in texts.items()})
+                texts = {"benchmark.json": json.dumps(typed_json.dump(self._record), indent=1) + "\n"}
+                texts["benchmark.md"] = benchmark_table.as_markdown(self._record)
+                output.write_folder("llama_benchmark_path", path, texts)
         display.display("\n" + benchmark_table.as_markdown(self._record))
         return " ".join(problems)
 
@@ -421,19 +421,3 @@ def _service_of(plans: Sequence[Plan]) -> ServicePlan:
         devices=union("devices"),
         allow=union("allow", ()),
     )
-
-
-def write(folder: str, texts: Mapping[str, str]) -> None:
-    """Writes files into a folder of the controller, which is made.
-
-    :param texts: name of a file → its content.
-    """
-    place = Path(folder).expanduser()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnsibleActionFail(
-            f"llama_benchmark_path is {folder!r}, which cannot be made on the controller: {error.strerror}. Use a folder that is writable."
-        ) from None
-    for name, text in texts.items():
-        output.write("llama_benchmark_path", str(place / name), text)

@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, matrix, tuning, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 
 
@@ -44,7 +45,7 @@ class ActionModule(benchmark.ActionModule):
         found, is_over = tuning.gains(tried), self._is_over()
         if arguments.path:
             text = tuning.as_yaml(self._record, variables["llama_tune_for"], tried, self._skipped, is_over)
-            benchmark.write(arguments.path, {"tuned.yml": text})
+            output.write_folder("llama_benchmark_path", arguments.path, {"tuned.yml": text})
         self._show(tuning.sentence(found, is_over))
         top = tuning.best(found)
         return {"changed": True, "settings": top.settings if top else {}}

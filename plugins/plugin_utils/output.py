@@ -40,6 +40,23 @@ def write(variable: str, path: str, content: str) -> None:
         ) from None
 
 
+def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
+    """Writes files into the folder that a variable names, which is made.
+
+    :param texts: name of a file → its content.
+    :raises AnsibleActionFail: they cannot be written there.
+    """
+    folder = Path(os.path.expanduser(path))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnsibleActionFail(
+            f"{variable} is {path!r}, which cannot be made on the controller: {error.strerror}. Use a folder that is writable."
+        ) from None
+    for name, text in texts.items():
+        write(variable, str(folder / name), text)
+
+
 def _mode(target: Path) -> int:
     """Of a file as it is, or as this account makes files."""
     if target.exists():

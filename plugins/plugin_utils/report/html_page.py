@@ -36,12 +36,18 @@ def _anchor(title: str) -> str:
 
 
 @functools.cache
-def _template() -> Any:
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_printable
     )
     environment.filters.update(anchor=_anchor)
-    return environment.get_template("page.html.j2")
+    return environment
+
+
+def render(template: str, view: Mapping[str, Any]) -> str:
+    """HTML of a template of this folder, which also has the style of all pages."""
+    style = Markup((HERE / "page.css").read_text())
+    return _environment().get_template(template).render({**view, "style": style})
 
 
 def _share(part: float, whole: float) -> str:
@@ -176,16 +182,16 @@ def page(
     rest = [name for name in view["parts"] if name not in (*refused, *first)]
     checks = ["Checks"] if verified else []
     title, *subtitle = _title(plan, verified, of_benchmark)
-    return _template().render(
+    return render(
+        "page.html.j2",
         {
             **view,
             **of_benchmark,
             "plan": plan,
             "title": title,
             "subtitle": " ".join(subtitle),
-            "style": Markup((HERE / "page.css").read_text()),
             "checks": _checks(verified) if verified else None,
             "other": {**view["other"], **before},
             "parts": [*refused, *before, *checks, *first, *of_benchmark["parts"], *rest],
-        }
+        },
     )
