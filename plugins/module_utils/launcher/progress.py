@@ -176,6 +176,24 @@ def activity_of(process: int) -> Activity:
     return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read, int(fields[9]), from_files)
 
 
+def children_of(process: int) -> dict[int, list[str]]:
+    """Those of a process that run → argv."""
+    found = {}
+    for path in Path("/proc").glob(f"{process}/task/*/children"):
+        with suppress(OSError):
+            for child in path.read_text().split():
+                found[int(child)] = argv_of(int(child))
+    return {child: argv for child, argv in found.items() if argv}
+
+
+def argv_of(process: int) -> list[str]:
+    """Empty where it has ended, or is not shown."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
     """What a process does now. Its connections from or to these ports are kept alive.
 

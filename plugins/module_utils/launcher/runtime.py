@@ -149,6 +149,8 @@ class Settings(NamedTuple):
     fallback_after: float = 60.0
     """Seconds for which a worker is waited for."""
     silence: float = server.SILENCE_SECONDS
+    router: bool = False
+    """Whether llama-server is to start others, one for each model."""
 
 
 DEFAULTS = Settings()
@@ -266,7 +268,10 @@ class Start:
         silence = self.settings.silence * 2 ** min(len(record.kept.silences), 3)
         record.set(serving.LOADING, chosen.without)
         try:
-            head = server.Head(chosen.argv, chosen.endpoints, self.url, self.state, silence)
+            if self.settings.router:
+                head: server.Head = server.Router(chosen.argv, self.url, self.state, silence)
+            else:
+                head = server.Head(chosen.argv, chosen.endpoints, self.url, self.state, silence)
         except OSError as error:
             write_end(self.state, f"before it began, {error}", "")
             record.note(f"llama-server could not be started: {error}")
@@ -278,6 +283,7 @@ class Start:
             head.stop()
             head.relay.join(timeout=5)
             raise
+        head.kill()
         head.relay.join(timeout=5)
         if fault and fault.wanted:
             record.returned()
@@ -290,7 +296,7 @@ class Start:
         write_end(self.state, how, head.last.decode("utf-8", "replace"))
 
     def _watch(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
-        """Until llama-server ends; why it was ended, where it did not end by itself."""
+        """Until llama-server ends, or has to; why, where it did not end by itself."""
         recorded = False
         while head.process.poll() is None:
             journal.alive()
@@ -299,16 +305,19 @@ class Start:
                 head.process.wait(self.pause)
                 continue
             fault = head.fault() or self._lost_asleep(head, chosen)
-            if fault:
+            if fault and fault.model:
+                self.record.note(f"{fault.saw}: model {fault.model} is ended, and the next question loads it again")
+            elif fault:
                 self.record.note(f"{fault.saw}: llama-server is started again")
-                head.kill()
                 return fault
+            if head.load:
+                self.record.set(serving.LOADING, chosen.without)
+                self.record.loading(head.load._asdict())
+            elif head.ready:
+                serves = serving.ASLEEP if head.asleep else serving.SERVING
+                self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
             if not head.ready:
-                if head.load:
-                    self.record.loading(head.load._asdict())
                 continue
-            serves = serving.ASLEEP if head.asleep else serving.SERVING
-            self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
             self.record.served(time.monotonic())
             if chosen.fallback and self._may_return(head, chosen):
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
@@ -317,9 +326,10 @@ class Start:
         return None
 
     def _lost_asleep(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
-        """Workers that twice in a row did not answer while llama-server sleeps, and so holds none: a request that wakes it would abort it."""
+        """Workers that twice in a row did not answer while llama-server sleeps, and so holds none: a request that wakes it would abort it. A
+        router goes on."""
         now = time.monotonic()
-        if not head.asleep or head.props:
+        if not head.asleep or head.props or self.settings.router:
             self.away = set()
         elif now - self.asked_asleep >= (RETURN_EVERY if self.away else ASLEEP_EVERY):
             answers = {endpoint: ask_worker(endpoint, self.protocol, RETURN_TIMEOUT) for endpoint in chosen.endpoints}
@@ -382,6 +392,7 @@ def main() -> int:
         metavar="SECONDS",
         help="when a server that works has to move",
     )
+    head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
     lender = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
     lender.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
     lender.add_argument("--cache", type=Path, help="folder of the cache")
@@ -395,7 +406,7 @@ def main() -> int:
     if options.part == "worker":
         limit = options.limit_mib * rpc.MIB
         return worker.run(options.argv, options.cache, limit, port=options.port, sizes=options.size)
-    settings = Settings(options.fallbacks, options.fallback_after, options.silence)
+    settings = Settings(options.fallbacks, options.fallback_after, options.silence, options.router)
     return run(
         options.argv, options.worker, options.url, options.state, options.protocol, options.timeout, settings=settings
     )

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -48,6 +49,11 @@ KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
 PROPS_BYTES = 4 * 1024 * 1024
 SLEEP = "--sleep-idle-seconds"
+WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
+"""As the router writes them for what it starts (server-models.cpp of 0.3.36)."""
+SPAWNS = b"spawning server instance with name="
+"""What it logs before that."""
+CHILDREN_AT = "http://127.0.0.1:"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """In an answer of /props, and in the log (tools/server of 0.3.36)."""
 LONGEST_LOAD_SECONDS = 86400.0
@@ -159,19 +165,20 @@ class Fault(NamedTuple):
     """Whether only time tells it from something slow."""
     wanted: bool = False
     """Whether nothing is wrong."""
+    model: str = ""
+    """The one of several whose process alone was ended."""
 
     @property
     def how(self) -> str:
         return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.saw}"
 
 
-class Head:
-    """One llama-server process and what is watched about it."""
+class Watched:
+    """One llama-server process that serves a model, and what is watched about it."""
 
-    def __init__(
-        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
-    ) -> None:
+    def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
         now = time.monotonic()
+        self.pid = pid
         self.argv = argv
         self.endpoints = endpoints
         self.url = url
@@ -195,36 +202,6 @@ class Head:
         self.began = now
         self.load: progress.Load | None = None
         """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
-        self.last = b""
-        self.process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=progress.end_with_parent,
-        )
-        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
-        self.relay.start()
-
-    def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
-
-        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
-        """
-        pipe = cast(IO[bytes], self.process.stdout).fileno()
-        room = START_LOG_BYTES
-        with _open_start_log(path) as file:
-            start_log = journal.Log(file.fileno())
-            while part := os.read(pipe, 65536):
-                reason = start_log.write(part[:room])
-                room -= len(part[:room])
-                if reason:
-                    _mark_incomplete(file.fileno())
-                    journal.say(f"{path} is incomplete: {reason}")
-                self.last = (self.last + part)[-LAST_BYTES:]
-                reason = journal.SERVICE_LOG.write(part)
-                if reason:
-                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
 
     def look(self) -> progress.Look | None:
         """What the kernel says of llama-server; None where it says nothing."""
@@ -232,7 +209,7 @@ class Head:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return progress.look_at(self.process.pid, self.kept_alive, ports)
+            return progress.look_at(self.pid, self.kept_alive, ports)
         except OSError:
             return None
 
@@ -311,7 +288,8 @@ class Head:
         if min(mute, still) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
         seen = bool(look.traffic) or not self.endpoints
-        if not seen and connected(look.links, self.endpoints):
+        ends = not progress.argv_of(self.pid)
+        if not (seen or ends) and connected(look.links, self.endpoints):
             journal.say_once(
                 "the kernel lends no sockets here: a program that hangs without being stopped is not found"
             )
@@ -360,6 +338,52 @@ class Head:
             self.question.close()
         self.question = None
 
+
+class Head(Watched):
+    """The llama-server that the launcher starts."""
+
+    def __init__(
+        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
+    ) -> None:
+        super().__init__(argv, endpoints, url, silence)
+        self.last = b""
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=progress.end_with_parent,
+        )
+        self.pid = self.process.pid
+        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
+        self.relay.start()
+
+    def _relay(self, path: Path) -> None:
+        """Passes the output on to the service's log, and keeps the beginning of this start, or of the last start of a model of several, in a file,
+        and its end in memory.
+
+        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
+        """
+        pipe = cast(IO[bytes], self.process.stdout).fileno()
+        room = START_LOG_BYTES
+        with _open_start_log(path) as file:
+            start_log = journal.Log(file.fileno())
+            while part := os.read(pipe, 65536):
+                noted = part
+                if SPAWNS in part:
+                    noted = part[part.rfind(b"\n", 0, part.rfind(SPAWNS)) + 1 :]
+                    _begin_anew(file)
+                    start_log, room = journal.Log(file.fileno()), START_LOG_BYTES
+                reason = start_log.write(noted[:room])
+                room -= len(noted[:room])
+                if reason:
+                    _mark_incomplete(file.fileno())
+                    journal.say(f"{path} is incomplete: {reason}")
+                self.last = (self.last + part)[-LAST_BYTES:]
+                reason = journal.SERVICE_LOG.write(part)
+                if reason:
+                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
+
     def kill(self) -> None:
         """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
         self.process.kill()
@@ -367,6 +391,69 @@ class Head:
 
     def stop(self) -> None:
         progress.stop(self.process, STOP_SECONDS)
+
+
+class Router(Head):
+    """A llama-server that starts another one for a model that is asked for, and ends that for the next. What is watched of workers is watched of those."""
+
+    def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
+        self.children: dict[int, Watched] = {}
+        self.silences = 0
+        super().__init__(argv, [], url, state, silence)
+
+    def fault(self) -> Fault | None:
+        """Of the router, or of a model, whose process is ended then: the router starts it again when that is asked for."""
+        fault = super().fault()
+        if fault or not progress.ON_LINUX:
+            return fault
+        running = progress.children_of(self.pid)
+        self.children = {
+            pid: self.children.get(pid) or self._child(pid, argv) for pid, argv in running.items() if ALIAS in argv[:-1]
+        }
+        for pid, child in self.children.items():
+            fault = child.fault()
+            if fault:
+                self.silences += fault.silent
+                _kill(pid, child.argv)
+                return fault._replace(model=_value(child.argv, ALIAS))
+        self.load = next((child.load for child in self.children.values() if child.load), None)
+        self.asleep = all(child.asleep for child in self.children.values())
+        return None
+
+    def _child(self, pid: int, argv: list[str]) -> Watched:
+        endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
+        silence = self.silence * 2 ** min(self.silences, 3)
+        return Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), silence, pid)
+
+    def kill(self) -> None:
+        super().kill()
+        self._end_children()
+
+    def stop(self) -> None:
+        super().stop()
+        self._end_children()
+
+    def _end_children(self) -> None:
+        """They end by themselves when the router does, but for one that hangs."""
+        for pid, child in self.children.items():
+            _kill(pid, child.argv)
+
+
+def _kill(pid: int, argv: list[str]) -> None:
+    """Ends a process, unless its number has become another one's."""
+    if progress.argv_of(pid) == argv:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _value(argv: list[str], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def _begin_anew(file: IO[bytes]) -> None:
+    with suppress(OSError):
+        file.seek(0)
+        file.truncate()
 
 
 def _open_start_log(path: Path) -> IO[bytes]:

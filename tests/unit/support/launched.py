@@ -34,7 +34,10 @@ raise SystemExit(runtime.main())
 """
 SERVER = """
 import http.server, os, socket, sys, threading, time
-port, how, endpoints = int(sys.argv[1]), sys.argv[2], [word for word in sys.argv[3:] if word[0].isdigit() and ":" in word]
+port, how = int(sys.argv[1]), sys.argv[2]
+endpoints = [one for word in sys.argv[3:] if word[0].isdigit() and ":" in word for one in word.split(",")]
+if "--alias" in sys.argv:
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
 if how == "loads for ever":
     time.sleep(600)
 until = time.monotonic() + 5
@@ -107,6 +110,51 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 """A stand-in for llama-server that behaves in one way: ``hangs``, ``is slow`` …"""
+ROUTER = """
+import http.server, json, pathlib, socket, subprocess, sys, threading, time, urllib.request
+port, models, lock, child, loaded, place = int(sys.argv[1]), json.loads(sys.argv[2]), threading.Lock(), None, None, None
+
+def load(name):
+    global child, loaded, place
+    if child and loaded == name and child.poll() is None:
+        return
+    if child:
+        child.kill()
+        child.wait()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        loaded, place = name, str(free.getsockname()[1])
+    print("spawning server instance with name=%s on port %s" % (name, place), flush=True)
+    program = str(pathlib.Path(sys.argv[0]).with_name("llama_server.py"))
+    child = subprocess.Popen([sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]], stdin=subprocess.PIPE)
+    while child.poll() is None:
+        try:
+            return urllib.request.urlopen("http://127.0.0.1:" + place + "/health").close()
+        except OSError:
+            time.sleep(0.02)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        said, status = b"no model", 400
+        if "model" in json.loads(body):
+            with lock:
+                load(json.loads(body)["model"])
+            try:
+                said, status = urllib.request.urlopen("http://127.0.0.1:" + place + self.path, body).read(), 200
+            except OSError as error:
+                said, status = str(error).encode(), 500
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(said)
+    def log_message(self, *a):
+        pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+"""A stand-in for llama-server as a router: model → how its process behaves, and its workers, as one word."""
 WORKER = """
 import socket, sys, time
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=1)
@@ -132,7 +180,12 @@ class Cluster:
         for module in MODULES:
             path = Path(module.__file__)
             (folder / path.name).write_text(path.read_text())
-        for name, text in (("hasty.py", HASTY), ("llama_server.py", SERVER), ("rpc_server.py", WORKER)):
+        for name, text in (
+            ("hasty.py", HASTY),
+            ("llama_server.py", SERVER),
+            ("rpc_server.py", WORKER),
+            ("router.py", ROUTER),
+        ):
             (folder / name).write_text(text)
         self.port = free_port()
 
@@ -156,6 +209,16 @@ class Cluster:
         waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
         return self.start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
 
+    def router(self, models, endpoints):
+        """Starts the launcher of a head that serves several models.
+
+        :param models: name → how it behaves, and its workers.
+        """
+        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
+        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
+        program = [sys.executable, self.folder / "router.py", self.port, json.dumps(models)]
+        return self.start("head", "--router", *own, *waited, "--", *program)
+
     def worker(self, how="answers"):
         port = free_port()
         program = [sys.executable, self.folder / "rpc_server.py", port, how]
@@ -163,8 +226,8 @@ class Cluster:
         lines_until(process, "listens")
         return process, port
 
-    def ask(self, seconds=60):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", b"{}")
+    def ask(self, seconds=60, **question):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", json.dumps(question).encode())
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             return answer.read()
 

@@ -1,0 +1,122 @@
+"""What heals where llama-server is a router, whose models take turns: against real processes, with stand-ins for the programs."""
+
+import os
+import signal
+import socket
+import threading
+import urllib.error
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
+from support import launched
+from support.launched import a_worker, children, lines_until, until
+
+cluster = launched.cluster
+pytestmark = [
+    pytest.mark.skipif(not progress.ON_LINUX, reason="the children of a process are read from the kernel of Linux"),
+    pytest.mark.programs,
+]
+
+
+@pytest.fixture
+def models(cluster):
+    """A head with two models on a worker each, and what is started and asked of it."""
+
+    class Models:
+        def __init__(self):
+            (self.worker, one), (_other, two) = a_worker(pause=0.3), a_worker()
+            how = {"one": "answers", "hung": "hangs", "slow": "loads slowly"}
+            named = {name: [behaves, one] for name, behaves in how.items()}
+            self.launcher = cluster.router({**named, "two": ["answers", two]}, [one, two])
+            until(lambda: cluster.is_now("asleep"))
+            (self.router,) = children(self.launcher)
+
+        def process(self):
+            (child,) = progress.children_of(self.router)
+            return child
+
+        def ended(self, name):
+            """Waits until the process of a model was ended, and nothing else; why."""
+            said = lines_until(self.launcher, f"model {name} is ended")[-1]
+            assert children(self.launcher) == [self.router]
+            assert cluster.record()["restarts"] == 0
+            return said
+
+    return Models()
+
+
+def test_a_model_that_lost_its_worker_is_ended_alone_and_others_go_on(cluster, models):
+    assert cluster.ask(model="one") == b"the answer"
+    until(lambda: cluster.is_now("serving"))
+    models.worker.listener.close()
+    models.worker.connections[-1].shutdown(socket.SHUT_RDWR)
+    assert "lost worker" in models.ended("one")
+    until(lambda: cluster.is_now("asleep"))
+    assert cluster.ask(model="two") == b"the answer"
+    until(lambda: cluster.is_now("serving"))
+
+
+def test_a_model_does_not_notice_that_a_worker_of_another_one_is_lost(cluster, models):
+    assert cluster.ask(model="two") == b"the answer"
+    before = models.process()
+    until(lambda: cluster.is_now("serving"))
+    models.worker.listener.close()
+    assert cluster.ask(model="two") == b"the answer"
+    assert models.process() == before
+
+
+def test_a_model_that_is_stopped_is_ended_and_loaded_again(cluster, models):
+    cluster.ask(model="one")
+    os.kill(models.process(), signal.SIGSTOP)
+    assert "llama-server has been stopped by a signal for " in models.ended("one")
+    assert cluster.ask(model="one") == b"the answer"
+
+
+def test_a_model_that_answers_no_client_is_ended(cluster, models):
+    def ask():
+        with pytest.raises(urllib.error.HTTPError):
+            cluster.ask(model="hung")
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    assert "llama-server does not answer a client, and nothing has moved for " in models.ended("hung")
+    asked.join()
+
+
+def test_a_model_is_given_longer_after_each_time_that_nothing_moved():
+    router = llama_server.Router.__new__(llama_server.Router)
+    argv = ["llama-server", "--rpc", "192.0.2.1:1,192.0.2.2:2", "--port", "3"]
+    for router.silence, router.silences, silence in ((300.0, 0, 300), (300.0, 2, 1200), (300.0, 9, 2400)):
+        child = router._child(7, argv)
+        assert (child.endpoints, child.url) == (["192.0.2.1:1", "192.0.2.2:2"], "http://127.0.0.1:3")
+        assert (child.pid, child.silence) == (7, silence)
+    assert router._child(7, argv[:1] + argv[3:]).endpoints == []
+
+
+def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, models):
+    cluster.ask(model="one")
+    asked = threading.Thread(target=cluster.ask, kwargs={"model": "slow"})
+    asked.start()
+    until(lambda: cluster.is_now("loading") and (cluster.record()["load"] or {}).get("sent"))
+    asked.join()
+    until(lambda: cluster.is_now("serving"))
+    log = (cluster.state / runtime.START_LOG).read_text()
+    assert log.startswith("spawning server instance with name=slow")
+    assert "model buffer size loads slowly" in log
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGSTOP, 1), (signal.SIGKILL, 1)])
+def test_no_model_outlives_the_router(cluster, models, number, status):
+    """One that hangs does not see that its router has gone."""
+    cluster.ask(model="two")
+    child = models.process()
+    until(lambda: cluster.is_now("serving"))
+    os.kill(child, signal.SIGSTOP)
+    os.kill(models.launcher.pid if number == signal.SIGTERM else models.router, number)
+    assert models.launcher.wait(50) == status
+    until(lambda: not progress.argv_of(child))
+
+
+def test_the_number_of_a_process_that_has_become_another_ones_is_left_alone():
+    llama_server._kill(os.getpid(), ["llama-server"])
