@@ -78,6 +78,7 @@ class ActionModule(Action):
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question."""
+        subject = subject.each()[0]
         wrong = judge.gate(subject, self._collect(subject, subject.head.start_timeout))
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
@@ -92,12 +93,14 @@ class ActionModule(Action):
         endpoints = [] if plan.staging else self._reached_endpoints(plan)
         with ThreadPoolExecutor(max(1, len(endpoints))) as threads:
             probes = threads.map(_probe, endpoints)
-            evidence = self._collect(subject, patience)
+            first, *others = subject.each()
+            evidence = self._collect(first, patience)
+            more = [self._collect(other, patience) for other in others if evidence.server]
             probed = dict(zip(endpoints, probes))
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        observed = judge.Observed(drifts, probed, self._arguments.changed, self._staged())
+        observed = judge.Observed(drifts, probed, self._arguments.changed, self._staged(), more)
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
             return {"changed": False, "report": typed_json.dump(report)}
@@ -109,6 +112,7 @@ class ActionModule(Action):
         other = rollback_report.other_plan(plan, drifts)
         if other:
             display.warning(other)
+        evidence = next((one for one in (evidence, *more) if not judge.left_asleep(one)), evidence)
         self._record(plan, report, evidence)
         self._write(plan, report)
         return _show(plan, report, evidence)

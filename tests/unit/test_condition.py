@@ -128,6 +128,25 @@ def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypat
     assert server.looked == ["/health"]
 
 
+def test_a_router_is_asked_for_its_models(place, server):
+    listed = [
+        {"id": "one", "status": {"value": "sleeping"}},
+        {"id": "two", "status": {"value": "unloaded", "failed": True, "exit_code": 134}},
+        {"id": "three", "status": {"value": "downloading"}},
+    ]
+    head = head_of(server.server_port, argv=["--metrics"], models=("something",))
+    server.texts["/models"] = json.dumps({"data": listed})
+    assert [tuple(model.values()) for model in read(place, head)["head"]["models"]] == [
+        ("one", "asleep"),
+        ("two", "failed"),
+        ("three", "unloaded"),
+    ]
+    for odd in ("", "[]", '{"data": [{"id": "one"}]}', '{"data": {"id": 1}}'):
+        server.texts["/models"] = odd
+        assert read(place, head)["head"]["models"] == []
+    assert "/metrics" not in server.looked
+
+
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):
     (tmp_path / "keys").write_text("secret\n")
     keyed = head_of(server.server_port, argv=["--metrics"], api_key_file=str(tmp_path / "keys"))

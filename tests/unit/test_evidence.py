@@ -17,10 +17,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Handshakes,
     Health,
 )
+from conftest import typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import llama_server
-from support.verification import subject
+from support.verification import several, subject
 
 server = llama_server.server
 
@@ -107,6 +108,29 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
         ({"CPU": {"model": (2.0, 1)}}, 1)
     ] * 2
     assert (left.server.completion, woken.server.completion.text, len(server.asked)) == (None, "hello", 1)
+
+
+def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server, folder, local, monkeypatch):
+    one, two = several(typed(local.plan()), "one", "a two").head.models
+    log = folder / runtime.START_LOG
+    log.write_text(
+        "I load: spawning server instance with name=a two on port 1\n[1] load: CPU model buffer size = 2 MiB\n"
+    )
+    found = collect(models=(two,))
+    assert server.looked[-1] == "/props?model=a%20two"
+    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "model": "a two"}
+    assert (found.server.buffers, found.log_complete) == ({"CPU": {"model": (2.0, 1)}}, True)
+    found = collect(models=(one,))
+    assert (found.server.buffers, found.log_complete) == ({}, False)
+    monkeypatch.setattr(evidence, "LEAST_SECONDS", 0.1)
+    server.loads, asked = 1, len(server.asked)
+    assert (collect(models=(one,)).health, len(server.asked)) == ((False, "the model is loading"), asked)
+    server.loads = 0
+    assert collect(models=(one,), wake=False).server.completion is None
+    assert len(server.asked) == asked
+    server.texts["/models"] = '{"data": [{"id": "one", "status": {"value": "loaded"}}]}'
+    assert collect(models=(one,), wake=False).server.completion.text == "hello"
+    assert collect(models=(two,), wake=False).server.completion is None
 
 
 def test_a_server_that_loads_or_is_not_there(collect, server):

@@ -11,13 +11,15 @@ from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
+from conftest import typed
 from support import actions, playbook_runs
 from support.drift import drifts
+from support.verification import several
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "status.schema.json").read_text()))
 NOW = 1_700_000_000
-VERIFIED = {"time": NOW - 3600, "passed": True, "failed": [], "release": "pypi-0.3.36"}
+VERIFIED = {"time": NOW - 3600, "passed": True, "failed": [], "release": "pypi-0.3.36", "asleep": False}
 TOLD = {
     "time": NOW,
     "process": 123,
@@ -201,6 +203,21 @@ def test_a_cluster_that_loads_its_model(plan, answers, tmp_path):
     assert f"to worker {endpoint}" in " ".join(shown.split())
     head["serving"]["load"] = {"seconds": 12.0, "read": "much", "sent": {}}
     assert "could not be examined" in written(plan, answers, tmp_path)[1]
+
+
+def test_models_that_take_turns(plan, answers, tmp_path):
+    plan = typed_json.dump(several(typed(plan), "one", "two"))
+    plan["head"]["models"][1]["placement"] = []
+    head = answers["head"]["condition"]["head"]
+    head["serving"].update(state="loading", load={"seconds": 12.0, "read": 5_000_000, "sent": {}})
+    head["models"] = [{"name": "one", "state": "failed"}, {"name": "two", "state": "loading"}]
+    told, error, shown = written(plan, answers, tmp_path)
+    assert (told["cluster"]["state"], told["cluster"]["models"], error) == ("serving", head["models"], "")
+    assert "models    one failed, two loading\n" in shown
+    assert "lost worker 192.0.2.11:50052" in shown
+    assert (told["cluster"]["load"]["planned_bytes"], told["cluster"]["speed_reason"]) == (None, "")
+    head["models"][0]["state"], head["models"][1]["state"] = "loading", "unloaded"
+    assert written(plan, answers, tmp_path)[0]["cluster"]["load"]["planned_bytes"] > 5_000_000
 
 
 def test_a_cluster_on_a_fallback(plan, answers, tmp_path):

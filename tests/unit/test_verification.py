@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
@@ -28,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from conftest import typed
 from support.drift import drifts
-from support.verification import ANSWER, RIGHT, checks, healthy, judged, reports, unhealthy, verify
+from support.verification import ANSWER, RIGHT, checks, healthy, judged, reports, several, unhealthy, verify
 
 MODULE = verify_module
 ONE, TWO = "127.0.0.1:50052", "127.0.0.1:50053"
@@ -173,7 +174,7 @@ def test_a_server_that_sleeps_is_asked_nothing_unless_it_is_to_be_woken(local, p
         "completion",
     ]
     shown = capsys.readouterr().out
-    assert "Whether the server answers was not tested: llama-server sleeps" in shown
+    assert "Whether the server answers was not tested: its model is not loaded" in shown
     assert "Ask it:" not in shown
     assert (told[0]["passed"], told[0]["asleep"]) == (True, True)
     wakes = [({}, False), ({"wake": True}, True), ({"changed": ["here"]}, True), ({"gate": True}, True)]
@@ -529,6 +530,31 @@ def test_the_gate_is_one_right_answer(local, plan):
     assert "completion: status 500" in result["msg"]
     described["model"].update(known_answer=None, name="some model")
     assert verify(described, healthy(plan, wrong), gate=True) == {"changed": False}
+
+
+def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch):
+    plan, displayed = several(plan, "one", "two", "three"), []
+    monkeypatch.setattr(verify_action.display, "display", displayed.append)
+    wrong = with_buffers(healthy(plan, RIGHT._replace(text="wrong")), WORKER, KV=(99, 1))
+    late = unhealthy("the model is loading")
+    result = verify(typed_json.dump(plan), healthy(plan), wrong, late, late)
+    assert result["failing"] == ["buffers", "health", "known answer", "release"]
+    assert f"buffers of two: {WORKER}: KV 99 MiB" in result["msg"]
+    assert "known answer of two: " in result["msg"]
+    assert f"health of three: {plan.head.url}: the model is loading" in result["msg"]
+    assert " of one: " not in result["msg"]
+    left = healthy(plan, None)
+    left = left._replace(log_complete=False, server=left.server._replace(buffers={}))
+    report = judged(plan, healthy(plan), others=[left, left])
+    assert report.passed
+    assert [(check.name, check.subject[:5]) for check in report.checks if "left so" in check.evidence] == [
+        ("known answer", "two: "),
+        ("completion", "two: "),
+        ("known answer", "three"),
+        ("completion", "three"),
+    ]
+    assert verify(typed_json.dump(plan), wrong, gate=True)["failed"]
+    assert verify(typed_json.dump(plan), healthy(plan), gate=True) == {"changed": False}
 
 
 def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(local):

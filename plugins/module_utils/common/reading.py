@@ -28,6 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 DISK_SECONDS = 60.0
 REPLY_BYTES = 1 << 20
 OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
+LATE = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """How the bytes of an API key, whatever they are, become text and bytes again."""
 DEPTH = 32
@@ -200,7 +201,7 @@ def ask(
         raise socket.timeout("timed out")
     except (OSError, http.client.HTTPException, ValueError) as error:
         late = isinstance(error, socket.timeout) or time.monotonic() >= deadline
-        return Reply(0, f"no complete answer within {seconds:g} s" if late else printable(error))
+        return Reply(0, f"{LATE} {seconds:g} s" if late else printable(error))
     finally:
         if timer:
             timer.cancel()

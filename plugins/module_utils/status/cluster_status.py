@@ -185,8 +185,9 @@ def _with_head(
     state, detail = _state(planned and planned.state, condition.service_states.get(service or ""), head)
     serving = head.serving if head.current else None
     restarts, last = _restarts(head, now)
-    speed, speed_reason = _speed(head.metrics, plan.head.argv) if plan and state in SERVING else (None, "")
-    loads = serving.load if serving and state == "loading" else None
+    counts = plan and state in SERVING and not plan.head.models
+    speed, speed_reason = _speed(head.metrics, plan.head.argv) if plan and counts else (None, "")
+    loads = serving.load if serving else None
     return cluster._replace(
         state=state,
         detail=detail,
@@ -196,12 +197,20 @@ def _with_head(
         asleep_s=max(0, now - serving.since) if serving and state == serving_record.ASLEEP else None,
         without=serving.without if serving and state == "fallback" else (),
         waiting_for=serving.waiting_for if serving else (),
-        load=loading.progress_of(loads, loading.expected_of(plan)) if loads else None,
+        load=loading.progress_of(loads, loading.expected_of(_loading(plan, head.models))) if loads else None,
         verified=_verified(head.verified, now),
         benchmark=head.benchmark,
         speed=speed,
         speed_reason=speed_reason,
+        models=head.models,
     )
+
+
+def _loading(plan: Plan | None, models: Sequence[types.ModelStatus]) -> Plan | None:
+    """The plan of the model that is loaded at this moment."""
+    names_of = {model.name for model in models if model.state == "loading"}
+    found = [one for one, model in zip(plan.each(), plan.head.models or ()) if model.name in names_of] if plan else []
+    return next(iter(found), plan)
 
 
 def serious(host: types.HostStatus) -> list[Difference]:

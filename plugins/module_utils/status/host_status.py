@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Health
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Health, ModelStatus
 
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
@@ -46,6 +46,7 @@ class _Server(NamedTuple):
     health: Health
     metrics: metrics.Counters | None = None
     """None where it does not count, or sleeps: older builds wake to answer."""
+    models: tuple[ModelStatus, ...] = ()
 
 
 def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: bool) -> _Server:
@@ -55,23 +56,33 @@ def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: 
         health = server_client.wait_for_health(head.own_url, 0, certificate, ASK_SECONDS)
     except ValueError as error:
         return _Server(Health(False, validation.printable(error)))
-    if health.healthy and not asleep and metrics.OPTION in head.argv:
+
+    def get(path: str) -> reading.Reply:
         with suppress(OSError):  # a key that cannot be read
-            return _Server(health, _counters(head, running, account, certificate))
+            return _get(path, head, running, account, certificate)
+        return reading.Reply(0, "")
+
+    if health.healthy and head.models:
+        return _Server(health, None, server_client.models(get("/models")))
+    if health.healthy and not asleep and metrics.OPTION in head.argv:
+        return _Server(health, _counters(get("/metrics")))
     return _Server(health)
 
 
-def _counters(
-    head: HeadPlan, running: Collection[int], account: str | None, certificate: bytes | None
-) -> metrics.Counters | None:
+def _counters(reply: reading.Reply) -> metrics.Counters | None:
+    return metrics.counters(reply.text) if reply.status == 200 else None
+
+
+def _get(
+    path: str, head: HeadPlan, running: Collection[int], account: str | None, certificate: bytes | None
+) -> reading.Reply:
     address, key = head.own_url.split("//", 1)[1], server_client.first_key(head.api_key_file)
     place, port = address.rsplit(":", 1)
 
     def objection() -> str | None:
         return processes.unexpected_listener(place, int(port), running, account) if key else None
 
-    reply = reading.ask(address, "/metrics", ASK_SECONDS, None, key, objection, certificate)
-    return metrics.counters(reply.text) if reply.status == 200 else None
+    return reading.ask(address, path, ASK_SECONDS, None, key, objection, certificate)
 
 
 def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
@@ -99,6 +110,7 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
         verified=verified,
         benchmark=history.last(place.prefix),
         metrics=server.metrics if server else None,
+        models=server.models if server else (),
     )
 
 

@@ -66,7 +66,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
     if cluster.url:
         lines += [
             *_row("url", cluster.url),
-            *_row("model", cluster.model or ""),
+            *(_row("models", _models_text(cluster.models)) if cluster.models else _row("model", cluster.model or "")),
             *_row("release", _release_text(cluster)),
         ]
     if cluster.verified:
@@ -79,11 +79,15 @@ def _cluster_lines(status: types.Status) -> list[str]:
         lines += _row("benchmark", f"{cluster.benchmark} is the last one")
     if cluster.calibrated:
         lines += _row("calibrated", f"{cluster.calibrated}, and another release serves: run playbooks/calibrate.yml")
-    if cluster.restarts:
+    if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
             lines += _row("", f"{units.duration(restart.age_s)} ago: {restart.text}")
     return lines + _speed_lines(cluster)
+
+
+def _models_text(models: Sequence[types.ModelStatus]) -> str:
+    return ", ".join(f"{model.name} {model.state}" for model in models)
 
 
 def _speed_lines(cluster: types.ClusterStatus) -> list[str]:

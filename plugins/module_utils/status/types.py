@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
@@ -14,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health, ModelStatus
 
 SCHEMA = 2
 Line = Annotated[str, Text(longest=2000)]
@@ -56,6 +57,8 @@ class HeadCondition(NamedTuple):
     """id of the last one that the head keeps"""
     metrics: Optional[Counters]
     """of llama-server; null where it does not count, or sleeps"""
+    models: tuple[ModelStatus, ...] = ()
+    """of several, those that llama-server reports"""
 
 
 NOTHING_KNOWN = HeadCondition(None, None, False, (), Exits(0, "", ()), None, None, None)
@@ -219,6 +222,8 @@ class ClusterStatus(NamedTuple):
     """null where it is not counted"""
     speed_reason: str = ""
     """why there is no speed"""
+    models: Annotated[tuple[ModelStatus, ...], ABSENT] = ()
+    """of several that take turns; missing where there is one alone"""
 
 
 class Status(NamedTuple):

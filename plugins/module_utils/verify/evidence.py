@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
@@ -22,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
@@ -44,6 +46,9 @@ WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 PROMPT = "The first three prime numbers are"
 TOKENS = 16
 SECONDS_FOR_ANSWER = 300
+LIST_SECONDS = 5.0
+LEAST_SECONDS = 1.0
+"""For which a model of several is waited for."""
 
 
 def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
@@ -60,12 +65,19 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     except ValueError as error:
         health = Health(False, printable(error))
     running = processes.of_account(host.prefix, host.account)
+    door = _Door(subject, running, certificate)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     serving = serving_record.of_launcher(folder, launchers)
-    asleep = bool(health.healthy and serving and serving.state == serving_record.ASLEEP)
-    if asleep:
+    asked, sleeps = subject.asked, bool(serving and serving.state == serving_record.ASLEEP)
+    if asked:
+        sleeps = not (wake or asked.name in door.loaded())
+    elif health.healthy and sleeps:
         health = Health(True, "ok; it slept, and the question of this check woke it" if wake else "ok; it sleeps")
-    log = _start_log(folder)
+    ask = health.healthy and (wake or not sleeps)
+    if asked and ask and door.still_loads(asked.name, max(seconds, LEAST_SECONDS)):
+        health, ask = Health(False, server_client.LOADING), False
+    completion = door.complete() if ask else None
+    log = _start_log(folder, asked)
     evidence = Evidence(
         health=health,
         exits=exits(folder / runtime.ENDS),
@@ -88,7 +100,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         server=ServerEvidence(
             start_log.buffers(first_load),
             start_log.rdma_connections(first_load),
-            _ask(subject, running, certificate) if wake or not asleep else None,
+            completion,
             shown,
             start_log.is_pipelined(first_load),
         ),
@@ -96,11 +108,14 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     )
 
 
-def _start_log(folder: Path) -> str:
+def _start_log(folder: Path, asked: ServedModel | None) -> str:
+    """The log of the server's start, or of the load of a model; empty where that of another one has replaced it."""
     try:
-        return reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
+        log = reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
+    loaded = f"{server.SPAWNS.decode()}{asked.name} " if asked else ""
+    return log if loaded in log.partition("\n")[0] else ""
 
 
 def _last_lines(lines: list[str]) -> tuple[str, ...]:
@@ -178,21 +193,41 @@ def _with_unused_workers(recorded: Handshakes, subject: Subject, served: ServedF
     return recorded._replace(workers=workers)
 
 
-def _ask(subject: Subject, running: Collection[int], certificate: bytes | None) -> Completion:
-    head, account = subject.head, subject.hosts[subject.head.host].account
-    question: dict[str, Any] = {"prompt": "", "temperature": 0}
-    if not subject.has_known_answer:
-        question = {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
-    key = server_client.first_key(head.api_key_file)
-    place = server_client.address_of(head.own_url)
-    address, port = place.rsplit(":", 1)
-    patience = SECONDS_FOR_ANSWER + (head.start_timeout if server.SLEEP in head.argv else 0)
+class _Door:
+    """The server as its clients reach it."""
 
-    def objection() -> str | None:
-        """The connection stands, so whoever listens now is who gets the key, or nobody does."""
-        listener = processes.unexpected_listener(address, int(port), running, account) if key else None
-        return listener and f"the API key was not sent: {listener}"
+    def __init__(self, subject: Subject, running: Collection[int], certificate: bytes | None) -> None:
+        self._subject, self._running, self._certificate = subject, running, certificate
+        self._place = server_client.address_of(subject.head.own_url)
 
-    return server_client.completion(
-        reading.ask(place, "/v1/completions", patience, question, key, objection, certificate)
-    )
+    def still_loads(self, name: str, seconds: float) -> bool:
+        """Whether a model of several, whose load this begins, is not loaded after so many seconds."""
+        return self._ask(f"/props?model={quote(name, safe='')}", seconds).text.startswith(reading.LATE)
+
+    def loaded(self) -> set[str]:
+        """Names of the models of several that are loaded."""
+        found = server_client.models(self._ask("/models", LIST_SECONDS))
+        return {model.name for model in found if model.state == "loaded"}
+
+    def complete(self) -> Completion:
+        subject, asked = self._subject, self._subject.asked
+        question: dict[str, Any] = {"prompt": "", "temperature": 0}
+        if not subject.has_known_answer:
+            question = {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
+        if asked:
+            question["model"] = asked.name
+        sleeps = server.SLEEP in (asked or subject.head).argv
+        patience = SECONDS_FOR_ANSWER + (subject.head.start_timeout if sleeps else 0)
+        return server_client.completion(self._ask("/v1/completions", patience, question))
+
+    def _ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> reading.Reply:
+        head, account = self._subject.head, self._subject.hosts[self._subject.head.host].account
+        key = server_client.first_key(head.api_key_file)
+        address, port = self._place.rsplit(":", 1)
+
+        def objection() -> str | None:
+            """The connection stands, so whoever listens now is who gets the key, or nobody does."""
+            listener = processes.unexpected_listener(address, int(port), self._running, account) if key else None
+            return listener and f"the API key was not sent: {listener}"
+
+        return reading.ask(self._place, path, seconds, question, key, objection, self._certificate)

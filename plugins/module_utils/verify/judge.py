@@ -40,7 +40,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 LINE = 500
 """Characters of a check that are recorded on the head."""
-LEFT_ASLEEP = "llama-server sleeps, and was left so: -e llama_verify_wake=true asks it"
+LEFT_ASLEEP = "its model is not loaded, and was left so: -e llama_verify_wake=true asks it"
 FAILED_CHECKS = 20
 """That are recorded on the head."""
 
@@ -56,6 +56,8 @@ class Observed(NamedTuple):
     """Hosts that the run changed, and that were compared again since."""
     staged: Staged | None = None
     """Where staging was asked for."""
+    others: Sequence[Evidence] = ()
+    """Of models that take turns, after the first one."""
 
     def service(self, host: str, name: str) -> ServiceState | None:
         report = self.hosts.get(host)
@@ -84,14 +86,20 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
         checks += [_link(host, measured) for host, measured in evidence.links.items()]
     if observed.staged:
         checks.append(_staging(plan, observed.staged))
-    checks.append(_check("health", plan.head.url, healthy, "; ".join(evidence.waits_for or [evidence.health.detail])))
+    checks.append(_health(plan, evidence))
     if evidence.server:
         checks += _of_server(plan, evidence, evidence.server)
+        checks += _of_models(plan, [evidence, *observed.others])
     else:
         skipped = ("handshake", "buffers", "known answer", "completion")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
     passed = not any(check.status == "failed" for check in checks)
     return Report(SCHEMA, plan.cluster, passed, tuple(checks))
+
+
+def _health(plan: Plan, evidence: Evidence) -> Check:
+    detail = "; ".join(evidence.waits_for or [evidence.health.detail])
+    return _check("health", plan.head.url, evidence.health.healthy, detail)
 
 
 def left_asleep(evidence: Evidence) -> bool:
@@ -347,13 +355,25 @@ def _staging(plan: Plan, staged: Staged) -> Check:
 
 
 def _of_server(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
-    url, completion = plan.head.url, server.completion
     if server.certificate:
-        yield _certificate(plan.head.tls_certificate_file or url, server.certificate)
+        yield _certificate(plan.head.tls_certificate_file or plan.head.url, server.certificate)
     yield from _handshakes(plan, evidence.handshakes, _transport(plan, evidence, server))
-    yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
-    if plan.estimate.prompt and plan.estimate.prompt.pipelined and not (evidence.fallback or plan.staging):
-        yield _pipeline(plan, server.pipelined, evidence.log_complete)
+
+
+def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
+    """:param evidence: of each model that takes turns, or of the one that is served."""
+    names_of = [f"{one.name}: " for one in plan.head.models or ()] or [""]
+    for name, one, found in zip(names_of, plan.each(), evidence):
+        checks = _of_model(one, found, found.server) if found.server else [_health(one, found)]
+        yield from (check._replace(subject=f"{name}{check.subject}") for check in checks)
+
+
+def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
+    url, completion = plan.head.url, server.completion
+    if completion or server.buffers:
+        yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
+        if plan.estimate.prompt and plan.estimate.prompt.pipelined and not (evidence.fallback or plan.staging):
+            yield _pipeline(plan, server.pipelined, evidence.log_complete)
     yield _known_answer(url, plan.model, completion)
     yield _completion(url, completion)
 

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Certificate, Completion, Health
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Certificate,
+    Completion,
+    Health,
+    ModelStatus,
+)
 
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
@@ -21,6 +26,8 @@ LINE = 500
 """Characters of a wrong answer that are shown."""
 LOADING = "the model is loading"
 """Detail of a server that answers 503."""
+MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
+"""In an answer of /models (server-models.cpp of 0.3.36) → here."""
 NAMES = 32
 """Of a certificate, that are shown."""
 PARTIAL_CHAIN = 0x80000
@@ -96,6 +103,20 @@ def examine_certificate(url: str, path: str) -> Certificate:
         return Certificate(error=printable(error))
     names = tuple(printable(entry[-1]) for entry in shown.get("subjectAltName", ()))
     return Certificate(names[:NAMES], printable(shown["notAfter"]))
+
+
+def models(reply: reading.Reply) -> tuple[ModelStatus, ...]:
+    """A router's reply about its models; none where it has another form."""
+    try:
+        return tuple(
+            ModelStatus(
+                printable(entry["id"]),
+                "failed" if entry["status"].get("failed") else MODEL_STATES.get(entry["status"]["value"], "unloaded"),
+            )
+            for entry in reading.parse(reply.text)["data"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
 
 
 def completion(reply: reading.Reply) -> Completion:

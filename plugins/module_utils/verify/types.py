@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     FallbackPlan,
     HeadPlan,
     ModelPlan,
+    ServedModel,
 )
 
 SCHEMA = 1
@@ -41,6 +42,18 @@ class Subject(NamedTuple):
     placement: tuple[DevicePlacement, ...] = ()
     """what each device gets; of a recorded plan nothing"""
 
+    def each(self) -> "tuple[Subject, ...]":
+        """What is asked of each model that takes turns; this where there is one alone."""
+        return tuple(
+            self._replace(model=one.model, placement=one.placement, head=self.head._replace(models=(one,), cpu=one.cpu))
+            for one in self.head.models or ()
+        ) or (self,)
+
+    @property
+    def asked(self) -> Optional[ServedModel]:
+        """The model that is asked for by its name; None where there is one alone."""
+        return self.head.models[0] if self.head.models else None
+
     @property
     def has_known_answer(self) -> bool:
         """Whether the known-answer model is served, made here or fetched."""
@@ -56,6 +69,15 @@ class Health(NamedTuple):
     healthy: bool
     detail: Line
     """what it answers, or why it does not"""
+
+
+class ModelStatus(NamedTuple):
+    """A model of several that take turns."""
+
+    name: Annotated[str, Text()]
+    """by which clients ask for it"""
+    state: Annotated[str, ("loaded", "loading", "asleep", "unloaded", "failed")]
+    """the next question loads a failed one again"""
 
 
 class Exits(NamedTuple):

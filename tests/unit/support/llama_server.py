@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 
 import pytest
 
@@ -10,7 +11,8 @@ import pytest
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.looked.append(self.path)
-        text = self.server.metrics if self.path == "/metrics" else "{}"
+        text = self.server.texts.get(self.path, self.server.metrics if self.path == "/metrics" else "{}")
+        time.sleep(self.server.loads if self.path.startswith("/props") else 0)
         self.answer(self.server.health if self.path == "/health" else 200 if text else 501, text)
 
     def do_POST(self):
@@ -32,6 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     """``looked`` are the paths that it was asked for, ``asked`` the keys and questions that it got."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        served.texts, served.loads = {}, 0
         served.health, served.status, served.metrics, served.looked, served.asked = 200, 200, "", [], []
         threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
         yield served

@@ -9,6 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
@@ -31,6 +32,14 @@ RIGHT = Completion(known_answer.SENTENCE, 33, 700.0)
 def subject(plan):
     """:param plan: as JSON."""
     return typed_json.parse(Subject, plan)
+
+
+def several(plan, *names):
+    """The plan with models of these names that take turns, each as the one that it has."""
+    known = {**plan.head._asdict(), **plan._asdict()}
+    fields = {name: known[name] for name in ServedModel._fields if name in known}
+    models = tuple(ServedModel(**{**fields, "name": name, "aliases": ()}) for name in names)
+    return plan._replace(head=plan.head._replace(models=models))
 
 
 def unhealthy(detail="refused", **changes):
