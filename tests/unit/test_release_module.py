@@ -404,6 +404,15 @@ def test_an_option_that_a_program_does_not_know(call, printing, words, said):
     assert said in told["msg"]
 
 
+def test_an_option_of_one_of_several_models_that_a_program_does_not_know(call, printing):
+    arguments = printing()
+    child = command(arguments, "llama-server", "--no-such-option")["process"]
+    arguments["services"] = [{**command(arguments, "llama-server", "--rpc", "127.0.0.1:50052"), "children": [child]}]
+    told = call(**arguments)
+    assert told["failed"]
+    assert "does not know --no-such-option" in told["msg"]
+
+
 def test_services_of_another_release_are_not_compared(call, printing):
     arguments = printing()
     arguments["services"] = [command(arguments, "llama-server", "--no-such-option", release="other")]
