@@ -58,6 +58,8 @@ class Client(NamedTuple):
 
 def models_of(plan: Plan) -> tuple[Served, ...]:
     """What the server of a plan serves, the model that clients take by default first."""
+    if plan.head.models:
+        return tuple(Served(model.name, model.context_per_request) for model in plan.head.models)
     words = itertools.pairwise(plan.head.argv)
     alias = next((value for option, value in words if option in ("-a", "--alias")), None)
     return (Served(alias or PurePosixPath(plan.model.path).name, plan.head.context_per_request),)

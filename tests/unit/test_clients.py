@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import clients
 from conftest import refused, typed
 from test_report import EVIL, Tags
+from test_several import DEEP, SMALL, several
 
 URL = "https://192.0.2.10:8080"
 MODELS = (clients.Served("first.gguf", 32768), clients.Served('it\'s a "second" one', 4096))
@@ -86,6 +87,12 @@ def test_a_model_has_the_name_and_the_context_that_the_server_gives_it(plan):
     assert clients.models_of(named)[0].name == "mine"
 
 
+def test_of_several_models_each_has_the_name_by_which_the_router_knows_it(pair):
+    plan = typed(several(pair, SMALL, DEEP).plan())
+    assert clients.models_of(plan) == (clients.Served("small", 4096), clients.Served("deep", 256))
+    assert "They take turns" in clients.files_of(plan, "")[clients.PAGE]
+
+
 def test_the_page_says_where_the_chat_is_where_a_key_is_and_what_a_private_authority_takes(plan, local):
     page = clients.files_of(plan, "")[clients.PAGE]
     assert Tags(page).references == [f"{URL}/", *WRITERS]
@@ -94,6 +101,7 @@ def test_the_page_says_where_the_chat_is_where_a_key_is_and_what_a_private_autho
     assert "ssh -N" not in page
     assert all(f"<pre>{client.command}\n</pre>" in html.unescape(page) for client in clients.CLIENTS)
     page = clients.files_of(typed(local.plan()), "")[clients.PAGE]
+    assert "They take turns" not in page
     assert "ssh -N -L 8080:127.0.0.1:8080 here" in page
     assert "The server asks for none" in page
     assert "private authority" not in page
