@@ -60,6 +60,7 @@ class PlannedLoad(NamedTuple):
     share: str = ""
     needed: bool = False
     """See runner.Load."""
+    asks: dict[str, Any] | None = None
 
 
 class Matrix(NamedTuple):
@@ -182,7 +183,9 @@ class ActionModule(Action):
                 why = None if same is load else f"{program} gets the same command line as with {dict(same.settings)}"
             new = matrix.cells_of(load, plan, why)
             if isinstance(plan, Plan):
-                loads.append(PlannedLoad(load, plan, () if why else argv, frozenset(cell.key for cell in new)))
+                keys = frozenset(cell.key for cell in new)
+                asks = matrix.asks_of(plan, load, request.repetitions)
+                loads.append(PlannedLoad(load, plan, () if why else argv, keys, asks=asks))
             cells += new
         models = dict.fromkeys(reports, "")
         models.update({matrix.name_of(one.load.model): one.plan.model.path for one in loads})
@@ -394,7 +397,8 @@ def _load_of(one: PlannedLoad, log: str) -> runner.Load:
     """What the runner needs of a load."""
     latencies = list(one.load.latencies_ms)
     workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint] if latencies else []
-    return runner.Load(list(one.argv), dict(one.plan.head.environment), log, workers, latencies, one.share, one.needed)
+    environment = dict(one.plan.head.environment)
+    return runner.Load(list(one.argv), environment, log, workers, latencies, one.share, one.needed, one.asks)
 
 
 def _service_of(plans: Sequence[Plan]) -> ServicePlan:

@@ -41,6 +41,13 @@ def placing_a_draft():
     return cluster
 
 
+def large_draft():
+    """A draft model that is larger than the model."""
+    cluster = with_model(cluster_of(build=11063, llama_model_draft={"path": "/srv/d.gguf"}))
+    cluster.model["further"] = {"draft": model(30, layers=16)}
+    return cluster
+
+
 def setting(name, **values):
     """Changes variables of a host."""
     return lambda cluster: cluster.hosts[name]["variables"].update(values)
@@ -723,6 +730,15 @@ CASES = [
             "keep enough memory free": accepts("further-not-counted"),
         },
         ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
+    ),
+    (
+        "speculation-slower",
+        large_draft,
+        {
+            "set llama_server_speculation to none": setting("head", llama_server_speculation="none"),
+            "set llama_server_speculation_acceptance": accepts("speculation-slower"),
+        },
+        ["With draft-simple ", "it pays from a share of ", " accepted tokens on, and 0.7 is assumed."],
     ),
     (
         "context-cut",

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePosixPath
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import Load, micro_batch_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.calibration import Trial
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -32,11 +33,15 @@ NOT_FOR_SWEEP = (
     "log-verbosity",
 )
 """Options of llama-server that llama-sweep-bench does not have, or that follow from the tests."""
+NOT_FOR_ASKING = ("host", "api-key-file", "tls-certificate", "tls-key")
+"""Options of llama-server that say who may ask it."""
 
 
 def argv_of(plan: Plan, load: Load, repetitions: int) -> list[str]:
     """The command line that measures what llama-server would serve with this plan."""
     argv = plan.head.argv
+    if load.text:
+        return [argv[0], *_without(argv, NOT_FOR_ASKING), "--host", names.LOOPBACK]
     program = str(PurePosixPath(argv[0]).with_name(options.MEASURING[plan.release.fork or options.MAINLINE]))
     if plan.release.fork:
         return [program, *_sweep_words(argv, load)]
@@ -124,12 +129,17 @@ def _load_mode(mode: str | None, argv: Sequence[str]) -> dict[str, str]:
 
 def _sweep_words(argv: Sequence[str], load: Load) -> list[str]:
     """The words of llama-sweep-bench: those of llama-server that it has."""
+    context = str(max(load.depths) + max(micro_batch_of(argv), *load.prompts, 0))
+    return [*_without(argv, NOT_FOR_SWEEP), "-c", context, "-n", str((load.generated or (1,))[0])]
+
+
+def _without(argv: Sequence[str], unwanted: Collection[str]) -> list[str]:
+    """The words of a command line of llama-server after its program, without these options."""
     words: list[str] = []
     skip = False
     for word in argv[1:]:
         option = options.of_word(word) if word.startswith("-") else None
-        skip = option.name in NOT_FOR_SWEEP if option else skip
+        skip = option.name in unwanted if option else skip
         words += [] if skip else [word]
         skip = skip and not (option and options.meaning(word))
-    context = str(max(load.depths) + max(micro_batch_of(argv), *load.prompts, 0))
-    return [*words, "-c", context, "-n", str((load.generated or (1,))[0])]
+    return words

@@ -54,11 +54,34 @@ class Request(NamedTuple):
     latency_ms: tuple[float, ...]
     repetitions: int
     timeout: int
+    text: str | None
 
     @property
     def variants(self) -> list[dict[str, Any]]:
         """Every combination of the values to vary, as variables of the head; one without any where nothing varies."""
         return [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
+
+
+SPECULATION = f"{VARIED}speculation"
+TEXT = (
+    3
+    * """\
+def mean(values):
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+def largest(values):
+    found = values[0]
+    for value in values[1:]:
+        if value > found:
+            found = value
+    return found
+
+"""
+)
+"""What llama-server continues where nothing is said: any model writes it once more."""
 
 
 class Load(NamedTuple):
@@ -79,10 +102,16 @@ class Load(NamedTuple):
         """As llama-bench names them."""
         return [*(f"pp{number}" for number in self.prompts), *(f"tg{number}" for number in self.generated)]
 
+    text: str = ""
+    """That llama-server itself continues, since programs that measure predict no tokens; empty where they measure."""
+
     @property
     def context(self) -> int:
         """Tokens of the longest of the tests, as llama-bench makes its cache."""
-        longest = max(*self.prompts, *self.generated, 0) + max(self.depths)
+        text = len(
+            self.text.replace(" ", "\u2581").encode()
+        )  # a token has a byte at least, and some vocabularies write spaces so
+        longest = max(*self.prompts, *self.generated, 0) + max(self.depths) + text
         return -(-longest // CACHE_CELLS) * CACHE_CELLS
 
 
@@ -106,6 +135,10 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     if len(values["latency_ms"]) > MOST_LATENCIES:
         raise Refusal(f"{PREFIX}latency_ms has {len(values['latency_ms'])} values: give {MOST_LATENCIES} or fewer")
     values["vary"] = values["vary"] or {}
+    if SPECULATION in values["vary"] and not values["generated"]:
+        raise Refusal(
+            f"{PREFIX}generated is empty, and {SPECULATION} changes generation alone: give a number of tokens"
+        )
     _check_varied(values["vary"], variables.keys())
     models = tuple(_model(index, model, variables) for index, model in enumerate(values["models"]))
     names = [name_of(model) for model in models]
@@ -199,8 +232,11 @@ def loads_of(
         request.models or (variants[0][1].model,), request.hosts or range(1, len(hosts) + 1), variants
     )
     served, tests = serving_backend(plan), (request.prompts, request.generated, request.depths)
+    if SPECULATION in request.vary:
+        tests = ((), request.generated, (0,))
+    text = (request.text or TEXT) if SPECULATION in request.vary else ""
     direct = [
-        (Load(tuple(hosts[:number]), cluster.server.backend or served, model, settings, (), *tests), cluster)
+        (Load(tuple(hosts[:number]), cluster.server.backend or served, model, settings, (), *tests, text), cluster)
         for model, number, (settings, cluster) in places
     ]
     # llama-sweep-bench repeats nothing, so that there is nothing to take turns with.
@@ -210,7 +246,7 @@ def loads_of(
         (load._replace(latencies_ms=latencies, **first), cluster)
         for load, cluster in direct
         for latencies in turns
-        if latencies and len(load.hosts) > 1 and load.settings == variants[0][0]
+        if latencies and len(load.hosts) > 1 and load.settings == variants[0][0] and not text
     ]
     loads = [*direct, *delayed]
     cells = sum(len(load.tests) * len(load.depths) * max(1, len(load.latencies_ms)) for load, _cluster in loads)
@@ -228,8 +264,11 @@ def _cluster_of(cluster: Cluster, load: Load, plan: Plan) -> Cluster:
     if served:
         batch = server.batch or max(served.batch, server.micro_batch or 0)
         server = server._replace(batch=batch, micro_batch=server.micro_batch or min(served.micro_batch, batch))
+    model = load.model._replace(mmproj=None)
+    if not load.text:
+        server, model = server._replace(speculation=None), model._replace(draft=None)
     return cluster._replace(
-        model=load.model._replace(mmproj=None, draft=None),
+        model=model,
         within=frozenset(load.hosts),
         placement="all",
         server=server._replace(backend=load.backend, context=load.context, parallel=1, fallback=False),
@@ -273,6 +312,7 @@ def cells_of(load: Load, planned: Plan | Refused, skipped: str | None) -> list[C
     """
     plan = None if planned.refused or isinstance(planned, Refused) else planned
     placed = plan.placement if plan else ()
+    speculation = plan.estimate.speculation if plan and load.text else None
     return [
         Cell(
             key=_key(load, test, depth, latency),
@@ -283,7 +323,11 @@ def cells_of(load: Load, planned: Plan | Refused, skipped: str | None) -> list[C
             latency_ms=latency,
             test=test,
             depth=depth,
-            predicted=_predicted(plan, test, depth, latency) if plan else None,
+            predicted=speculation.generation_tokens_per_s
+            if speculation
+            else _predicted(plan, test, depth, latency)
+            if plan
+            else None,
             predicted_load_s=plan.estimate.load_s if plan else None,
             memory_mib=tuple(DeviceMemory(entry.device, entry.host, entry.total_mib, None) for entry in placed),
             skipped=skipped or (_why_not_swept(plan, test, depth) if plan and plan.release.fork else None),
@@ -330,6 +374,12 @@ def _why_not_swept(plan: Plan, test: str, depth: int) -> str | None:
     return (
         f"{program} measures at depths that are multiples of the micro-batch, {size} tokens" if depth % size else None
     )
+
+
+def asks_of(plan: Plan, load: Load, repetitions: int) -> dict[str, Any] | None:
+    """What runner.Load asks llama-server; None where another program measures."""
+    asks = {"port": plan.head.port, "text": load.text, "generated": load.generated, "repetitions": repetitions}
+    return asks if load.text else None
 
 
 def identity(plan: Plan, cells: Sequence[Cell], repetitions: int, models: Mapping[str, str]) -> str:

@@ -42,6 +42,8 @@ class Result(NamedTuple):
     """Both as the program says them, which has more digits of the samples."""
     swept: bool = False
     """Whether llama-sweep-bench says it."""
+    acceptance: float | None = None
+    """Share of predicted tokens that were accepted; None where none were."""
 
 
 class Log(NamedTuple):
@@ -70,7 +72,7 @@ def speed_of(samples: Sequence[float]) -> Speed:
 
 
 def results_of(text: str) -> list[Result]:
-    """A line of ``llama-bench -o jsonl``, or a row of the table of llama-sweep-bench; empty for any other line."""
+    """A line of ``llama-bench -o jsonl``, or of runner.Runner, or a row of the table of llama-sweep-bench; empty for any other line."""
     swept = SWEPT.match(text.strip())
     if swept:
         prompt, generated, depth = (int(number) for number in swept.groups()[:3])
@@ -83,12 +85,14 @@ def results_of(text: str) -> list[Result]:
         prompt, generated, depth = int(row["n_prompt"]), int(row["n_gen"]), int(row.get("n_depth", 0))
         samples = tuple(float(sample) for sample in row["samples_ts"])
         mean, deviation = float(row["avg_ts"]), float(row["stddev_ts"])
+        drafted, accepted = int(row.get("drafted", 0)), int(row.get("accepted", 0))
     except (ValueError, KeyError, TypeError, OverflowError):
         return []
     possible = bool(prompt) != bool(generated) and samples and all(map(is_speed, (*samples, mean)))
     if not possible or not 0 <= deviation <= FASTEST:
         return []
-    return [Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)]
+    acceptance = round(accepted / drafted, 3) if 0 <= accepted <= drafted and drafted else None
+    return [Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation, False, acceptance)]
 
 
 def read(text: str) -> Log:
@@ -169,7 +173,8 @@ def _filled(cell: Cell, log: Log, result: Result | None, latencies: Sequence[flo
     speed = speed_of(samples)
     if len(latencies) < 2:  # rounded twice, one in some hundreds would not be the figure that the log has
         speed = speed._replace(mean=result.mean, deviation=result.deviation)
-    return cell._replace(measured=speed, load_s=None if turn else log.load_s, skipped=None)
+    load_s = None if turn else log.load_s
+    return cell._replace(measured=speed, load_s=load_s, skipped=None, acceptance=result.acceptance)
 
 
 def _are_known(log: Log, latencies: Sequence[float]) -> bool:

@@ -19,10 +19,12 @@ import queue
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +36,8 @@ WAITING_BYTES = 64 << 20
 LOG_BYTES, LINE_BYTES = 256 << 20, 64 << 10
 """Of a log, after which the program is ended, and of a line, which is divided there."""
 SHARE_SECONDS = 60
+READY_SECONDS = 0.2
+"""After so long llama-server is asked again whether it is ready."""
 STAMP_BYTES = 16
 """Of a line, beside what the program writes."""
 SWITCH_SECONDS = 0.0002
@@ -171,6 +175,8 @@ class Load(NamedTuple):
     """Name of those that have a time together; the others have their own alone."""
     needed: bool = False
     """Begins also where that time is over."""
+    asks: dict[str, Any] | None = None
+    """What a llama-server is asked: ``port``, ``text`` that it continues, numbers of tokens to be ``generated``, and ``repetitions``."""
 
 
 class Runner:
@@ -216,12 +222,17 @@ class Runner:
         limit = threading.Timer(self._timeout, self._give_up, (child, log))
         streams = ((child.stdout, "out"), (child.stderr, "err"))
         readers = [threading.Thread(target=_copy, args=(stream, kind, log, child, latency)) for stream, kind in streams]
-        for thread in (limit, *readers):
+        problems: list[str] = []
+        asking = [threading.Thread(target=_ask, args=(load.asks, log, child, problems))] if load.asks else []
+        for thread in (limit, *readers, *asking):
             thread.start()
         if self.ends:
             child.terminate()
-        for reader in readers:
-            reader.join()
+        for thread in (*readers, *asking):
+            thread.join()
+        with suppress(OSError):
+            for problem in problems:
+                log.write("err", problem)
         status = child.wait()
         limit.cancel()
         return status
@@ -229,6 +240,33 @@ class Runner:
     def _give_up(self, child: subprocess.Popen[str], log: Log) -> None:
         log.write("err", f"its time is over: llama_benchmark_timeout is {self._timeout:g}, seconds")
         child.kill()
+
+
+def _ask(asks: dict[str, Any], log: Log, child: subprocess.Popen[str], problems: list[str]) -> None:
+    """Asks llama-server as soon as it is ready, and ends it. Its answers become lines as llama-bench writes them, with the tokens that were predicted and
+    accepted. Each question has a seed of its own: what was answered once could be predicted as a whole."""
+    opener, url = urllib.request.build_opener(urllib.request.ProxyHandler({})), f"http://127.0.0.1:{asks['port']}"
+    try:
+        while child.poll() is None:
+            with suppress(OSError):
+                opener.open(f"{url}/health").close()
+                break
+            time.sleep(READY_SECONDS)
+        for tokens in asks["generated"]:
+            found = []
+            for seed in range(asks["repetitions"]):
+                question = {"prompt": asks["text"], "n_predict": tokens, "ignore_eos": True, "cache_prompt": False}
+                with opener.open(f"{url}/completion", json.dumps({**question, "seed": seed}).encode()) as answer:
+                    found.append(json.load(answer)["timings"])
+            speeds = [float(timings["predicted_per_second"]) for timings in found]
+            row = {"n_prompt": 0, "n_gen": tokens, "samples_ts": speeds, "avg_ts": statistics.fmean(speeds)}
+            row["stddev_ts"] = statistics.stdev(speeds) if len(speeds) > 1 else 0.0
+            for name, key in (("drafted", "draft_n"), ("accepted", "draft_n_accepted")):
+                row[name] = sum(timings.get(key, 0) for timings in found)
+            log.write("out", json.dumps(row))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"llama-server does not answer as it should: {error!r}")
+    child.terminate()
 
 
 def _copy(stream: IO[str], kind: str, log: Log, child: subprocess.Popen[str], latency: Latency) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
 
 SCHEMA = 1
@@ -76,6 +77,8 @@ class Cell(NamedTuple):
     """seconds from the start of the program until the model was loaded"""
     skipped: Optional[Words] = None
     """why it is not measured"""
+    acceptance: Absent[float] = None
+    """share of predicted tokens that were accepted; missing where none were predicted"""
     argv: tuple[Words, ...] = ()
     """command line of the program"""
     log: Optional[str] = None

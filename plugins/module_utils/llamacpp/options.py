@@ -547,6 +547,12 @@ TABLE: tuple[Option, ...] = (
         adds=SPECULATES,
     ),
     Option(
+        "drafted",
+        (_in(MAINLINE, "--spec-draft-n-max", 9435, written=False),),
+        environment=_split("LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+    ),
+    Option("drafted-by-ngrams", (_in(MAINLINE, "--spec-ngram-mod-n-max", 9435, written=False),)),
+    Option(
         "projector",
         (
             _in(MAINLINE, "--mmproj --mmproj-url"),

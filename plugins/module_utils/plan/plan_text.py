@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     PromptEstimate,
     Refused,
+    SpeculationEstimate,
 )
 
 WIDTH = 100
@@ -484,6 +485,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         return []
     return [
         ["generation", f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"],
+        *([_speculation(estimate.speculation)] if estimate.speculation else []),
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *(
@@ -495,6 +497,16 @@ def speed_rows(plan: Plan) -> list[list[str]]:
             for speed in estimate.at_context
         ),
         *(_long_prompt(estimate.prompt) if estimate.prompt else []),
+    ]
+
+
+def _speculation(found: SpeculationEstimate) -> list[str]:
+    repeats = " where text repeats" * (found.type == "ngram-mod")
+    share = f"{found.acceptance:g} of {found.drafted} accepted{'' if found.stated else ' (assumed)'}"
+    return [
+        f"with {found.type}",
+        f"{found.generation_tokens_per_s:g} tokens per second{repeats}",
+        f"{share}, pays from {found.pays_from:g}",
     ]
 
 

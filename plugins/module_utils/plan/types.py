@@ -368,6 +368,23 @@ class PromptEstimate(NamedTuple):
     """what to do so that they do; empty where they do, and where they do not hold the whole model"""
 
 
+class SpeculationEstimate(NamedTuple):
+    """Generation where further tokens are predicted, which the devices verify together."""
+
+    type: str
+    """of llama-server's `--spec-type`"""
+    drafted: int
+    """tokens that are predicted at a time"""
+    acceptance: float
+    """share of them that is accepted: `llama_server_speculation_acceptance`, or what is assumed of this type"""
+    stated: bool
+    """whether that variable says so"""
+    pays_from: float
+    """the share from which on it is faster than without; more than 1 where it never is"""
+    generation_tokens_per_s: float
+    """predicted with that share; of `ngram-mod` while text repeats"""
+
+
 class Estimate(NamedTuple):
     """How fast the plan is; null where the model does not fit."""
 
@@ -411,6 +428,8 @@ class Estimate(NamedTuple):
     """with half and all of a request's context filled; empty where the model does not fit"""
     prompt: Optional[PromptEstimate] = None
     """a prompt of a quarter of the context; null where the model does not fit"""
+    speculation: Absent[SpeculationEstimate] = None
+    """generation with `llama_server_speculation`"""
 
 
 class ServedModel(NamedTuple):

@@ -72,6 +72,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     layout,
     prompt_cache,
     prompts,
+    speculation,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
@@ -333,9 +334,12 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     if not staged:
         neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
+    cluster = cluster._replace(model=speculation.request_of(cluster.model, cluster.server))
     model = model_source.model_of(cluster.model, report, head.facts, names.of(cluster.name).account)
     server_settings.check_auxiliary(cluster.server, cluster.model)
     server_settings.check(head.name, cluster.server, equipped[head.name].workers, release)
+    speculation.check(cluster.server, model, release)
+    model = speculation.with_predicting_layers(model, cluster.server)
     server_settings.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving and cluster.within is None:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
@@ -383,7 +387,7 @@ def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
     uncounted = auxiliary_models.uncounted(prepared.model, cluster.server, prepared.release, prepared.case.devices)
     drafts = any(one.role == download_record.DRAFT for one in placed.auxiliary)
     sizes = [server_settings.size_of_auxiliary(prepared.model, role) for role in uncounted]
-    sizes += auxiliary_models.states_of_speculation(prepared.model, cluster.server, prepared.release)
+    sizes += speculation.uncounted(prepared.model, cluster.server, prepared.release)
     as_planned = server_settings.as_planned(cluster.server, drafts) and not sizes
     without = [*sizes, *server_settings.uncounted(cluster.server, drafts)]
     exact = as_planned and prepared.release.mainline
@@ -470,6 +474,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
         predicted = predicted._replace(
             prompt=prompts.of_plan(case, cluster.server, works),
             at_context=prompts.speeds_at_context(case, cluster.server, works),
+            speculation=speculation.of_plan(case, model, works),
         )
     return Plan(
         schema=SCHEMA,

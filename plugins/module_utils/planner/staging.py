@@ -40,6 +40,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
             override_tensor=(),
             environment={name: value for name, value in server.environment.items() if not _is_argument(name)},
             fallback=False,
+            speculation=None,
             prompt_cache_mib=0,
             idle_seconds=None,
             batch=kv_cache.BATCH,

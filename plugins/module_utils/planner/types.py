@@ -117,6 +117,10 @@ class Server(NamedTuple):
     """Of them, those that a device computes together."""
     idle_seconds: int | None = None
     """After which it frees its model; None where it keeps it."""
+    speculation: str | None = None
+    """See speculation.NONE."""
+    speculation_acceptance: float | None = None
+    """Share of predicted tokens that are accepted; None where it is assumed."""
 
     @property
     def tls(self) -> bool:

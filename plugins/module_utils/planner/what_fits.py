@@ -138,7 +138,7 @@ def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, questi
     :param cluster: with any model; what its inventory says of its own model's layers on devices does not count.
     :raises Refusal: whatever the model is, this cluster cannot be planned.
     """
-    server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None)
+    server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
     given = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | OF_ACCESS)
     found = [_row(given, offer, catalogue, question) for offer in offers]
     reasons = {row.why_not for row in found}

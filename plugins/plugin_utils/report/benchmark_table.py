@@ -41,14 +41,15 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def _row(cell: Cell, settings: Sequence[str], has_latency: bool) -> list[Any]:
+def _row(cell: Cell, settings: Sequence[str], has_latency: bool, speculates: bool) -> list[Any]:
     added = [] if not has_latency else [None if cell.latency_ms is None else f"{cell.latency_ms:g} ms"]
     figures = [
         test_of(cell),
         speed(cell) or "not measured",
         *map(_rounded, (cell.predicted, cell.load_s, *memory_of(cell))),
     ]
-    return [cell.model, cell.backend, len(cell.hosts), *map(cell.settings.get, settings), *added, *figures]
+    speculated = [cell.acceptance] * speculates
+    return [cell.model, cell.backend, len(cell.hosts), *map(cell.settings.get, settings), *added, *figures, *speculated]
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -65,11 +66,12 @@ def as_markdown(record: Benchmark) -> str:
     """The table of all cells, and why some were not measured."""
     settings = settings_of(record.cells)
     has_latency = any(cell.latency_ms is not None for cell in record.cells)
-    names = [*COLUMNS, *settings, *["added latency"] * has_latency, *FIGURES]
+    speculates = any(cell.acceptance is not None for cell in record.cells)
+    names = [*COLUMNS, *settings, *["added latency"] * has_latency, *FIGURES, *["accepted"] * speculates]
     reasons = dict.fromkeys(cell.skipped for cell in record.cells if cell.skipped)
     why = [f"- {reason}: {sum(cell.skipped == reason for cell in record.cells)} cells\n" for reason in reasons]
     return (
         f"# Benchmark {record.id} of {record.cluster}\n\n{record.release}; hosts: {', '.join(record.hosts)}.\n\n"
-        + _table(names, (_row(cell, settings, has_latency) for cell in record.cells))
+        + _table(names, (_row(cell, settings, has_latency, speculates) for cell in record.cells))
         + ("\nNot measured:\n\n" + "".join(why).replace("<", "&lt;") if why else "")
     )

@@ -660,6 +660,15 @@ def uncounted(context: AdvisoryContext) -> Cases:
     ]
 
 
+def slow_speculation(context: AdvisoryContext) -> Cases:
+    """Predicted tokens that cost more than they save."""
+    found, without = context.plan.estimate.speculation, context.plan.estimate.generation_tokens_per_s
+    if not found or not without or found.generation_tokens_per_s >= without:
+        return []
+    values = {**found._asdict(), "with_it": found.generation_tokens_per_s, "without": without}
+    return [(None, {**values, "source": "stated" if found.stated else "assumed"})]
+
+
 def cut_context(context: AdvisoryContext) -> Cases:
     """A context that was asked for and is longer than the one for which the model was trained."""
     head, server = context.plan.head, context.server

@@ -27,6 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Finding,
     Remedy,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import speculation
 
 THREAD = "ggml-org/llama.cpp#{}"
 
@@ -472,6 +473,19 @@ ADVISORIES = (
         ),
         "docs/models.md",
         (("variable", "llama_model_draft"), ("why", "its header was not read"), ("word", "-ngld")),
+    ),
+    Advisory(
+        "speculation-slower",
+        "warning",
+        predicates.slow_speculation,
+        "With {type} {with_it} tokens per second are predicted, and {without} without: it pays from a share of {pays_from} accepted tokens on, and "
+        "{acceptance} is {source}.",
+        (
+            fixes.always("set llama_server_speculation to none", fixes.server_becomes(speculation=speculation.NONE)),
+            fixes.always("set llama_server_speculation_acceptance to what benchmark.yml measures"),
+        ),
+        "docs/models.md",
+        (("type", "draft-simple"), ("source", "assumed")),
     ),
     Advisory(
         "context-cut",

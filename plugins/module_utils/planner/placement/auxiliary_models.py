@@ -24,7 +24,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    device_load,
+    devices,
+    speculation,
+    workers,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     AuxiliaryModel,
     Device,
@@ -44,10 +49,6 @@ PLACING = {
 """Role → the options that say where it is."""
 NONE = "none"
 """The place that is the head's processor."""
-TYPES_SINCE, FURTHER_TYPES_SINCE = 9435, 10458
-"""Oldest builds that were read in which a draft model is loaded and not used without --spec-type, and with the types for special ones."""
-TAKES_BACK = {"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"}
-"""Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
 
 
 class Asked(NamedTuple):
@@ -221,30 +222,9 @@ def beside_memory(offered: Sequence[Device], taken: int, head: str, facts: Facts
     ]
 
 
-def _speculation(model: Model, server: Server, release: Release) -> str:
-    """How a draft model is used, as build 11063 itself reads it from the header; empty where the operator says it, or nobody has to."""
-    older = not release.mainline or release.generation < TYPES_SINCE
-    if older or not model.path_of(download_record.DRAFT) or server_settings.given_option(server, options.SPECULATION):
-        return ""
-    tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
-    special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
-    kind = special.get(model.draft.architecture if model.draft else "", "draft-simple")
-    if any(name.endswith(".nextn.eh_proj.weight") for name in tensors):
-        kind = "draft-mtp"
-    return kind if kind == "draft-simple" or release.generation >= FURTHER_TYPES_SINCE else ""
-
-
-def states_of_speculation(model: Model, server: Server, release: Release) -> list[str]:
-    """What is not counted of a recurrent model whose draft model takes back tokens (need_n_rs_seq of builds 9435 to 11063)."""
-    given = server_settings.given_option(server, options.SPECULATION)
-    kinds = set(given[1].split(",")) if given else {_speculation(model, server, release)}
-    recurrent = model.summary.architecture in kv_cache.RECURRENT | kv_cache.HYBRID
-    return ["states of tokens that may be taken back"] if recurrent and kinds & TAKES_BACK else []
-
-
 def arguments(held: Sequence[AuxiliaryModel], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
     """Options of llama-server that say where they are and how a draft model is used, and values."""
-    words = [(options.SPECULATION, _speculation(model, server, release))]
+    words = [(options.SPECULATION, speculation.type_of(model, server, release))]
     given = [name for name in itertools.chain(*PLACING.values()) if server_settings.given_option(server, name)]
     for one in held:
         if one.role == download_record.DRAFT:
