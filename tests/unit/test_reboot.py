@@ -36,7 +36,9 @@ def while_away(planned, host):
         for worker, entry in zip(hosts[name].workers, part["workers"]):
             worker.name = entry["name"]
     fallbacks = [mock.Mock(without=entry["without"]) for entry in planned["fallbacks"]]
-    return changes.while_away(mock.Mock(hosts=hosts, head=mock.Mock(**planned["head"]), fallbacks=fallbacks), host)
+    return changes.while_away(
+        mock.Mock(hosts=hosts, head=mock.Mock(models=None, **planned["head"]), fallbacks=fallbacks), host
+    )
 
 
 def changed(planned):
