@@ -167,7 +167,7 @@ CLIENTS = (
     Client(
         "Continue",
         {"continue.yaml": _continue},
-        f'cp continue.yaml ~/.continue/config.yaml\n(umask 077; echo "{KEY}=${KEY}" >> ~/.continue/.env)',
+        f'cp -i continue.yaml ~/.continue/config.yaml\n(umask 077; echo "{KEY}=${KEY}" >> ~/.continue/.env)',
         "",
         "requestOptions: {caBundlePath: /path/of/ca.pem} in each entry of models",
     ),
