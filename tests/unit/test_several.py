@@ -10,6 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import complete, identity, known_answer_of, typed
@@ -194,6 +195,19 @@ def test_a_model_that_fits_nowhere_is_refused_by_name():
     assert large["head"]["models"][0] == of_two_sizes().plan()["head"]["models"][0]
 
 
+def test_what_is_to_be_done_has_the_words_of_an_entry():
+    cluster = several(
+        cards_of(1, 2), on_paper("one", 4, layers=8), {**on_paper("two", 30, layers=40), "idle_seconds": 1}
+    )
+    (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "idle-shorter-than-load"]
+    assert met["message"].startswith("two in llama_models: idle_seconds is 1")
+    assert met["remedy"].startswith("Set idle_seconds to ")
+    shared = "set llama_model_token_file, llama_server_port"
+    assert (
+        turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
+    )
+
+
 def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
     cluster = of_two_sizes()
     for host in cluster.hosts.values():
@@ -227,22 +241,22 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
         (
             [{**SMALL, "name": "a]b"}],
             {},
-            "llama_models[0] has 'a]b' in name: use letters, digits, and . _ / - between them, and not 'default'",
+            "llama_models[0] has 'a]b' in name: use at most 128 letters, digits, and . _ / - between them, and not 'default'",
         ),
-        ([{**SMALL, "name": "gemma3:4b"}], {}, "llama_models[0] has 'gemma3:4b' in name: use letters"),
-        ([{**SMALL, "name": "default"}], {}, "llama_models[0] has 'default' in name: use letters"),
+        ([{**SMALL, "name": "gemma3:4b"}], {}, "llama_models[0] has 'gemma3:4b' in name: use at most 128 letters"),
+        ([{**SMALL, "name": "default"}], {}, "llama_models[0] has 'default' in name: use at most 128 letters"),
         (
             [{**SMALL, "aliases": ["a,b"]}],
             {},
-            "has 'a,b' in aliases: use letters, digits, and . _ / - between them or : @ +",
+            "has 'a,b' in aliases: use at most 128 letters, digits, and . _ / - between them or : @ +",
         ),
         (
             [SMALL],
             {"llama_server_fallback": True},
             "llama_server_fallback is true, and models of llama_models have no fallbacks",
         ),
-        ([SMALL, {"name": "none"}], {}, "none in llama_models: no model is given: set one of llama_model_path"),
-        ([SMALL, {**DEEP, "context": -1}], {}, "deep in llama_models: llama_server_context is -1"),
+        ([SMALL, {"name": "none"}], {}, "none in llama_models: no model is given: set one of path, huggingface"),
+        ([SMALL, {**DEEP, "context": -1}], {}, "deep in llama_models: context is -1"),
         ([SMALL], {"llama_release": FORK}, "llama_models needs llama.cpp from build 11063 on"),
         (
             [SMALL],
@@ -270,6 +284,12 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
             "'--lora-scaled a 1' is given with several values",
         ),
         ([SMALL, {**DEEP, "extra_args": ["--temp=1"]}], {}, "'--temp=1' is given as one word"),
+        (
+            [SMALL, {**DEEP, "extra_args": ["-a", "mine"]}],
+            {},
+            "deep in llama_models: -a is given to llama-server: use aliases of the entry instead",
+        ),
+        ([SMALL], {"llama_server_extra_args": ["--alias", "mine"]}, "--alias is given to llama-server: use aliases"),
     ],
 )
 def test_what_cannot_be_served_together(pair, entries, variables, reason):
@@ -291,16 +311,16 @@ def test_a_person_reads_what_each_model_takes():
     plan = typed(of_two_sizes().plan())
     table = plan_text.plan_table(plan)
     assert table.split("\n\n")[1].split()[:4] == ["model", "GiB", "context", "tokens/s"]
-    assert "They take turns: a request for another one than is loaded changes to that." in " ".join(table.split())
+    assert "They take turns: a request for one that is not loaded waits" in " ".join(table.split())
     for own in plan.head.models:
         assert f"{own.estimate.load_s:g} s" in table
         for entry in own.placement:
             (row,) = [line.split() for line in table.splitlines() if line.split()[:1] == [entry.device]]
             assert f"{entry.total_mib:.0f}" in row[1:]
     page = plan_text.plan_page(plan)
-    for said in ("serves one, two", "Memory of two", "Models", "head  two", "is served"):
+    for said in ("serves one, two", "Memory of two", "Models", "head  two", "still served: none"):
         assert said in page
-    (last,) = [line for line in page.splitlines() if "without" in line and "one is served" in line]
+    (last,) = [line for line in page.splitlines() if "without" in line and line.endswith("still served: one")]
     assert last.split()[1].startswith("gpu")
     html = html_page.page(plan)
     assert '<h2 id="models">Models</h2>' in html

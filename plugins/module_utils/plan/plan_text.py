@@ -134,7 +134,7 @@ def _models(plan: Plan) -> list[str]:
             needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
     sizes = [["MiB", *(model.name for model in models)]]
     sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
-    meaning = "They take turns: a request for another one than is loaded changes to that."
+    meaning = "They take turns: a request for one that is not loaded waits until it has taken the place of the other."
     return [*table(rows).splitlines(), *_wrapped("  ", meaning), "", *table(sizes).splitlines()]
 
 
@@ -149,7 +149,7 @@ def _without_a_worker(plan: Plan) -> list[str]:
                 if worker.endpoint not in {entry.endpoint for entry in model.placement}
             ]
             if worker.used:
-                rows.append([f"without {name}:{worker.name}:", f"{', '.join(served) or 'nothing'} is served"])
+                rows.append([f"without {name}:{worker.name}:", f"still served: {', '.join(served) or 'none'}"])
     return table(rows).splitlines() if rows else []
 
 
@@ -230,7 +230,7 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
         return dict(refused)
     others = zip((plan.head.models or ())[1:], plan.each()[1:])
     parts = {
-        "Models": [*_models(plan), f"  What follows is of {plan.head.models[0].name}, where it names none."]
+        "Models": [*_models(plan), f"  What follows is about {plan.head.models[0].name}, where it names no model."]
         if plan.head.models
         else [],
         "Topology": _topology(plan),

@@ -21,6 +21,8 @@ OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
+OWN = re.compile(rf"\b(?:{MODEL}(?!token_file|fetched_by)|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
+"""What the names of variables have more than the keys of an entry."""
 RESERVED = "default"
 """What llama-server calls options of all models."""
 
@@ -75,7 +77,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
                 where = f"{VARIABLE}[{index}] has {validation.show(name)} in {what}"
                 if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED:
                     raise Refusal(
-                        f"{where}: use letters, digits, and . _ / - between them{' or : @ +' * (what == 'aliases')}, and not {RESERVED!r}"
+                        f"{where}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (what == 'aliases')}, and not {RESERVED!r}"
                     )
                 if name in known:
                     raise Refusal(f"{where}, which another model has or this one has twice: give each its own names")
@@ -90,5 +92,10 @@ def found_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def sentence(name: str, reason: str) -> str:
-    """A reason that is one entry's."""
-    return f"{name} in {VARIABLE}: {reason}"
+    """A reason that is one entry's, in the entry's words."""
+    return f"{name} in {VARIABLE}: {own_words(reason)}"
+
+
+def own_words(text: str) -> str:
+    """A text about variables, with the keys of an entry in place of those that it may have of its own."""
+    return OWN.sub("", text)

@@ -78,7 +78,7 @@ def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[s
 def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryPlan, ...]:
     common = [one for one in plans[0].advisories if all(one in plan.advisories for plan in plans)]
     others = [
-        one._replace(message=turns.sentence(name, one.message))
+        one._replace(message=turns.sentence(name, one.message), remedy=turns.own_words(one.remedy))
         for name, plan in zip(called, plans)
         for one in plan.advisories
         if one not in common

@@ -79,6 +79,10 @@ def _section(model: ServedModel) -> Iterator[str]:
         several = "with several values" if len(values) > 1 else ""
         form = "" if re.fullmatch(KEY, key) else "as one word"
         ended = "with ; or #" if ENDS_VALUE.search(value) or value != value.strip() else ""
+        if key in ("alias", "a"):
+            raise Refusal(
+                turns.sentence(model.name, f"{word} is given to llama-server: use aliases of the entry instead")
+            )
         if why := twice or several or form or ended:
             shown = " ".join([word, *values])
             raise Refusal(
