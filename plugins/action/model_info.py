@@ -37,6 +37,8 @@ def _find(action: Action, variables: Mapping[str, Any], options: resolver.Option
         request = model_inputs.request_of(variables)
     except Refusal:
         return {"changed": False}  # the same
+    if options.summary_is_enough and request.summary is not None:
+        return {"changed": False}
     try:
         return resolver.resolve(action, request, options)
     except Refusal as refusal:

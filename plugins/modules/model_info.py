@@ -24,6 +24,10 @@ options:
     description: Seconds that finding and reading may take.
     type: int
     default: 120
+  summary_is_enough:
+    description: Whether nothing is asked for and read of a model whose C(gguf_summary) the variables have.
+    type: bool
+    default: false
   folders:
     description: Folders of the host whose records are read; the action plugin sets them.
     type: list
@@ -111,6 +115,7 @@ def main():
             "prefix": {"type": "path"},
             "account": {"type": "str"},
             "timeout": {"type": "int", "default": 120},
+            "summary_is_enough": {"type": "bool", "default": False},
             "folders": {"type": "list", "elements": "path", "default": []},
             "paths": {"type": "list", "elements": "path", "default": []},
             "ollama": {"type": "list", "elements": "str", "default": []},

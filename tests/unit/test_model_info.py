@@ -370,3 +370,14 @@ def test_each_of_several_models_is_found():
     assert "llama_model_copy is /not/there.gguf" in found["nowhere"]["refused"]
     assert not found["known"]["files"]
     assert run(None, {"llama_models": [entries[0], entries[0]]})[0] == {"changed": False}
+
+
+def test_a_summary_of_the_operator_may_be_enough():
+    given = {"llama_model_path": "/m.gguf", "llama_model_gguf_summary": SUMMARY}
+    assert run(None, given, summary_is_enough=True)[0] == {"changed": False}
+    host = operators(lambda **_arguments: {})
+    assert run(host, given)[0]["summary"] == SUMMARY
+    entries = [{"name": "said", "path": "/m.gguf", "gguf_summary": SUMMARY}, {"name": "read", "path": "/m.gguf"}]
+    found = run(host, {"llama_models": entries}, summary_is_enough=True)[0]["models"]
+    assert found["said"] == {"changed": False}
+    assert found["read"]["summary"] == SUMMARY

@@ -311,7 +311,7 @@ def test_a_person_reads_what_each_model_takes():
     plan = typed(of_two_sizes().plan())
     table = plan_text.plan_table(plan)
     assert table.split("\n\n")[1].split()[:4] == ["model", "GiB", "context", "tokens/s"]
-    assert "They take turns: a request for one that is not loaded waits" in " ".join(table.split())
+    assert "They take turns: a request for another one waits until that is loaded." in " ".join(table.split())
     for own in plan.head.models:
         assert f"{own.estimate.load_s:g} s" in table
         for entry in own.placement:

@@ -134,7 +134,7 @@ def _models(plan: Plan) -> list[str]:
             needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
     sizes = [["MiB", *(model.name for model in models)]]
     sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
-    meaning = "They take turns: a request for one that is not loaded waits until it has taken the place of the other."
+    meaning = "They take turns: a request for another one waits until that is loaded."
     return [*table(rows).splitlines(), *_wrapped("  ", meaning), "", *table(sizes).splitlines()]
 
 

@@ -42,6 +42,8 @@ class Options(NamedTuple):
     """None where the host is not asked for models that can be downloaded."""
     account: str | None = None
     timeout: int = 120
+    summary_is_enough: bool = False
+    """Nothing is read of a model whose summary the variables have."""
 
 
 def resolve(action: Action, request: ModelRequest, options: Options) -> dict:

@@ -98,7 +98,7 @@ class Action:
         return self.call(**arguments)
 
 
-def run(call, given, prefix=None, account=None):
+def run(call, given, prefix=None, account=None, **options):
     """The result of the module ``model_info``, and the action."""
     action = Action(call, given)
-    return action_plugin.ActionModule.perform(action, resolver.Options(prefix, account)), action
+    return action_plugin.ActionModule.perform(action, resolver.Options(prefix, account, **options)), action
