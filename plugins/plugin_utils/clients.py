@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import htm
 KEY = "LLAMACPP_API_KEY"
 """Variable of a client's environment that has the key."""
 PAGE = "index.html"
-URL = re.compile(r"https?://[\w.:\[\]-]+(/[\w./~-]*)?")
+URL = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[\w./~-]*)?")
 
 
 class Served(NamedTuple):
@@ -207,6 +207,9 @@ def files_of(plan: Plan, url: str) -> dict[str, str]:
         "models": models,
         "key": KEY,
         "clients": CLIENTS,
+        "chats": not any(
+            build.cmake_options.get("LLAMA_BUILD_UI") == "OFF" for build in plan.hosts[plan.head.host].builds
+        ),
         "local": names.is_loopback(urlsplit(url).hostname or ""),
     }
     written = {name: writer(url, models) for client in CLIENTS for name, writer in client.files.items()}

@@ -32,6 +32,7 @@ def plan(pair):
         llama_server_tls_key_file="/etc/tls.key",
         llama_server_context=4096,
         llama_server_parallel=2,
+        llama_build_cmake_options={"LLAMA_BUILD_UI": "ON"},
     )
     return typed(pair.plan())
 
@@ -112,13 +113,20 @@ def test_clients_may_reach_the_server_elsewhere(local):
     assert "OPENAI_API_BASE_URL=https://head.lan/llama/v1\n" in files["open-webui.env"]
     assert "ssh -N" not in files[clients.PAGE]
     assert "private authority" in files[clients.PAGE]
-    for wrong in ("head.lan:8080", "https://me:secret@head.lan", "http://a b", "http://a/$(b)"):
+    for wrong in ("head.lan:8080", "https://me:secret@head.lan", "http://a b", "http://a/$(b)", "http://]"):
         with pytest.raises(Refusal, match=r"llama_clients_url is .*, which is not a URL: use one like"):
             clients.files_of(typed(local.plan()), wrong)
 
 
+def test_the_page_leads_to_no_chat_that_is_not_compiled_in(pair):
+    page = clients.files_of(typed(pair.plan()), "")[clients.PAGE]
+    assert Tags(page).references == [*WRITERS]
+    assert "compiled without a page of its own. Give a tool the URL" in page
+
+
 def test_nothing_of_a_plan_becomes_part_of_the_page(plan):
-    said = plan._replace(cluster=EVIL, head=plan.head._replace(host=EVIL, api_key_file=EVIL))
+    hosts = {EVIL: plan.hosts["head"]}
+    said = plan._replace(cluster=EVIL, head=plan.head._replace(host=EVIL, api_key_file=EVIL), hosts=hosts)
     assert (
         Tags(clients.files_of(said, "")[clients.PAGE]).opened == Tags(clients.files_of(plan, "")[clients.PAGE]).opened
     )
