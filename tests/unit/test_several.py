@@ -324,6 +324,8 @@ def test_a_person_reads_what_each_model_takes():
     assert last.split()[1].startswith("gpu")
     html = html_page.page(plan)
     assert '<h2 id="models">Models</h2>' in html
+    assert ">They take turns: a request" in html
+    assert html.count('<table class="stack">') == len(plan.head.models)
     assert "head, two</h3>" in html
     asked = " ".join("".join(plan_text.request_lines(plan)).replace("\\", " ").split())
     assert json.loads(asked.partition("-d '")[2].rstrip("'"))["model"] == "one"

@@ -118,8 +118,12 @@ def plan_table(plan: Plan) -> str:
     return "\n".join(lines) + table(rows) + "\n"
 
 
-def _models(plan: Plan) -> list[str]:
-    """What each of several models that take turns is, how fast, how long a change to it takes, and what it needs on each device."""
+TURNS = "They take turns: a request for another one waits until that is loaded."
+
+
+def model_tables(plan: Plan) -> list[list[list[str]]]:
+    """Of several models: what each is, how fast, and how long a change to it takes; and what it needs on each device. A row of titles is the first one of
+    a table."""
     models = plan.head.models or ()
     rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
     needed: dict[str, dict[str, str]] = {}
@@ -134,8 +138,22 @@ def _models(plan: Plan) -> list[str]:
             needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
     sizes = [["MiB", *(model.name for model in models)]]
     sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
-    meaning = "They take turns: a request for another one waits until that is loaded."
-    return [*table(rows).splitlines(), *_wrapped("  ", meaning), "", *table(sizes).splitlines()]
+    return [rows, sizes]
+
+
+def about_first(plan: Plan) -> str:
+    return f"What follows is about {plan.head.models[0].name}, where it names no model." if plan.head.models else ""
+
+
+def memories(plan: Plan) -> dict[str, Plan]:
+    """Title → whose memory it is, of each model as if it were alone."""
+    others = zip((plan.head.models or ())[1:], plan.each()[1:])
+    return {"Memory": plan, **{f"Memory of {model.name}": one for model, one in others}}
+
+
+def _models(plan: Plan) -> list[str]:
+    rows, sizes = model_tables(plan)
+    return [*table(rows).splitlines(), f"  {TURNS}", "", *table(sizes).splitlines()]
 
 
 def _without_a_worker(plan: Plan) -> list[str]:
@@ -228,14 +246,10 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
     refused = {"Refused": [line for reason in plan.reasons for line in _wrapped("  ", reason)]}
     if isinstance(plan, Refused):
         return dict(refused)
-    others = zip((plan.head.models or ())[1:], plan.each()[1:])
     parts = {
-        "Models": [*_models(plan), f"  What follows is about {plan.head.models[0].name}, where it names no model."]
-        if plan.head.models
-        else [],
+        "Models": [*_models(plan), *_wrapped("  ", about_first(plan))] if plan.head.models else [],
         "Topology": _topology(plan),
-        "Memory": _memory(plan) if plan.placement or plan.further else [],
-        **{f"Memory of {model.name}": _memory(one) for model, one in others},
+        **{title: _memory(one) if one.placement or one.further else [] for title, one in memories(plan).items()},
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),

@@ -141,12 +141,14 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     """What the template takes of a plan, the names of its parts in ``parts``."""
     other = plan_text.plan_parts(plan, changes)
     refused = "Refused" in other
-    view: dict[str, Any] = {"other": other, "refused": plan.reasons if refused else []}
+    view: dict[str, Any] = {"memories": {}, "other": other, "refused": plan.reasons if refused else []}
     names = [name for name in other if name != "Refused"]
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            memory=_memory(plan),
+            models=plan_text.model_tables(plan),
+            notes=[plan_text.TURNS, plan_text.about_first(plan)],
+            memories={title: _memory(one) for title, one in plan_text.memories(plan).items()},
             commands=_commands(plan),
             advisories=plan_text.advisories(plan),
             speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
@@ -175,10 +177,10 @@ def page(
     :param changes: what site.yml would change.
     :param before: title → lines of further parts.
     """
-    view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}}
+    view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
     of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}
     refused = [name for name in view["parts"] if name == "Refused"]
-    first = [name for name in view["parts"] if name in ("Models", "Topology", "Memory", "Predicted speed")]
+    first = [name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])]
     rest = [name for name in view["parts"] if name not in (*refused, *first)]
     checks = ["Checks"] if verified else []
     title, *subtitle = _title(plan, verified, of_benchmark)
