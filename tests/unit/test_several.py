@@ -1,6 +1,7 @@
 """Several models that take turns: each planned as if it were alone, behind one llama-server."""
 
 import json
+import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import benchmark
@@ -329,3 +330,11 @@ def test_a_person_reads_what_each_model_takes():
     assert "head, two</h3>" in html
     asked = " ".join("".join(plan_text.request_lines(plan)).replace("\\", " ").split())
     assert json.loads(asked.partition("-d '")[2].rstrip("'"))["model"] == "one"
+
+
+def test_parts_of_the_page_about_models_with_similar_names_are_told_apart(pair):
+    names = ["qwen-4b", "qwen-8b", "qwen/8b", "qwen.8b"]
+    html = html_page.page(typed(several(pair, *({**SMALL, "name": name} for name in names)).plan()))
+    anchors = re.findall('<h2 id="([^"]*)"', html)
+    assert len({*anchors}) == len(anchors)
+    assert all(f'href="#{anchor}"' in html for anchor in anchors)

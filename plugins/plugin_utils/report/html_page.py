@@ -32,7 +32,7 @@ def _printable(value: Any) -> Any:
 
 
 def _anchor(title: str) -> str:
-    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
+    return re.sub(r"[^a-z0-9._/-]+", "-", title.lower()).strip("-")
 
 
 @functools.cache
