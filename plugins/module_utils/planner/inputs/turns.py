@@ -21,8 +21,8 @@ OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
-OWN = re.compile(rf"\b(?:{MODEL}(?!token_file|fetched_by)|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
-"""What the names of variables have more than the keys of an entry."""
+OWN = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
+"""How a variable begins that an entry has as a key without this."""
 RESERVED = "default"
 """What llama-server calls options of all models."""
 
