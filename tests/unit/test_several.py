@@ -83,7 +83,11 @@ def test_a_plan_of_one_model_says_nothing_of_several(pair):
 
 
 def test_the_router_has_nothing_of_a_model(pair):
-    variables = {"llama_server_host": "192.0.2.10", "llama_server_api_key_file": "/etc/keys"}
+    variables = {
+        "llama_server_host": "192.0.2.10",
+        "llama_server_api_key_file": "/etc/keys",
+        "llama_server_environment": {"LLAMA_CACHE": "/srv/cache"},
+    }
     head = several(pair, SMALL, DEEP, llama_server_allowed=["192.0.2.0/24"], **variables).plan()["head"]
     keys = "/run/credentials/llamacpp-server.service/api-keys"
     assert head["argv"][1:] == [

@@ -101,7 +101,7 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     return head._replace(
         argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
         launcher=(*head.launcher, *further, "--router"),
-        environment={HUB_CACHE: f"{prefix}/{names.MODELS}/none", **_environment(plans)},
+        environment={**_environment(plans), HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
         start_timeout=max(plan.head.start_timeout for plan in plans),
         devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
         backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
