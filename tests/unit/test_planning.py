@@ -380,6 +380,12 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split[0] is nan", "a finite number"]),
         ({"llama_server_extra_args": ["--host", "0.0.0.0"]}, ["has --host", "set llama_server_host instead"]),
         ({"llama_server_extra_args": ["--port=1"]}, ["has --port", "set llama_server_port instead"]),
+        (
+            {"llama_server_extra_args": ["--models-preset=/srv/m.ini"]},
+            ["has --models-preset", "set llama_models instead"],
+        ),
+        ({"llama_server_extra_args": ["--models_dir", "/srv"]}, ["has --models_dir", "set llama_models instead"]),
+        ({"llama_server_environment": {"LLAMA_ARG_MODELS_DIR": "/srv"}}, ["LLAMA_ARG_MODELS_DIR", "llama_models"]),
         ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
         ({"llama_worker_endpoints": [{"port": True}]}, ["the port True: use 1 to 65535"]),
         ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: use 1 or more"]),
