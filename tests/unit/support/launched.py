@@ -24,6 +24,7 @@ SILENCE = 3.0
 HASTY = """
 import functools, progress, runtime, server, serving, worker
 progress.STOPPED_SECONDS = 0.5
+progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
 serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
