@@ -89,7 +89,7 @@ class Inputs(NamedTuple):
         :raises Refusal: they are not valid.
         """
         hosts = inventory.with_values(self.hosts, self.cluster.head, values)
-        return cluster_inputs.read(self.name, hosts)._replace(releases=self.cluster.releases, turns=())
+        return cluster_inputs.read(self.name, hosts)._replace(releases=self.cluster.releases)
 
 
 class Arguments(NamedTuple):
@@ -99,18 +99,11 @@ class Arguments(NamedTuple):
     path: ControllerPath | None = None
 
 
-def of_first_model(arguments: Arguments) -> Arguments:
-    """What is measured of several models that take turns: the first, as if it were alone."""
-    models = arguments.plan.head.models
-    found = turns.found_of(arguments.model, models[0].name) if models else arguments.model
-    return arguments._replace(plan=arguments.plan.each()[0], model=found)
-
-
 class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        arguments = of_first_model(arguments)
+        arguments = self._of_one_model(arguments)
         self._head = Head(self, arguments.plan)
         whole = self._matrix(arguments)
         self._record = self._resumed(whole)
@@ -123,6 +116,21 @@ class ActionModule(Action):
         # A task that fails shows all that it returns on the screen, and the page needs the record.
         result = {"changed": bool(remaining), "record": typed_json.dump(self._record)}
         return {**result, "problem": problem} if problem else result
+
+    def _of_one_model(self, arguments: Arguments) -> Arguments:
+        """What is measured of several models that take turns: one, as if it were alone.
+
+        :raises Refusal: there is none of the name that is asked for.
+        """
+        self._cluster, self._hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
+        name = arguments.plan.head.host
+        entry = turns.measured(self._hosts[name]["variables"])
+        if not entry:
+            return arguments
+        self._hosts = {**self._hosts, name: {**self._hosts[name], "variables": entry.variables}}
+        plans = zip(arguments.plan.head.models or (), arguments.plan.each())
+        plan = next(plan for model, plan in plans if model.name == entry.name)
+        return arguments._replace(plan=plan, model=turns.found_of(arguments.model, entry.name))
 
     def _measure(self, whole: Matrix, path: str | None) -> str:
         """Measures what is left; why that was not possible, or nothing."""
@@ -149,12 +157,12 @@ class ActionModule(Action):
 
     # -------------------------------------------------------------------------------------------------------- matrix
 
-    def _inputs(self, arguments: Arguments) -> Inputs:
+    def _inputs(self) -> Inputs:
         """:raises Refusal: a variable is wrong, or the release has no program that measures."""
         served = self._head.plan
-        name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
+        name, hosts = self._cluster, self._hosts
         catalogue = cluster_inputs.catalogue(inventory.packages())
-        cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts)._replace(turns=()), catalogue)
+        cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[cluster.head]["variables"])
         program = options.MEASURING[served.release.fork or options.MAINLINE]
         if not any(program in build.targets for build in served.hosts[cluster.head].builds):
@@ -165,7 +173,7 @@ class ActionModule(Action):
 
     def _matrix(self, arguments: Arguments) -> Matrix:
         """:raises Refusal: as of _inputs."""
-        served, inputs = self._head.plan, self._inputs(arguments)
+        served, inputs = self._head.plan, self._inputs()
         cluster, request = inputs.cluster, inputs.request
         variants = [(matrix.settings_of(values), inputs.with_values(values)) for values in request.variants]
         reports = {matrix.name_of(model): self._read_model(model) for model in request.models}

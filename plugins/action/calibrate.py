@@ -43,7 +43,6 @@ class Measured(NamedTuple):
 
 class ActionModule(benchmark.ActionModule):
     def perform(self, arguments: benchmark.Arguments) -> dict:
-        arguments = benchmark.of_first_model(arguments)
         served = arguments.plan
         if served.release.fork or served.release.generation < command_line.DEVICES_SINCE:
             raise Refusal(
@@ -84,7 +83,7 @@ class ActionModule(benchmark.ActionModule):
 
     def _matrix(self, arguments: benchmark.Arguments) -> benchmark.Matrix:
         """:raises Refusal: as of _inputs."""
-        served, inputs = self._head.plan, self._inputs(arguments)
+        served, inputs = self._head.plan, self._inputs()
         report = model_source.report_of(arguments.model)
         self._measured = list(_devices(served, inputs.cluster, model_source.summary_of(inputs.cluster.model, report)))
         self._of_key: dict[str, tuple[Measured, calibration.Trial]] = {}

@@ -19,9 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import ben
 
 class ActionModule(benchmark.ActionModule):
     def perform(self, arguments: benchmark.Arguments) -> dict:
-        arguments = benchmark.of_first_model(arguments)
+        arguments = self._of_one_model(arguments)
         self._head, self._model = benchmark.Head(self, arguments.plan), arguments.model
-        inputs = self._inputs(arguments)
+        inputs = self._inputs()
         variables = inputs.hosts[inputs.cluster.head]["variables"]
         self._from = inputs._replace(request=tuning.request_of(variables, inputs.request))
         self._loads: dict[str, benchmark.PlannedLoad] = {}

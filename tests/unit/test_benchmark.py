@@ -3,7 +3,7 @@
 import copy
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import benchmarks
 import jsonschema_rs
@@ -729,6 +729,27 @@ def test_everything_is_measured_and_written(measuring, tmp_path):
     assert logs[0].startswith(f"/opt/llamacpp/state/benchmarks/{record['id']}/")
     assert f"RuntimeMaxSec={2 * (7200 + action.END_SECONDS)}" in measuring.host.definition
     assert measuring.host.job["timeout"] == 7200
+
+
+def test_of_several_models_the_one_that_is_named_is_measured(monkeypatch):
+    entries = [
+        {"name": "small", "known_answer": known_answer_of()},
+        {"name": "deep", "known_answer": known_answer_of(layers=24), "extra_args": ["--temp", "-1"]},
+    ]
+
+    def paths(**variables):
+        own = {"llama_model_known_answer": None, "llama_models": entries, **variables}
+        measuring = Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, **own))
+        return {PurePosixPath(path).name for path in measuring.run()["record"]["models"].values()}
+
+    assert paths() == paths(llama_benchmark_served="small") == {"known-answer-16x128-f32.gguf"}
+    assert paths(llama_benchmark_served="deep") == {"known-answer-24x128-f32.gguf"}
+    with pytest.raises(
+        AnsibleActionFail, match="served is 'large', and llama_models has small, deep: name one of them"
+    ):
+        paths(llama_benchmark_served="large")
+    with pytest.raises(AnsibleActionFail, match="served is 'small', and llama_models is not set: remove it"):
+        paths(llama_benchmark_served="small", llama_models=None, llama_model_known_answer=known_answer_of())
 
 
 def test_a_job_runs_with_the_limits_of_the_server(monkeypatch):

@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
@@ -302,14 +301,6 @@ def test_what_cannot_be_served_together(pair, entries, variables, reason):
     for host in pair.hosts.values() if "llama_release" in variables else [pair.hosts["head"]]:
         host["variables"].update({"llama_accept_advisories": ["rpc-remote-code-execution"], **variables})
     assert reason in pair.reason()
-
-
-def test_the_first_model_is_measured(pair):
-    plan = typed(several(pair, SMALL, DEEP).plan())
-    found = {"small": {"summary": 1}, "deep": {"summary": 2}}
-    first = benchmark.of_first_model(benchmark.Arguments(plan, {}, {"models": found}))
-    assert first == benchmark.Arguments(plan.each()[0], {}, found["small"])
-    assert benchmark.of_first_model(first) == first
 
 
 def test_a_person_reads_what_each_model_takes():
