@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cache_prefill import Tensor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
@@ -19,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 
 class Arguments(NamedTuple):
     plan: Plan
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[prefill.Tensor, ...]
     local: bool = True
 
 
@@ -27,21 +25,31 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
+        done = {path: self._fill(arguments, path) for path in prefill.paths(arguments.plan)}
+        missing = {path: answer.missing for path, answer in done.items()}
+        return {
+            "changed": any(answer.changed for answer in done.values()),
+            "missing": missing,
+            "lacking": len({worker for own in missing.values() for worker, names in own.items() if names}),
+            "why": [sentence for answer in done.values() for sentence in answer.why],
+        }
+
+    def _fill(self, arguments: Arguments, path: str) -> prefill.Answer:
+        """The last answer of a host about the tensors of one model."""
         plan, host = arguments.plan, self.host
+        tensors = typed_json.dump(tuple(tensor for tensor in arguments.tensors if tensor.path == path))
         workers = [
             {
                 **typed_json.dump({key: getattr(worker, key) for key in ("name", "environment", "seed")}),
                 "names": list(names),
             }
             for worker in plan.hosts[host].workers
-            if worker.seed and (names := cache_prefill.names_of(worker.seed.tensors))
+            if (names := prefill.names_of(plan, worker, path))
         ]
         changed, copied, before = False, 0, rpc_upload.MOST_BYTES
         progress = prefill.Progress(host, "from its own copy of the model")
         while True:
-            answer = prefill.ask(
-                self, plan, host, workers=workers, tensors=typed_json.dump(arguments.tensors), local=arguments.local
-            )
+            answer = prefill.ask(self, plan, host, path, workers=workers, tensors=tensors, local=arguments.local)
             changed |= answer.changed
             copied += answer.copied_mib
             if not answer.left_mib or answer.why or not answer.changed or answer.left_mib >= before:
@@ -53,5 +61,4 @@ class ActionModule(Action):
             prefill.say(host, f"its workers' caches got {got} from the host itself")
         for sentence in answer.why:
             prefill.say(host, sentence)
-        missing = answer.missing
-        return {"changed": changed, "missing": missing, "lacking": sum(map(bool, missing.values())), "why": answer.why}
+        return answer._replace(changed=changed)

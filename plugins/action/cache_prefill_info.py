@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -23,11 +22,16 @@ class ActionModule(Action):
 
     def perform(self, arguments: Arguments) -> dict:
         plan = arguments.plan
-        names = {
-            name: size
-            for host in plan.hosts.values()
-            for worker in host.workers
-            if worker.seed
-            for name, size in cache_prefill.names_of(worker.seed.tensors).items()
-        }
-        return typed_json.dump(prefill.ask(self, plan, plan.head.host, names=names))
+        tensors: list[prefill.Tensor] = []
+        why: list[str] = []
+        for path in prefill.paths(plan):
+            names = {
+                name: size
+                for host in plan.hosts.values()
+                for worker in host.workers
+                for name, size in prefill.names_of(plan, worker, path).items()
+            }
+            answer = prefill.ask(self, plan, plan.head.host, path, names=names)
+            tensors += [prefill.Tensor(path, *(tensor[key] for key in prefill.TENSOR)) for tensor in answer.tensors]
+            why += answer.why
+        return {"changed": False, "tensors": typed_json.dump(tuple(tensors)), "why": why}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cache_prefill import Tensor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
@@ -20,7 +19,7 @@ class Arguments(NamedTuple):
     plan: Plan
     staging: Plan
     answers: Mapping[str, Any]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[prefill.Tensor, ...]
 
 
 class Target(NamedTuple):
@@ -36,10 +35,19 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
+        done = [self._send(arguments, path) for path in prefill.paths(arguments.plan)]
+        return {
+            "changed": any(changed for changed, _why in done),
+            "why": [text for _changed, why in done for text in why],
+        }
+
+    def _send(self, arguments: Arguments, path: str) -> tuple[bool, list[str]]:
+        """Sends tensors of one model; returns whether some arrived, and why others did not."""
         plan, head = arguments.plan, arguments.plan.head.host
-        tensors = typed_json.dump(arguments.tensors)
-        size_of = {tensor.name: tensor.bytes for tensor in arguments.tensors}
-        missing = {host: answer["missing"] for host, answer in arguments.answers.items() if answer.get("missing")}
+        own = tuple(tensor for tensor in arguments.tensors if tensor.path == path)
+        size_of = {tensor.name: tensor.bytes for tensor in own}
+        answers = {host: answer.get("missing") or {} for host, answer in arguments.answers.items()}
+        missing = {host: found[path] for host, found in answers.items() if path in found}
         targets = _targets(plan, arguments.staging, missing, size_of)
 
         def mib(targets: Sequence[Target]) -> int:
@@ -50,7 +58,9 @@ class ActionModule(Action):
         progress = prefill.Progress(self.host, "from the head")
         lease = Lease(self, plan.hosts[head].prefix)
         while targets:
-            answer = prefill.ask(self, plan, head, targets=[target._asdict() for target in targets], tensors=tensors)
+            answer = prefill.ask(
+                self, plan, head, path, targets=[target._asdict() for target in targets], tensors=typed_json.dump(own)
+            )
             changed |= answer.changed
             why += answer.why
             targets = _left(targets, answer.given)
@@ -58,7 +68,7 @@ class ActionModule(Action):
             lease.renew_in_time()
         for sentence in why:
             prefill.say(self.host, sentence)
-        return {"changed": changed, "why": why}
+        return changed, why
 
 
 def _left(targets: Sequence[Target], given: Mapping[str, Sequence[str]]) -> list[Target]:

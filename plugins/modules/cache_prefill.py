@@ -53,7 +53,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 missing:
-  description: Worker → names of the tensors that are not in its cache.
+  description: Path of each model → worker → names of the tensors that are not in its cache.
   returned: success
   type: dict
 why:

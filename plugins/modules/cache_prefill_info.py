@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: cache_prefill_info
 short_description: Reads which tensors the caches of workers have to have
 description:
-  - Reads from the model on the head which large tensors it has, and what identifies each.
+  - Reads from each model on the head which large tensors it has, and what identifies each.
   - It does not fail where the model cannot be read, but says why. The head then sends everything when it loads.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -40,11 +40,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tensors:
-  description: The tensors that workers cache.
+  description: The tensors that workers cache, of each model.
   returned: success
   type: list
   elements: dict
-  sample: [{"name": "blk.0.ffn_up.weight", "bytes": 58720256, "fingerprint": "3b0a7c2c2f1f4f6a8f1a5d2b7e9c0d1e"}]
+  sample: [{"path": "/srv/model.gguf", "name": "blk.0.ffn_up.weight", "bytes": 58720256, "fingerprint": "3b0a7c2c2f1f4f6a8f1a5d2b7e9c0d1e"}]
 why:
   description: Why the tensors could not be read, a sentence each.
   returned: success

@@ -14,11 +14,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import uni
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
+
+
+class Tensor(NamedTuple):
+    """A tensor that caches of workers have to have."""
+
+    path: str
+    """Of its model."""
+    name: str
+    bytes: int
+    fingerprint: str
+
 
 NAME = Text(longest=256)
 TENSOR = {
@@ -52,9 +65,20 @@ class Answer(NamedTuple):
     tensors: Sequence[Any] = ()
 
 
-def ask(action: Action, plan: Plan, host: str, **more: Any) -> Answer:
-    """What the action's module returns on a host; where it fails, the reason is one of ``why``."""
-    answer = action.module(path=plan.model.path, account=plan.hosts[host].account, **more)
+def paths(plan: Plan) -> list[str]:
+    """Of the models, each once."""
+    return list(dict.fromkeys(one.model.path for one in plan.each()))
+
+
+def names_of(plan: Plan, worker: WorkerPlan, path: str) -> dict[str, int]:
+    """Names of a model's tensors that the cache of a worker has to have, and their bytes."""
+    rows = worker.seed.tensors if worker.seed else ()
+    return cache_prefill.names_of(row for row in rows if (row.model or plan.model.path) == path)
+
+
+def ask(action: Action, plan: Plan, host: str, path: str, **more: Any) -> Answer:
+    """What the action's module returns on a host of a model; where it fails, the reason is one of ``why``."""
+    answer = action.module(path=path, account=plan.hosts[host].account, **more)
     try:
         if answer.get("failed"):
             raise Refusal(str(answer.get("msg", "the module failed")))

@@ -46,7 +46,7 @@ from support.rollbacks import completed, record_of
 from support.verification import healthy
 from test_benchmark import measuring
 from test_fuzz_report import JUNK, news
-from test_prefill_actions import NAMES, TENSORS
+from test_prefill_actions import FOUND, NAMES, PATH, TENSORS
 from test_prefill_actions import PLAN as PREFILLED
 from test_rollback import summary
 from test_status import answers_of
@@ -319,14 +319,17 @@ def gone_back(said):
 
 
 def prefilled(said):
-    plan, answers = {**PREFILLED, "head": {**PREFILLED["head"], "host": "one"}}, {"one": {"missing": {"cpu": NAMES}}}
+    plan, answers = (
+        {**PREFILLED, "head": {**PREFILLED["head"], "host": "one"}},
+        {"one": {"missing": {PATH: {"cpu": NAMES}}}},
+    )
     act(cache_prefill_info, said, plan=plan)
     act(cache_prefill, said, plan=plan, tensors=TENSORS)
     act(cache_upload, said, plan=plan, tensors=TENSORS, staging=PREFILLED, answers=answers)
 
 
 SUMMARIES = [summary(number, number, head=True, cluster=WHOLE["cluster"], hosts=HOSTS) for number in (1, 2)]
-FILLED = {"changed": True, "tensors": TENSORS, "missing": {"cpu": NAMES}, "given": {"x": NAMES[:1]}, "why": ["x"]}
+FILLED = {"changed": True, "tensors": FOUND, "missing": {"cpu": NAMES}, "given": {"x": NAMES[:1]}, "why": ["x"]}
 REPORTS = {
     looked: LOOKED[HEAD],
     verified: {"answer": LOOKED[HEAD], "evidence": EVIDENCE},

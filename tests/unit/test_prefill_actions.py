@@ -6,6 +6,7 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import cache_prefill, cache_prefill_info, cache_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from support import actions
 from support.clusters import strix_halos
@@ -14,9 +15,12 @@ from support.rollbacks import completed
 MIB = 1 << 20
 ROW = {"name": "blk.*.ffn_up.weight", "bytes": 20 * MIB, "layers": [0, 1, 2]}
 NAMES = [f"blk.{layer}.ffn_up.weight" for layer in range(3)]
-TENSORS = [{"name": name, "bytes": 20 * MIB, "fingerprint": f"{index:032x}"} for index, name in enumerate(NAMES)]
+FOUND = [{"name": name, "bytes": 20 * MIB, "fingerprint": f"{index:032x}"} for index, name in enumerate(NAMES)]
+PATH = "/model.gguf"
+TENSORS = [{"path": PATH, **tensor} for tensor in FOUND]
 
 
+SEED = {"tensors": [ROW], "bytes": 60 * MIB, "fork": "llama.cpp", "endpoint": "127.0.0.1:1", "argv": ["rpc-server"]}
 WHOLE = json.loads(json.dumps(completed(strix_halos(2, 200))))
 HOST = WHOLE["hosts"][WHOLE["head"]["host"]]
 WORKER = next(worker for host in WHOLE["hosts"].values() for worker in host["workers"])
@@ -24,16 +28,15 @@ WORKER = next(worker for host in WHOLE["hosts"].values() for worker in host["wor
 
 def worker(name, **more):
     planned = {**WORKER, "name": name, "environment": {"LLAMA_CACHE": "/c"}, "endpoint": f"192.0.2.2:{len(name)}"}
-    seed = {"tensors": [ROW], "bytes": 60 * MIB, "fork": "llama.cpp", "endpoint": "127.0.0.1:1", "argv": ["rpc-server"]}
-    return {**planned, "seed": seed, **more}
+    return {**planned, "seed": SEED, **more}
 
 
-def planned(**workers):
+def planned(models=None, **workers):
     hosts = {name: {**HOST, "account": "llamacpp", "workers": listed} for name, listed in workers.items()}
     return {
         **WHOLE,
-        "model": {**WHOLE["model"], "path": "/model.gguf"},
-        "head": {**WHOLE["head"], "host": "head"},
+        "model": {**WHOLE["model"], "path": PATH},
+        "head": {**WHOLE["head"], "host": "head", **({"models": models} if models else {})},
         "hosts": hosts,
     }
 
@@ -57,8 +60,8 @@ def run(monkeypatch):
     shown = []
     monkeypatch.setattr(prefill.display, "display", lambda text: shown.append(text.strip()))
 
-    def call(plugin, hosts, host="one", **arguments):
-        action = actions.made(plugin, plan=copy.deepcopy(PLAN), **arguments)
+    def call(plugin, hosts, host="one", plan=PLAN, **arguments):
+        action = actions.made(plugin, plan=copy.deepcopy(plan), **arguments)
         action._execute_module = hosts
         return action.run(None, {"inventory_hostname": host}), shown
 
@@ -73,10 +76,10 @@ ONE, TWO = "192.0.2.2:3", "192.0.2.2:5"
 
 
 def test_the_head_is_asked_for_the_tensors_of_all_workers(run):
-    hosts = Hosts({"tensors": TENSORS, "why": []})
+    hosts = Hosts({"tensors": FOUND, "why": []})
     result, _shown = run(cache_prefill_info, hosts, "head")
     assert result["tensors"] == TENSORS
-    assert hosts.asked == [{"path": "/model.gguf", "account": "llamacpp", "names": dict.fromkeys(NAMES, 20 * MIB)}]
+    assert hosts.asked == [{"path": PATH, "account": "llamacpp", "names": dict.fromkeys(NAMES, 20 * MIB)}]
 
 
 def test_a_host_fills_its_caches_in_steps_that_are_shown(run):
@@ -85,7 +88,7 @@ def test_a_host_fills_its_caches_in_steps_that_are_shown(run):
         {"changed": True, "copied_mib": 40, "left_mib": 0, "linked_mib": 0, "missing": {"cpu": []}, "why": []},
     )
     result, shown = run(cache_prefill, hosts, tensors=TENSORS)
-    assert result == {"changed": True, "missing": {"cpu": []}, "lacking": 0, "why": []}
+    assert result == {"changed": True, "missing": {PATH: {"cpu": []}}, "lacking": 0, "why": []}
     assert [(planned["name"], planned["names"]) for planned in hosts.asked[0]["workers"]] == [("cpu", NAMES)]
     assert "21 MB of 63 MB, " in shown[0]
     assert shown[1] == "[one] its workers' caches got 63 MB from the host itself"
@@ -94,15 +97,19 @@ def test_a_host_fills_its_caches_in_steps_that_are_shown(run):
 def test_a_host_that_gets_no_further_is_not_asked_for_ever(run):
     answer = {"changed": False, "copied_mib": 0, "left_mib": 40, "missing": {"cpu": NAMES}, "why": []}
     result, _shown = fill(run, answer)
-    assert (result["missing"], result["lacking"]) == ({"cpu": NAMES}, 1)
+    assert (result["missing"], result["lacking"]) == ({PATH: {"cpu": NAMES}}, 1)
     lying = {**answer, "changed": True, "copied_mib": 20}
-    assert fill(run, lying, lying)[0]["missing"] == {"cpu": NAMES}
+    assert fill(run, lying, lying)[0]["missing"] == {PATH: {"cpu": NAMES}}
     result, shown = fill(run, {"failed": True, "msg": "no python"})
-    assert (result["missing"], result["why"], shown[-1]) == ({}, ["no python"], "[one] no python")
+    assert (result["missing"], result["why"], shown[-1]) == ({PATH: {}}, ["no python"], "[one] no python")
 
 
 def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
-    answers = {"one": {"missing": {"cpu": [*NAMES, "unknown"]}}, "two": {"missing": {"cuda0": NAMES[:1]}}, "head": {}}
+    answers = {
+        "one": {"missing": {PATH: {"cpu": [*NAMES, "unknown"]}}},
+        "two": {"missing": {PATH: {"cuda0": NAMES[:1]}}},
+        "head": {},
+    }
     hosts = Hosts(
         {"changed": True, "given": {ONE: NAMES[:2], TWO: NAMES[:1]}, "why": []},
         {"changed": True, "given": {ONE: NAMES[2:]}, "why": []},
@@ -116,7 +123,7 @@ def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
 
 
 def test_a_worker_that_fails_is_named_and_not_asked_again(run):
-    answers = {"one": {"missing": {"cpu": NAMES}}, "two": {"missing": {"cuda0": NAMES}}}
+    answers = {"one": {"missing": {PATH: {"cpu": NAMES}}}, "two": {"missing": {PATH: {"cuda0": NAMES}}}}
     staging = planned(one=[worker("cpu")], two=[])
     for given, why in (([], ["The head does not fill a cache: full."]), (["other"], [])):
         hosts = Hosts({"changed": False, "given": {ONE: given}, "why": why})
@@ -128,15 +135,44 @@ def test_a_worker_that_fails_is_named_and_not_asked_again(run):
 
 def test_an_answer_of_another_form_is_a_sentence(run):
     result, shown = fill(run, {"missing": {"cpu": ["x" * 300]}})
-    assert (result["missing"], result["why"]) == ({}, [shown[-1].removeprefix("[one] ")])
+    assert (result["missing"], result["why"]) == ({PATH: {}}, [shown[-1].removeprefix("[one] ")])
     assert shown[-1].startswith("[one] What one reports of the caches of its workers is not as this version")
     for answer in (
         {"missing": ["cpu"]},
         {"missing": {"cpu": "name"}},
-        {"tensors": [{**TENSORS[0], "fingerprint": "x"}]},
+        {"tensors": [{**FOUND[0], "fingerprint": "x"}]},
         {"left_mib": "many"},
         {"why": ["\x1b"]},
     ):
         with pytest.raises(Refusal, match=next(iter(answer))):
             prefill.checked("one", answer)
-    assert prefill.checked("one", {"tensors": TENSORS * 2000, "missing": {"cpu": NAMES * 2000}, "why": []})
+    assert prefill.checked("one", {"tensors": FOUND * 2000, "missing": {"cpu": NAMES * 2000}, "why": []})
+
+
+def test_caches_are_filled_with_each_model_and_each_file_once(run):
+    own = {**{field: WHOLE.get(field, WHOLE["head"].get(field)) for field in ServedModel._fields}, "aliases": []}
+    models = [
+        {**own, "name": name, "model": {**WHOLE["model"], "path": path}, "argv": ["llama-server"]}
+        for name, path in (("one", PATH), ("other", "/other.gguf"), ("longer", PATH))
+    ]
+    models = [
+        {key: value for key, value in model.items() if value is not None or key != "idle_seconds"} for model in models
+    ]
+    rows = [{**ROW, "model": path} for path in (PATH, "/other.gguf")]
+    rows[1]["layers"] = [1]
+    plan = planned(models, head=[], one=[worker("cpu", seed={**SEED, "tensors": rows})])
+
+    hosts = Hosts({"tensors": FOUND, "why": []}, {"tensors": [{**FOUND[1], "path": "/else"}], "why": ["slow"]})
+    known, _shown = run(cache_prefill_info, hosts, "head", plan)
+    assert [(asked["path"], [*asked["names"]]) for asked in hosts.asked] == [(PATH, NAMES), ("/other.gguf", NAMES[1:2])]
+    assert (known["tensors"][3:], known["why"]) == ([{"path": "/other.gguf", **FOUND[1]}], ["slow"])
+
+    hosts = Hosts({"missing": {"cpu": []}}, {"missing": {"cpu": NAMES[1:2]}, "changed": True})
+    result, _shown = run(cache_prefill, hosts, plan=plan, tensors=known["tensors"])
+    assert [asked["workers"][0]["names"] for asked in hosts.asked] == [NAMES, NAMES[1:2]]
+    assert [[tensor["path"] for tensor in asked["tensors"]] for asked in hosts.asked] == [[PATH] * 3, ["/other.gguf"]]
+    assert (result["changed"], result["lacking"]) == (True, 1)
+
+    hosts = Hosts({"changed": True, "given": {ONE: NAMES[1:2]}})
+    run(cache_upload, hosts, plan=plan, tensors=known["tensors"], answers={"one": result}, staging=PLAN)
+    assert [(asked["path"], asked["targets"][0]["names"]) for asked in hosts.asked] == [("/other.gguf", NAMES[1:2])]

@@ -175,6 +175,28 @@ def test_caches_of_workers_hold_all_models():
     assert cached(one, other, on_paper("third", 12, layers=8)) is None, "the disk is too small for three"
 
 
+def test_caches_of_workers_are_filled_with_each_file_once(pair):
+    for host in pair.hosts.values():
+        host["facts"]["disk_gib"] = 64
+    one, two = (
+        {"name": name, "known_answer": known_answer_of(layers, 2304, "f16")}
+        for name, layers in (("one", 4), ("two", 6))
+    )
+
+    def filled(*entries):
+        hosts = several(pair, *entries).plan()["hosts"]
+        return {name: hosts[name]["workers"][0]["seed"] for name in ("worker1", "worker2")}
+
+    alone = [filled(entry) for entry in (one, two)]
+    both = filled(one, two)
+    for name, seed in both.items():
+        parts = [own[name] for own in alone]
+        assert seed["tensors"] == [row for part in parts for row in part["tensors"]]
+        assert seed["bytes"] == sum(part["bytes"] for part in parts)
+        assert len({row["model"] for row in seed["tensors"]}) == 2
+    assert filled(one, two, {**one, "name": "again"}) == both
+
+
 def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
     plan = typed(pair.plan())

@@ -156,6 +156,8 @@ class PrefillTensor(NamedTuple):
     """of one tensor"""
     layers: Optional[tuple[int, ...]]
     """layers that have it; null outside the layers"""
+    model: Absent[Path] = None
+    """file of the model that has them; missing where one model is served"""
 
 
 class CachePrefill(NamedTuple):

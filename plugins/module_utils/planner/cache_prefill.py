@@ -95,7 +95,7 @@ def of_worker(
     processor = backends.CPU.device
     return CachePrefill(
         tensors=tuple(rows),
-        bytes=sum(row.bytes * (1 if row.layers is None else len(row.layers)) for row in rows),
+        bytes=_bytes(rows),
         fork=release.fork,
         endpoint=f"{LOOPBACK}:{port}",
         argv=(
@@ -107,3 +107,26 @@ def of_worker(
             *options.render_worker("tensor-cache", "on", flags),
         ),
     )
+
+
+def of_several(seeds: Sequence[tuple[str, CachePrefill | None]]) -> CachePrefill | None:
+    """What the plan says of filling the cache of a worker that models use in turns.
+
+    :param seeds: of each model its path, which others may have too, and what the plan of it alone says.
+    """
+    layers: dict[tuple[str, int, str], set[int] | None] = {}
+    known = [(path, seed) for path, seed in seeds if seed]
+    for path, seed in known:
+        for row in seed.tensors:
+            own = layers.setdefault((row.name, row.bytes, path), None if row.layers is None else set())
+            if own is not None:
+                own.update(row.layers or ())
+    rows = [
+        PrefillTensor(name, size, None if own is None else tuple(sorted(own)), path)
+        for (name, size, path), own in layers.items()
+    ]
+    return known[0][1]._replace(tensors=tuple(rows), bytes=_bytes(rows)) if known else None
+
+
+def _bytes(rows: Sequence[PrefillTensor]) -> int:
+    return sum(row.bytes * (1 if row.layers is None else len(row.layers)) for row in rows)

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Refused,
     ServedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Turn
@@ -54,7 +54,12 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
             hosts={
                 name: host._replace(
                     workers=tuple(
-                        worker._replace(used=any(one.hosts[name].workers[index].used for one in whole))
+                        worker._replace(
+                            used=any(one.hosts[name].workers[index].used for one in whole),
+                            seed=cache_prefill.of_several(
+                                [(one.model.path, one.hosts[name].workers[index].seed) for one in whole]
+                            ),
+                        )
                         for index, worker in enumerate(host.workers)
                     )
                 )
