@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from conftest import typed
@@ -134,7 +134,9 @@ def test_a_router_is_asked_for_its_models(place, server):
         {"id": "two", "status": {"value": "unloaded", "failed": True, "exit_code": 134}},
         {"id": "three", "status": {"value": "downloading"}},
     ]
-    head = head_of(server.server_port, argv=["--metrics"], models=("something",))
+    own = dict.fromkeys(ServedModel._fields)
+    one, four = (ServedModel(**{**own, "name": name, "argv": ["--metrics"]}) for name in ("one", "four"))
+    head = head_of(server.server_port, argv=["--metrics"], models=(one, four))
     server.texts["/models"] = json.dumps({"data": listed})
     assert [tuple(model.values()) for model in read(place, head)["head"]["models"]] == [
         ("one", "asleep"),
@@ -144,7 +146,11 @@ def test_a_router_is_asked_for_its_models(place, server):
     for odd in ("", "[]", '{"data": [{"id": "one"}]}', '{"data": {"id": 1}}'):
         server.texts["/models"] = odd
         assert read(place, head)["head"]["models"] == []
-    assert "/metrics" not in server.looked
+    assert not [path for path in server.looked if path.startswith("/metrics")]
+    server.texts["/models"] = json.dumps({"data": [*listed, {"id": "four", "status": {"value": "loaded"}}]})
+    server.texts["/metrics?model=four&autoload=false"] = METRICS
+    assert read(place, head)["head"]["metrics"]["generated_tokens"] == 3469
+    assert read(place, head._replace(models=(one, four._replace(argv=[]))))["head"]["metrics"] is None
 
 
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):

@@ -216,6 +216,13 @@ def test_models_that_take_turns(plan, answers, tmp_path):
     assert "models    one failed, two loading\n" in shown
     assert "lost worker 192.0.2.11:50052" in shown
     assert (told["cluster"]["load"]["planned_bytes"], told["cluster"]["speed_reason"]) == (None, "")
+    head["models"][1]["state"], head["metrics"] = "loaded", COUNTED
+    plan["head"]["argv"].append("--metrics")
+    assert "llama_server_extra_args: [--metrics]" in written(plan, answers, tmp_path)[0]["cluster"]["speed_reason"]
+    plan["head"]["models"][1]["argv"].append("--metrics")
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert (told["cluster"]["speed"]["model"], told["cluster"]["speed"]["generation_tokens_per_s"]) == ("two", 20.0)
+    assert "in prompts since two was loaded (900 generated" in " ".join(shown.split())
     head["models"][0]["state"], head["models"][1]["state"] = "loading", "unloaded"
     assert written(plan, answers, tmp_path)[0]["cluster"]["load"]["planned_bytes"] > 5_000_000
 

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, Plan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, server_client
 
@@ -115,9 +115,9 @@ def _restarts(head: types.HeadCondition, now: int) -> tuple[int, tuple[types.Res
     return head.serving.restarts, tuple(last[::-1])
 
 
-def _speed(counted: metrics.Counters | None, argv: Sequence[str]) -> tuple[types.SpeedStatus | None, str]:
+def _speed(counted: metrics.Counters | None, of: HeadPlan | ServedModel) -> tuple[types.SpeedStatus | None, str]:
     """Speed, or why there is none."""
-    if metrics.OPTION not in argv:
+    if metrics.OPTION not in of.argv:
         return None, f"llama-server counts its tokens with llama_server_extra_args: [{metrics.OPTION}]"
     if not counted:
         return None, "llama-server did not report its counters"
@@ -128,7 +128,8 @@ def _speed(counted: metrics.Counters | None, argv: Sequence[str]) -> tuple[types
             (counted.prompt_tokens, counted.prompt_s),
         )
     )
-    return types.SpeedStatus(generation, prompts, int(counted.generated_tokens), int(counted.prompt_tokens)), ""
+    tokens = int(counted.generated_tokens), int(counted.prompt_tokens)
+    return types.SpeedStatus(generation, prompts, *tokens, of.name if isinstance(of, ServedModel) else None), ""
 
 
 def _service_of_head(plan: Plan | None, condition: types.Condition) -> str | None:
@@ -185,8 +186,9 @@ def _with_head(
     state, detail = _state(planned and planned.state, condition.service_states.get(service or ""), head)
     serving = head.serving if head.current else None
     restarts, last = _restarts(head, now)
-    counts = plan and state in SERVING and not plan.head.models
-    speed, speed_reason = _speed(head.metrics, plan.head.argv) if plan and counts else (None, "")
+    one = metrics.loaded(plan.head, head.models) if plan else None
+    counts = plan and state in SERVING and (one or not plan.head.models)
+    speed, speed_reason = _speed(head.metrics, one or plan.head) if plan and counts else (None, "")
     loads = serving.load if serving else None
     return cluster._replace(
         state=state,

@@ -63,7 +63,10 @@ def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: 
         return reading.Reply(0, "")
 
     if health.healthy and head.models:
-        return _Server(health, None, server_client.models(get("/models")))
+        models = server_client.models(get("/models"))
+        one = metrics.loaded(head, models)
+        path = f"/metrics?model={one.name}&autoload=false" if one and metrics.OPTION in one.argv else None
+        return _Server(health, _counters(get(path)) if path else None, models)
     if health.healthy and not asleep and metrics.OPTION in head.argv:
         return _Server(health, _counters(get("/metrics")))
     return _Server(health)

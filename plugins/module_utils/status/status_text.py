@@ -91,9 +91,10 @@ def _models_text(models: Sequence[types.ModelStatus]) -> str:
 
 
 def _speed_lines(cluster: types.ClusterStatus) -> list[str]:
-    speed, since = cluster.speed, "since the server's start"
+    speed = cluster.speed
     if not speed:
         return _row("speed", f"unknown: {cluster.speed_reason}") if cluster.speed_reason else []
+    since = f"since {speed.model} was loaded" if speed.model else "since the server's start"
     rates = [(speed.generation_tokens_per_s, "generation"), (speed.prompt_tokens_per_s, "prompts")]
     shown = [f"{rate:g} tokens/s in {what}" for rate, what in rates if rate is not None]
     if not shown:

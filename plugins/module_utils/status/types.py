@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
@@ -175,6 +175,8 @@ class SpeedStatus(NamedTuple):
     """number"""
     prompt_tokens: int
     """number"""
+    model: Absent[str] = None
+    """the loaded one of several that take turns, since it was loaded; missing where there is one alone"""
 
 
 class ClusterStatus(NamedTuple):
