@@ -1,5 +1,5 @@
-"""Writes docs/variables.md from the roles' argument specifications, docs/*.schema.json from the types, the table of docs/plan.md from the advisories,
-and the values of options in the tables of inventories/*/README.md from the plans of these inventories: make docs."""
+"""Writes docs/variables.md from the roles' argument specifications, docs/*.schema.json from the types, docs/metrics.prom, the table of docs/plan.md from the
+advisories, and the values of options in the tables of inventories/*/README.md from the plans of these inventories: make docs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
@@ -198,6 +199,14 @@ def advisories_table() -> str:
     )
 
 
+def metrics_table() -> str:
+    """Every metric as Prometheus reads it, with a value of 0 and the names of labels as their values."""
+    figures = metrics.Figures(*metrics.COMMON)
+    for metric in metrics.METRICS:
+        figures.add(metric.name, 0, **{label: label for label in metric.labels})
+    return figures.text()
+
+
 def plan_page(text: str) -> str:
     """docs/plan.md with its generated table brought up to date."""
     mark = "<!-- advisories: written by docs/generate.py -->\n"
@@ -246,6 +255,7 @@ if __name__ == "__main__":
     (ROOT / "docs" / "variables.md").write_text(page())
     for name, described in SCHEMAS.items():
         (ROOT / "docs" / f"{name}.schema.json").write_text(schema(*described))
+    (ROOT / "docs" / "metrics.prom").write_text(metrics_table())
     plan = ROOT / "docs" / "plan.md"
     plan.write_text(plan_page(plan.read_text()))
     for readme in sorted(ROOT.glob("inventories/*/README.md")):

@@ -16,7 +16,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    exporter,
     journal,
+    metrics,
     progress,
     runtime,
     server,
@@ -37,7 +39,10 @@ display = Display()
 
 RUNTIME_FILES = [
     completion.RuntimeFile(path.name, path.read_bytes(), str(path))
-    for path in (Path(str(module.__file__)) for module in (runtime, server, worker, progress, serving, journal, rpc))
+    for path in (
+        Path(str(module.__file__))
+        for module in (runtime, server, worker, progress, serving, exporter, metrics, journal, rpc)
+    )
 ]
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
 

@@ -56,6 +56,10 @@ def test_the_schemas_are_current(generate):
         assert (ROOT / "docs" / f"{name}.schema.json").read_text() == generate.schema(*described), "run make docs"
 
 
+def test_the_table_of_metrics_is_current(generate):
+    assert (ROOT / "docs" / "metrics.prom").read_text() == generate.metrics_table(), "run make docs"
+
+
 def test_the_page_of_the_plan_is_current(generate):
     page = (ROOT / "docs" / "plan.md").read_text()
     assert page == generate.plan_page(page), "run make docs"

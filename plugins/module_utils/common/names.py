@@ -59,6 +59,8 @@ FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
 PRESETS = "models.ini"
 """File below the prefix of the head with the command lines of models that take turns."""
+METRICS, METRICS_ACCESS = "metrics.json", "metrics.conf"
+"""Files below the prefix of each host whose launchers write metrics: what they get to know for it, and who may write where these go."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
 VERIFIED = "verified.json"
@@ -100,6 +102,8 @@ INSTALLED = (
     CLUSTER_RECORD,
     FALLBACKS,
     PRESETS,
+    METRICS,
+    METRICS_ACCESS,
     PLANS,
     BENCHMARKS,
     FOLDER_MARK,

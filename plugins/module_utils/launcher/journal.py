@@ -68,12 +68,18 @@ def say_once(text: str) -> None:
 
 
 def write_state(path: Path, content: dict) -> bool:
+    return replace(path, json.dumps(content))
+
+
+def replace(path: Path, text: str, mode: int | None = None) -> bool:
     """Replaces a file of the launcher's as a whole; says why where it cannot."""
     partial = path.with_name(path.name + ".new")
     try:
         partial.unlink(missing_ok=True)
         with partial.open("x") as file:
-            file.write(json.dumps(content))
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(text)
         partial.replace(path)
     except OSError as error:
         say_once(f"{path} could not be written: {error.strerror}")

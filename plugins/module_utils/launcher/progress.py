@@ -64,6 +64,9 @@ class Traffic(NamedTuple):
     """Milliseconds."""
     since_received: int
     """Milliseconds."""
+    round_trip: int = 0
+    """Microseconds, smoothed."""
+    retransmissions: int = 0
 
     @property
     def awaits_answer(self) -> bool:
@@ -154,8 +157,9 @@ def traffic_of(connection: socket.socket) -> Traffic:
     """From struct tcp_info (include/uapi/linux/tcp.h)."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     sent_ms, received_ms = struct.unpack_from("=I4xI", told, 44)
+    round_trip, retransmissions = struct.unpack_from("=I28xI", told, 68)
     sent, received = struct.unpack_from("=QQ", told, 120)
-    return Traffic(sent, received, sent_ms, received_ms)
+    return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions)
 
 
 def keep_alive(connection: socket.socket) -> None:

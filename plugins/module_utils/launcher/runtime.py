@@ -17,7 +17,7 @@ import importlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+        exporter,
         journal,
         progress,
         server,
@@ -33,8 +34,9 @@ try:
     )
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    progress, rpc, journal, serving, server, worker = (
-        importlib.import_module(name) for name in ("progress", "rpc", "journal", "serving", "server", "worker")
+    exporter, progress, rpc, journal, serving, server, worker = (
+        importlib.import_module(name)
+        for name in ("exporter", "progress", "rpc", "journal", "serving", "server", "worker")
     )
 
 HANDSHAKES = "handshakes.json"
@@ -181,6 +183,7 @@ class Start:
         timeout: float,
         pause: float,
         settings: Settings,
+        exports: exporter.Exporter = worker.NOT_EXPORTED,
     ) -> None:
         self.full = chosen
         self.url = url
@@ -190,10 +193,16 @@ class Start:
         self.pause = pause
         self.settings = settings
         self.record = serving.Record(state, journal.write_state, journal.say)
+        self.exports = exports
         self.back = progress.Lasting()
         self.asked = self.asked_asleep = 0.0
         self.away: set[str] = set()
         """Workers that did not answer when llama-server slept and they were asked last."""
+
+    def _set(self, state: str, without: Sequence[str] = (), waiting_for: Sequence[str] = ()) -> None:
+        """Of a head whose llama-server does not run."""
+        self.record.set(state, without, waiting_for)
+        self.exports.of_head(self.record)
 
     def wait(self) -> None:
         """Waits until another start of llama-server is due."""
@@ -204,7 +213,7 @@ class Start:
         until = time.monotonic() + left
         while time.monotonic() < until:
             journal.alive()
-            record.set(serving.WAITING)
+            self._set(serving.WAITING)
             time.sleep(min(self.pause, max(0.0, until - time.monotonic())))
         if record.kept.failures and any(PORT_TAKEN in line for line in last_log(self.state)):
             self._wait_for_port()
@@ -219,7 +228,7 @@ class Start:
         until = time.monotonic() + CLOSED_SECONDS + self.pause
         while held_by_closed_connections(port) and time.monotonic() < until:
             journal.alive()
-            self.record.set(serving.WAITING)
+            self._set(serving.WAITING)
             time.sleep(self.pause)
 
     def choose(self) -> Chosen:
@@ -231,10 +240,10 @@ class Start:
         def note(answers: Answers) -> None:
             write_handshakes(self.state, answers)
             waiting = tuple(endpoint for endpoint, answer in answers.items() if answer.state != "ok")
-            self.record.set(serving.WAITING, waiting_for=waiting)
+            self._set(serving.WAITING, waiting_for=waiting)
 
         def enough(answers: Answers) -> bool:
-            self.record.set(serving.WAITING, waiting_for=self.record.waiting_for)
+            self._set(serving.WAITING, waiting_for=self.record.waiting_for)
             if self.settings.fallbacks and time.monotonic() - began >= patience:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
             return bool(found)
@@ -276,7 +285,9 @@ class Start:
             write_end(self.state, f"before it began, {error}", "")
             record.note(f"llama-server could not be started: {error}")
             record.ended()
+            self._count("start_failed")
             return
+        self.exports.begins()
         try:
             fault = self._watch(head, chosen)
         except SystemExit:
@@ -288,12 +299,18 @@ class Start:
         if fault and fault.wanted:
             record.returned()
             record.set(serving.WAITING)
+            self._count(fault.cause)
             return
         how = fault.how if fault else progress.ended_how(head.process.returncode)
         if not fault:
             record.note(f"llama-server ended {how}: it is started again")
         record.ended(silent=bool(fault and fault.silent))
+        self._count(fault.cause if fault else "ended")
         write_end(self.state, how, head.last.decode("utf-8", "replace"))
+
+    def _count(self, cause: str) -> None:
+        self.exports.ended(cause)
+        self.exports.of_head(self.record)
 
     def _watch(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
         """Until llama-server ends, or has to; why, where it did not end by itself."""
@@ -307,6 +324,7 @@ class Start:
             fault = head.fault() or self._lost_asleep(head, chosen)
             if fault and fault.model:
                 self.record.note(f"{fault.saw}: model {fault.model} is ended, and the next question loads it again")
+                self.exports.ended(fault.cause)
             elif fault:
                 self.record.note(f"{fault.saw}: llama-server is started again")
                 return fault
@@ -316,6 +334,7 @@ class Start:
             elif head.ready:
                 serves = serving.ASLEEP if head.asleep else serving.SERVING
                 self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
+            self.exports.of_head(self.record, head)
             if not head.ready:
                 continue
             self.record.served(time.monotonic())
@@ -360,15 +379,20 @@ def run(
     timeout: float,
     pause: float = 1.0,
     settings: Settings = DEFAULTS,
+    exports: exporter.Exporter = worker.NOT_EXPORTED,
 ) -> int:
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     progress.end_when_asked()
     with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
         state.mkdir(exist_ok=True)
     write_handshakes(state, {})
-    start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings)
-    start.wait()
-    start.serve(start.choose())
+    start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings, exports)
+    try:
+        start.wait()
+        start.serve(start.choose())
+    except SystemExit:
+        exports.stop()
+        raise
     return 1
 
 
@@ -401,14 +425,30 @@ def main() -> int:
         "--size", type=int, action="append", default=[], metavar="BYTES", help="of a tensor that the cache may hold"
     )
     for part in (head, lender):
+        part.add_argument(
+            "--metrics",
+            nargs=2,
+            metavar=("FILE", "SERVICE"),
+            help="what describes the metrics that it writes, and its name",
+        )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
+    exports = (
+        exporter.Exporter(Path(options.metrics[0]), options.metrics[1]) if options.metrics else worker.NOT_EXPORTED
+    )
     if options.part == "worker":
         limit = options.limit_mib * rpc.MIB
-        return worker.run(options.argv, options.cache, limit, port=options.port, sizes=options.size)
+        return worker.run(options.argv, options.cache, limit, port=options.port, sizes=options.size, exports=exports)
     settings = Settings(options.fallbacks, options.fallback_after, options.silence, options.router)
     return run(
-        options.argv, options.worker, options.url, options.state, options.protocol, options.timeout, settings=settings
+        options.argv,
+        options.worker,
+        options.url,
+        options.state,
+        options.protocol,
+        options.timeout,
+        settings=settings,
+        exports=exports,
     )
 
 

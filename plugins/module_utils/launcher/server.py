@@ -169,6 +169,11 @@ class Fault(NamedTuple):
     """The one of several whose process alone was ended."""
 
     @property
+    def cause(self) -> str:
+        """For metrics."""
+        return "returned" if self.wanted else "lost_worker" if self.lost else "silent" if self.silent else "stopped"
+
+    @property
     def how(self) -> str:
         return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.saw}"
 
@@ -200,6 +205,8 @@ class Watched:
         self.stillness = progress.Stillness(silence / 5, now)
         self.question: socket.socket | None = None
         self.began = now
+        self.seen: progress.Look | None = None
+        """The last look at it."""
         self.load: progress.Load | None = None
         """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
 
@@ -217,7 +224,7 @@ class Watched:
         """What is wrong with llama-server or its workers."""
         now = time.monotonic()
         self._ask_health(now)
-        look = self.look()
+        self.seen = look = self.look()
         if look is None:
             return None
         self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
@@ -230,12 +237,14 @@ class Watched:
     def busy(self) -> bool:
         """Whether a client waits for an answer, as far as is known."""
         look = self.look()
-        return look is None or self._has_client(look)
+        return look is None or bool(self.clients(look))
 
-    def _has_client(self, look: progress.Look) -> bool:
+    def clients(self, look: progress.Look) -> list[progress.Link]:
         """llama-server closes connections without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
-        return any(link.state == progress.ESTABLISHED and progress.port_of(link.local) == port for link in look.links)
+        return [
+            link for link in look.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
+        ]
 
     def _listens(self, look: progress.Look) -> bool:
         """Whether llama-server has its port: a key is for nobody else."""
@@ -253,7 +262,7 @@ class Watched:
             return
         if self.props is None:
             present = connected(look.links, self.endpoints)
-            changed = present or self._has_client(look) if self.asleep else present != set(self.endpoints)
+            changed = bool(present or self.clients(look)) if self.asleep else present != set(self.endpoints)
             due = not self.endpoints and self.lasting.seconds("unasked", True, now) >= HEALTH_EVERY
             if not (changed or due) or not self._listens(look):
                 return
@@ -283,7 +292,7 @@ class Watched:
     def _stands_still(self, look: progress.Look, now: float) -> Fault | None:
         """Whether something is wanted of llama-server, and nothing has moved for the set time."""
         still = self.stillness.seconds(look, self.endpoints, now)
-        client = self._has_client(look)
+        client = bool(self.clients(look))
         mute = self.lasting.seconds("mute", self.ready and not self.health[0] and not client, now)
         if min(mute, still) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
@@ -384,6 +393,10 @@ class Head(Watched):
                 if reason:
                     start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
 
+    def watched(self) -> Collection[Watched]:
+        """The processes that serve a model."""
+        return [self]
+
     def kill(self) -> None:
         """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
         self.process.kill()
@@ -424,6 +437,9 @@ class Router(Head):
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
         silence = self.silence * 2 ** min(self.silences, 3)
         return Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), silence, pid)
+
+    def watched(self) -> Collection[Watched]:
+        return self.children.values()
 
     def kill(self) -> None:
         super().kill()

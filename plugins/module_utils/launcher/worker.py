@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 
 try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, serving
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, journal, progress, serving
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    journal, progress, serving, rpc = (
-        importlib.import_module(name) for name in ("journal", "progress", "serving", "rpc")
+    exporter, journal, progress, serving, rpc = (
+        importlib.import_module(name) for name in ("exporter", "journal", "progress", "serving", "rpc")
     )
 
 PRUNE_SECONDS = 300
@@ -33,6 +33,7 @@ MOST_OF_SIZES = 1 << 20
 STOP_SECONDS = 2.0
 """A worker has nothing to put away. As long as llama-server is given."""
 GONE_SECONDS, SAYS_NOTHING_SECONDS, HOLDS_SECONDS = 30.0, 30.0, 60.0
+NOT_EXPORTED = exporter.Exporter()
 SHORT_TALK = 65536
 """Bytes. A client that has given a worker a part of a model has sent more."""
 
@@ -118,6 +119,8 @@ class Guard:
         self.port = port
         self.kept_alive: set[str] = set()
         self.lasting = progress.Lasting()
+        self.held: bool | None = None
+        """Whether it has a client, as far as the kernel says it."""
 
     def fault(self) -> str | None:
         """Why the worker has to be ended. Connections that hold it for nothing are closed on the way."""
@@ -130,6 +133,7 @@ class Guard:
         if stopped >= progress.STOPPED_SECONDS:
             return f"the worker has been stopped by a signal for {stopped:.0f} s"
         own = [link for link in look.links if progress.port_of(link.local) == self.port]
+        self.held = any(link.state == progress.ESTABLISHED for link in own)
         gone = [link for link in own if link.state == progress.CLOSE_WAIT]
         ignored = self.lasting.seconds("gone", bool(gone), now)
         if ignored >= GONE_SECONDS:
@@ -167,12 +171,14 @@ def run(
     port: str = "",
     look: float = 1.0,
     sizes: Sequence[int] = (),
+    exports: exporter.Exporter = NOT_EXPORTED,
 ) -> int:
     """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
 
     :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
     :param port: at which the worker listens; empty where nobody watches it.
     :param look: seconds between two looks at it.
+    :param exports: what writes its metrics.
     """
     progress.end_when_asked()
     if cache and sizes:
@@ -183,6 +189,7 @@ def run(
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
     )
+    exports.begins()
     guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
     bounded = compared = time.monotonic()
     try:
@@ -195,15 +202,21 @@ def run(
                 journal.say(f"{fault}: it is started again")
                 process.kill()
                 process.wait()
-                return 1
+                exports.ended("hung")
+                break
             if cache and sizes and time.monotonic() - compared >= WHOLE_SECONDS:
                 remove_cut(cache, sizes, WHOLE_SECONDS)
                 compared = time.monotonic()
             if cache and process.poll() is None and time.monotonic() - bounded >= pause:
                 _bound(cache, limit)
                 bounded = time.monotonic()
+            exports.of_worker(guard.held if guard else None, cache, limit)
+        else:
+            journal.say(f"the worker ended {progress.ended_how(process.returncode)}")
+            exports.ended("ended")
+        exports.of_worker(None, cache, limit)
     except SystemExit:
+        exports.stop()
         progress.stop(process, STOP_SECONDS)
         raise
-    journal.say(f"the worker ended {progress.ended_how(process.returncode)}")
     return 1

@@ -403,6 +403,8 @@ class HostPlan(NamedTuple):
     """as which sources are compiled and programs are tried; null for the connecting user, missing in a refused plan"""
     host_settings: bool
     """whether the run sets links, firewall and kernel parameters, which needs root and systemd; missing in a refused plan"""
+    metrics: Absent[Path] = None
+    """folder in which its launchers write metrics; missing where they write none"""
     id: Absent[PlanId] = None
     """the plan's, for its hosts; missing in a plan that is not applied"""
     files: Annotated[tuple[FilePlan, ...], ABSENT] = ()

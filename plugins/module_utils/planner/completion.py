@@ -20,10 +20,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     HostPlan,
     ServicePlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
+UNCOUNTED = (f"/{names.KEPT_FACTS}", f"/{names.METRICS}")
+"""Ends of paths of files that say what a plan is made from, or what it is."""
 Define = Callable[[HostPlan, ServicePlan], str]
 """Writes the definition of a service.
 
@@ -51,7 +53,15 @@ def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: 
     files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
     hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan))
     plan = plan._replace(hosts=hosts)
-    return plan if plan.staging else _identify(plan)
+    return plan if plan.staging else _with_metrics(_identify(plan))
+
+
+def _with_metrics(plan: Plan) -> Plan:
+    hosts = {}
+    for name, host in plan.hosts.items():
+        file = _file(f"{host.prefix}/{names.METRICS}", _metrics(plan, name).encode())
+        hosts[name] = host._replace(files=(*host.files, file)) if host.metrics else host
+    return plan._replace(hosts=hosts)
 
 
 def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define: Define) -> HostPlan:
@@ -61,13 +71,15 @@ def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define
         folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
         files += [_file(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime]
-    services = []
+    if host.metrics and host.account:
+        files.append(_file(f"{host.prefix}/{names.METRICS_ACCESS}", _access(host).encode()))
+    defined = []
     for service in host.services:
         try:
-            services.append(service._replace(definition=define(host, service)))
+            defined.append(service._replace(definition=define(host, service)))
         except Refusal as refusal:
             raise Refusal(f"{service.name} on {name}: {refusal}") from None
-    return host._replace(files=tuple(files), services=tuple(services))
+    return host._replace(files=tuple(files), services=tuple(defined))
 
 
 def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
@@ -98,6 +110,66 @@ def _fallbacks(plan: Plan) -> str:
     return json.dumps(entries, indent=1) + "\n"
 
 
+def _access(host: HostPlan) -> str:
+    """Lets the services' account write in a folder that belongs to others, for systemd-tmpfiles."""
+    return f"a+ {host.metrics} - - - - u:{host.account}:rwx\n"
+
+
+def _metrics(plan: Plan, name: str) -> str:
+    """What launchers of a host read for the metrics that they write: service → exporter.Description of the launcher, as JSON."""
+    host, own, told = plan.hosts[name], names.of(plan.cluster), {}
+    common: dict[str, Any] = {"folder": host.metrics, "cluster": plan.cluster, "host": name, "plan": plan.id}
+    releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
+    for worker in host.workers:
+        told[own.service(f"worker-{worker.name}")] = {
+            **common,
+            "kind": "worker",
+            "release": releases.get(worker.backend, plan.release.ref),
+            "worker": worker.name,
+        }
+    if name == plan.head.host:
+        told[plan.head.service] = {
+            **common,
+            "kind": "head",
+            "release": plan.release.ref,
+            "workers": _workers(plan),
+            "planned": _planned(plan),
+        }
+    return json.dumps({"services": told}, indent=1) + "\n"
+
+
+def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Endpoint → host and name of each worker that the head may use."""
+    return {
+        entry.endpoint: (entry.host, entry.worker or "")
+        for placement in services.placements_of(plan)
+        for entry in placement
+        if entry.endpoint
+    }
+
+
+def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
+    """Model → metric of the launcher's table → what is predicted."""
+    called = [model.name for model in plan.head.models or ()] or [plan.model.name]
+    return {name: _figures(one.estimate) for name, one in zip(called, plan.each())}
+
+
+def _figures(estimate: Estimate) -> dict[str, float | None]:
+    full = estimate.at_context[-1:]
+    figures = {
+        "planned_load_seconds": estimate.load_s,
+        "planned_generation_full_tokens_per_second": full[0].generation_tokens_per_s if full else None,
+    }
+    for what, expected, bounds in (
+        ("generation", estimate.generation_tokens_per_s, estimate.generation_range),
+        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range),
+    ):
+        figures[f"planned_{what}_tokens_per_second"] = expected
+        figures[f"planned_{what}_lowest_tokens_per_second"] = bounds and bounds.low
+        figures[f"planned_{what}_highest_tokens_per_second"] = bounds and bounds.high
+    return figures
+
+
 def _fetched(plan: Plan) -> FetchedModelPlan | None:
     """What the head fetches; None where that is nothing, or nobody knows yet how large it is."""
     files = {file.path: file for one in plan.each() for file in one.model.files if file.url}
@@ -125,16 +197,14 @@ def _identify(plan: Plan) -> Plan:
 
 
 def identity_of(plan: Plan) -> str:
-    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor where files come from or lie on the
-    controller, nor how long a run waits and how many releases it keeps."""
+    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor what metrics say, where files come
+    from or lie on the controller, how long a run waits, and how many releases it keeps."""
     model = _without_urls(plan.model)
     hosts = {
         name: host._replace(
             keep_releases=1,
             files=tuple(
-                file._replace(source=None, content=None)
-                for file in host.files
-                if not file.path.endswith("/" + names.KEPT_FACTS)
+                file._replace(source=None, content=None) for file in host.files if not file.path.endswith(UNCOUNTED)
             ),
             model=_without_urls(host.model) if host.model else None,
         )

@@ -723,6 +723,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         build=prepared.builds[name][prepared.serves].id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
+        metrics=None if staged else prepared.head.host.metrics,
         service=names.of(prepared.cluster.name).service("server", staged),
         cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
         beside=auxiliary_models.arguments(laid.placed.auxiliary, prepared.model, server, prepared.release),
@@ -786,9 +787,10 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         accounts=accounts,
         build_account=accounts[-1].name if accounts else None,
         host_settings=manager.host_settings,
-        folders=_folders(facts, own.account if system else None, sources),
+        folders=_folders(facts, own.account if system else None, sources, None if staged else host.metrics),
         tuning=_tuning(host),
         runtime=_runtime(facts, runtime_id) if needs_runtime else None,
+        metrics=host.metrics if needs_runtime and not staged else None,
         tools=entry.tools,
         optional_tools=entry.optional_tools,
         unused_accelerators=()
@@ -923,8 +925,8 @@ def _tuning(host: Host) -> KernelTuning:
     return KernelTuning(parameters, host.tuning.profile, host.tuning.reboot)
 
 
-def _folders(facts: Facts, account: str | None, sources: set[str]) -> tuple[FolderPlan, ...]:
-    """Folders of the installation: path, owner and mode; the service manager's own is only made where it is missing."""
+def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str | None) -> tuple[FolderPlan, ...]:
+    """Folders of the installation: path, owner and mode; those of others are only made where they are missing."""
     prefix, root = facts.prefix, "root" if account else None
     paths = [
         (prefix, root, "0755"),
@@ -933,6 +935,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> tuple[Fold
         (prefix + "/state", account, "0750"),
         (f"{prefix}/{names.PLANS}", root, "0700"),
         (facts.units, None, None),
+        *([(metrics, None, None)] if metrics and account else []),
     ]
     if sources != {"package"}:
         mode = (

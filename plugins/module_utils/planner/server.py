@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
@@ -66,6 +66,8 @@ class Serving(NamedTuple):
     """Folder of the launcher."""
     state: str
     """Folder for what the launcher writes down."""
+    metrics: str | None
+    """Folder for metrics; None where none are written."""
     service: str
     """Name of the service."""
     cache: prompt_cache.PromptCache
@@ -102,6 +104,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
     if server.fallback:
         launcher += ["--fallbacks", f"{serving.facts.prefix}/{names.FALLBACKS}"]
         launcher += ["--fallback-after", str(server.fallback_after)]
+    launcher += services.metrics_arguments(serving.metrics, serving.facts.prefix, serving.service)
     return HeadPlan(
         host=serving.host.name,
         service=serving.service,

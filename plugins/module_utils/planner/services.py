@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 
 
-def _placements(plan: Plan) -> list[Sequence[DevicePlacement]]:
+def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
     fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
     return [*(one.placement for one in plan.each()), *(fallback.placement for fallback in fallbacks)]
@@ -32,6 +32,14 @@ def _placements(plan: Plan) -> list[Sequence[DevicePlacement]]:
 def needs_launcher(manager: str, cache: bool) -> bool:
     """Whether a worker has a launcher: on Linux to be watched, elsewhere only to keep its cache in bounds."""
     return cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
+
+
+def metrics_arguments(folder: str | None, prefix: str, service: str) -> list[str]:
+    """Of the launcher of a service.
+
+    :param folder: where metrics go; None where none are written.
+    """
+    return ["--metrics", f"{prefix}/{names.METRICS}", service] if folder else []
 
 
 def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
@@ -46,14 +54,15 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
         needed = sum(
             max(
                 sum(entry.weights_mib for entry in placement if entry.endpoint == worker.endpoint)
-                for placement in _placements(one)
+                for placement in placements_of(one)
             )
             for one in plan.each()
         )
         limit = max(worker.cache_mib, math.ceil(needed))
         launcher += ["--cache", rpc_upload.cache_of(worker.environment), "--limit-mib", str(limit)]
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
-    return [*launcher, "--"]
+    service = names.of(plan.cluster).service(f"worker-{worker.name}")
+    return [*launcher, *metrics_arguments(own.metrics, own.prefix, service), "--"]
 
 
 def _sizes_of_files(plan: Plan) -> list[int]:
@@ -106,7 +115,7 @@ def _reachable_for_head(plan: Plan) -> list[str]:
     head = plan.head
     if not head.allowed and not names.is_loopback(head.address):
         return []
-    used = [entry.endpoint for placement in _placements(plan) for entry in placement if entry.endpoint]
+    used = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
     own = [] if head.address == names.EVERY_ADDRESS else [head.address]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head.allowed})
 

@@ -73,6 +73,8 @@ class Host(NamedTuple):
     """Variable that is none of ours → the one that was probably meant."""
     visit_ms: float | None = None
     """``llama_link_visit_ms``."""
+    metrics: str | None = None
+    """Folder in which launchers write metrics; None where ``llama_metrics`` is off."""
 
 
 class Server(NamedTuple):

@@ -11,7 +11,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    exporter,
+    journal,
+    metrics,
+    progress,
+    runtime,
+    serving,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
@@ -19,15 +26,16 @@ from test_rpc import Server, worker
 
 from support.hosts import free_port
 
-MODULES = (runtime, llama_server, workers, progress, serving, journal, rpc)
+MODULES = (runtime, llama_server, workers, progress, serving, exporter, metrics, journal, rpc)
 SILENCE = 3.0
 HASTY = """
-import functools, progress, runtime, server, serving, worker
+import exporter, functools, progress, runtime, server, serving, worker
 progress.STOPPED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
 serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
+exporter.EVERY = 0.2
 runtime.RETURN_EVERY, runtime.ASLEEP_EVERY = 0.1, 0.5
 runtime.run = functools.partial(runtime.run, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)

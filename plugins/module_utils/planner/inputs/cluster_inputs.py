@@ -224,11 +224,14 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
         visit_ms=_visit_ms(name, variables["llama_link_visit_ms"]),
+        metrics=_metrics(name, variables),
         keep_releases=_keep(name, variables["llama_build_keep"]),
     )
 
 
 MOST_VISIT_MS = 10_000
+FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
+"""That a unit and systemd-tmpfiles take as it is."""
 
 
 def _visit_ms(name: str, given: float | None) -> float | None:
@@ -237,6 +240,15 @@ def _visit_ms(name: str, given: float | None) -> float | None:
             f"llama_link_visit_ms of {name} is {given:g}: use milliseconds as docs/benchmark.md says, more than 0 and at most {MOST_VISIT_MS}, or leave it out"
         )
     return given
+
+
+def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
+    folder = str(variables["llama_metrics_folder"])
+    if not re.fullmatch(FOLDER, folder):
+        raise Refusal(
+            f"llama_metrics_folder of {name} is {folder!r}: use an absolute path of letters, digits and . _ @ + -"
+        )
+    return folder if variables["llama_metrics"] == "textfile" else None
 
 
 def is_numeric(address: str) -> bool:

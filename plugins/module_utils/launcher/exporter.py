@@ -1,0 +1,210 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes what the launcher knows of its service to where node exporter's textfile collector reads it. A folder that is full or missing stops nothing.
+
+The file goes when the service is stopped; that of a launcher that was killed stays, and grows old.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+        journal,
+        metrics,
+        progress,
+        server,
+        serving,
+    )
+except ImportError:  # as installed on a host
+    journal, metrics, progress, server, serving = (
+        importlib.import_module(name) for name in ("journal", "metrics", "progress", "server", "serving")
+    )
+
+EVERY = 15.0
+FILE_BYTES = 1024 * 1024
+VERIFIED = "verified.json"
+"""Result of the last verification, beside the description."""
+
+
+class Description(NamedTuple):
+    """What the plan says of a service."""
+
+    folder: str
+    cluster: str
+    host: str
+    plan: str
+    kind: str
+    release: str
+    worker: str = ""
+    """Name of a worker."""
+    workers: Mapping[str, tuple[str, str]] = {}
+    """Of a head: endpoint → host and name of each worker that it may use."""
+    planned: Mapping[str, Mapping[str, float | None]] = {}
+    """Of a head: model → metric → what is predicted."""
+
+
+def description_of(path: Path, service: str) -> Description:
+    """:raises OSError, ValueError: it cannot be read, or has another form."""
+    told = serving.read_json(path, FILE_BYTES)
+    try:
+        found = Description(**told["services"][service])
+        metrics.CAUSES[found.kind], Path(found.folder)
+        return found
+    except (KeyError, TypeError):
+        raise ValueError(f"it does not describe {service}") from None
+
+
+class Exporter:
+    """Of one service."""
+
+    def __init__(self, path: Path | None = None, service: str = "") -> None:
+        """:param path: file with the description, which a run may replace at any time; None where nothing is exported."""
+        self.path, self.service = path, service
+        self.written = -EVERY
+        self.started: float | None = None
+        self.load: progress.Load | None = None
+        self.restarts: dict[str, int] = {}
+        if path:
+            with self._spared():
+                told = description_of(path, service)
+                self.restarts = {**dict.fromkeys(metrics.CAUSES[told.kind], 0), **self._before(told)}
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Nothing that is wrong with metrics ends a service."""
+        try:
+            yield
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            journal.say_once(f"no metrics are written: {type(error).__name__}, {error}")
+
+    def _file(self, told: Description) -> Path:
+        return Path(told.folder, f"{self.service}.prom")
+
+    def _before(self, told: Description) -> dict[str, int]:
+        """Cause → how often the program was started again for it, by the file that the start before this one left."""
+        pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
+        with suppress(OSError, ValueError):
+            found = re.findall(pattern, self._file(told).read_text()[:FILE_BYTES], re.MULTILINE)
+            return {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
+        return {}
+
+    def begins(self) -> None:
+        """The program is started."""
+        self.started, self.written = time.time(), -EVERY
+
+    def ended(self, cause: str) -> None:
+        self.written = -EVERY
+        self.restarts[cause] = self.restarts.get(cause, 0) + 1
+
+    def stop(self) -> None:
+        """The service ends for good."""
+        if self.path:
+            with suppress(OSError, ValueError):
+                self._file(description_of(self.path, self.service)).unlink()
+
+    def _export(self, add: Callable[[metrics.Figures, Description], object]) -> None:
+        if not self.path or time.monotonic() - self.written < EVERY:
+            return
+        self.written = time.monotonic()
+        with self._spared():
+            told, own = description_of(self.path, self.service), {"service": self.service}
+            figures = metrics.Figures(told.cluster, told.host)
+            figures.add("service_info", 1, **own, kind=told.kind, release=told.release, plan=told.plan)
+            figures.add("updated_timestamp_seconds", time.time(), **own)
+            figures.add("started_timestamp_seconds", self.started, **own)
+            for cause, number in self.restarts.items():
+                figures.add("restarts_total", number, **own, cause=cause)
+            add(figures, told)
+            journal.replace(self._file(told), figures.text(), 0o644)
+
+    def of_head(self, record: serving.Record, head: server.Head | None = None) -> None:
+        """:param head: llama-server, while it runs."""
+        self.load = (head.load if head else None) or self.load
+
+        def add(figures: metrics.Figures, told: Description) -> None:
+            _add_record(figures, record, told)
+            _add_load(figures, self.load, told.workers)
+            if head:
+                _add_connections(figures, head, told.workers)
+            if self.path:
+                _add_verified(figures, self.path.with_name(VERIFIED))
+
+        self._export(add)
+
+    def of_worker(self, held: bool | None, cache: Path | None, limit: int) -> None:
+        """:param held: whether it has a client; None where that is not known.
+        :param limit: bytes that the cache may hold.
+        """
+
+        def add(figures: metrics.Figures, told: Description) -> None:
+            figures.add("worker_held", held, worker=told.worker)
+            if cache:
+                figures.add("worker_cache_bytes", size_of(cache), worker=told.worker)
+                figures.add("worker_cache_limit_bytes", limit, worker=told.worker)
+
+        self._export(add)
+
+
+def _add_record(figures: metrics.Figures, record: serving.Record, told: Description) -> None:
+    for state in serving.STATES:
+        figures.add("state", state == record.state, state=state)
+    figures.add("state_since_timestamp_seconds", record.since)
+    for model, predicted in told.planned.items():
+        for name, value in predicted.items():
+            figures.add(name, value, model=model)
+    for endpoint, (host, worker) in told.workers.items():
+        away = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
+        figures.add("worker_awaited", bool(away), host=host, worker=worker)
+
+
+def _add_load(figures: metrics.Figures, load: progress.Load | None, workers: Mapping[str, tuple[str, str]]) -> None:
+    if load:
+        figures.add("load_seconds", load.seconds)
+        figures.add("load_read_bytes", load.read)
+        for endpoint, (host, worker) in workers.items():
+            figures.add("load_sent_bytes", load.sent.get(endpoint), host=host, worker=worker)
+
+
+def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
+    """What the kernel says of connections to workers and from clients."""
+    looks = [watched.seen for watched in head.watched() if watched.seen]
+    for endpoint, (host, worker) in workers.items() if looks else ():
+        names = {"host": host, "worker": worker}
+        links = [
+            (link, look.traffic.get(link.inode)) for look in looks for link in look.links if link.remote == endpoint
+        ]
+        figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **names)
+        if traffic := [one for _link, one in links if one]:
+            figures.add("worker_round_trip_seconds", max(one.round_trip for one in traffic) / 1e6, **names)
+            figures.add("worker_retransmissions_total", sum(one.retransmissions for one in traffic), **names)
+            figures.add("worker_sent_bytes_total", sum(one.sent for one in traffic), **names)
+            figures.add("worker_received_bytes_total", sum(one.received for one in traffic), **names)
+    if head.seen:
+        figures.add("client_connections", len(head.clients(head.seen)))
+
+
+def _add_verified(figures: metrics.Figures, path: Path) -> None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        passed = bool(serving.read_json(path, FILE_BYTES)["passed"])
+        figures.add("verified_passed", passed)
+        figures.add("verified_timestamp_seconds", path.stat().st_mtime)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of its files."""
+    total = 0
+    for place, _folders, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(place, name).lstat().st_size
+    return total

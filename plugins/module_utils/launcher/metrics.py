@@ -1,0 +1,117 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The metrics of a cluster, and how Prometheus reads them. What shows or judges them takes their names from this table.
+
+llama-server's own begin with ``llamacpp:``, so these do not begin with ``llamacpp_`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+PREFIX = "llamacpp_cluster_"
+GAUGE, COUNTER = "gauge", "counter"
+COMMON = ("cluster", "host")
+"""Labels of every metric: name of the cluster's group, and in the inventory of the host that the figure is about."""
+HEAD, WORKER = "head", "worker"
+CAUSES = {HEAD: ("ended", "lost_worker", "silent", "stopped", "start_failed", "returned"), WORKER: ("ended", "hung")}
+"""Why programs are started again, by the kind of service."""
+LONGEST = 128
+"""Characters of a label's value."""
+
+
+class Metric(NamedTuple):
+    name: str
+    """Without the prefix."""
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    """Beside the common ones."""
+
+
+def _planned(what: str, of: str) -> tuple[Metric, ...]:
+    bounds = (
+        ("", "Predicted"),
+        ("lowest_", "Least of the predicted range of"),
+        ("highest_", "Most of the predicted range of"),
+    )
+    return tuple(
+        Metric(f"planned_{what}_{bound}tokens_per_second", GAUGE, f"{begins} tokens per second of {of}", ("model",))
+        for bound, begins in bounds
+    )
+
+
+METRICS = (
+    Metric("service_info", GAUGE, "1, with what runs", ("service", "kind", "release", "plan")),
+    Metric("updated_timestamp_seconds", GAUGE, "When the launcher wrote this", ("service",)),
+    Metric("started_timestamp_seconds", GAUGE, "When the program was last started", ("service",)),
+    Metric("restarts_total", COUNTER, "Ends of the program, by cause", ("service", "cause")),
+    Metric("state", GAUGE, "Whether this is the state of the head", ("state",)),
+    Metric("state_since_timestamp_seconds", GAUGE, "Since when the head has had its state"),
+    Metric("load_seconds", GAUGE, "Duration of the load in progress, or of the last one"),
+    Metric("load_read_bytes", GAUGE, "What that load has read of files"),
+    Metric("load_sent_bytes", GAUGE, "What the worker has got in that load", ("worker",)),
+    Metric("planned_load_seconds", GAUGE, "Predicted duration of a load without caches", ("model",)),
+    *_planned("generation", "an answer, while the context is empty"),
+    Metric(
+        "planned_generation_full_tokens_per_second",
+        GAUGE,
+        "Predicted tokens per second of an answer, at the end of a request's context",
+        ("model",),
+    ),
+    *_planned("prompt", "a prompt of 512 tokens"),
+    Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", ("worker",)),
+    Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", ("worker",)),
+    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", ("worker",)),
+    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", ("worker",)),
+    Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", ("worker",)),
+    Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", ("worker",)),
+    Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
+    Metric("verified_passed", GAUGE, "Whether the last verification passed"),
+    Metric("verified_timestamp_seconds", GAUGE, "When it was"),
+    Metric("worker_held", GAUGE, "Whether a client has a connection to the worker", ("worker",)),
+    Metric("worker_cache_bytes", GAUGE, "Size of the worker's cache of tensors", ("worker",)),
+    Metric("worker_cache_limit_bytes", GAUGE, "What that cache may hold", ("worker",)),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+class Figures:
+    """What is measured at one moment."""
+
+    def __init__(self, cluster: str, host: str) -> None:
+        self.common = {"cluster": cluster, "host": host}
+        self.found: dict[str, dict[str, float]] = {metric.name: {} for metric in METRICS}
+
+    def add(self, name: str, value: float | None, **labels: str) -> None:
+        """Nothing where it is not known.
+
+        :param labels: those of the metric, and the host where it is not the one that measures.
+        :raises ValueError: the metric has other labels.
+        """
+        named = {**self.common, **labels}
+        if set(named) != {*COMMON, *BY_NAME[name].labels}:
+            raise ValueError(f"{name} has other labels than {', '.join(named)}")
+        if value is not None and math.isfinite(value):
+            text = ",".join(f'{label}="{_escaped(named[label])}"' for label in (*COMMON, *BY_NAME[name].labels))
+            self.found[name][text] = value
+
+    def text(self) -> str:
+        lines = []
+        for metric in METRICS:
+            name, found = PREFIX + metric.name, self.found[metric.name]
+            if found:
+                lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
+                lines += [f"{name}{{{labels}}} {_number(value)}" for labels, value in found.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    plain = "".join(letter if letter.isprintable() else "?" for letter in value[:LONGEST])
+    return plain.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return repr(float(value)).removesuffix(".0")

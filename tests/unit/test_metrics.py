@@ -1,0 +1,296 @@
+"""What launchers write for Prometheus: the table, its text, and the files of real launchers with stand-ins for the programs."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress
+from conftest import SCHEMA, complete, defaults
+from support import launched
+from support.hosts import free_port
+from support.launched import a_worker, children, lines_until, until
+
+cluster = launched.cluster
+LINE = re.compile(r'(\w+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (-?[0-9.e+-]+)')
+"""A sample, as Prometheus's description of its text has it; all of ours have labels."""
+
+
+def parsed(text):
+    """Name, without the prefix → labels → value."""
+    found, kinds = {}, {}
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# "):
+            kind, name, rest = line[2:].split(" ", 2)
+            kinds.setdefault(name, {})[kind] = rest
+            continue
+        name, labels, value = LINE.fullmatch(line).groups()
+        assert set(kinds[name]) == {"HELP", "TYPE"}
+        named = tuple(sorted(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels)))
+        own = found.setdefault(name.removeprefix(metrics.PREFIX), {})
+        assert named not in own
+        own[named] = float(value)
+    return found
+
+
+def one(found, name, **labels):
+    """The value of the only sample with these labels."""
+    (value,) = [value for named, value in found[name].items() if labels.items() <= dict(named).items()]
+    return value
+
+
+def test_names_follow_the_conventions_of_prometheus():
+    assert len(metrics.BY_NAME) == len(metrics.METRICS)
+    for metric in metrics.METRICS:
+        assert re.fullmatch("[a-z][a-z_]*[a-z]", metric.name)
+        assert (metric.kind == metrics.COUNTER) == metric.name.endswith("_total")
+        assert re.fullmatch(r"[^\\\n]+[^.\\\n]", metric.help)
+        assert not set(metric.labels) & set(metrics.COMMON)
+        units = re.findall("milli|micro|minutes|mib|kib|percent|_ms|bits", metric.name)
+        assert not units, metric.name
+
+
+def test_text_that_nothing_in_a_label_breaks():
+    figures = metrics.Figures("llama_cluster", 'a"b\\c\nd' + "x" * 200)
+    figures.add("state", True, state="serving")
+    figures.add("state", False, state="waiting")
+    figures.add("load_seconds", 12.5)
+    figures.add("load_read_bytes", 1 << 60)
+    figures.add("worker_held", None, worker="cpu")
+    figures.add("worker_cache_bytes", float("nan"), worker="cpu")
+    figures.add("worker_connected", True, host="other", worker="cpu")
+    found = parsed(figures.text())
+    assert [*found] == ["state", "load_seconds", "load_read_bytes", "worker_connected"]
+    assert (one(found, "state", state="serving"), one(found, "state", state="waiting")) == (1, 0)
+    assert one(found, "load_read_bytes") == 1 << 60
+    ((labels,),) = [found["load_seconds"]]
+    assert dict(labels)["host"].startswith('a\\"b\\\\c?dxx')
+    assert len(dict(labels)["host"]) == metrics.LONGEST + 2
+    assert one(found, "worker_connected", host="other") == 1
+
+
+def test_what_is_not_in_the_table_is_not_written():
+    figures = metrics.Figures("llama_cluster", "head")
+    with pytest.raises(ValueError, match="load_seconds has other labels than cluster, host, colour"):
+        figures.add("load_seconds", 1, colour="red")
+    with pytest.raises(ValueError, match="state has other labels"):
+        figures.add("state", 1)
+    with pytest.raises(KeyError):
+        figures.add("colour", 1)
+    assert figures.text() == "\n"
+
+
+class Exported:
+    """A launcher that writes metrics."""
+
+    def __init__(self, cluster, folder="metrics"):
+        self.cluster, self.folder = cluster, cluster.folder / folder
+        self.description = cluster.folder / "metrics.json"
+
+    def describe(self, service, **own):
+        common = {
+            "folder": str(self.folder),
+            "cluster": "llama_cluster",
+            "host": "here",
+            "plan": "0123",
+            "release": "b1",
+        }
+        self.description.write_text(json.dumps({"services": {service: {**common, **own}}}))
+        self.file = self.folder / f"{service}.prom"
+        return ["--metrics", self.description, service]
+
+    def head(self, endpoint, how="answers", planned=None):
+        workers = {endpoint: ["other", "cpu"]}
+        planned = {"m": planned or {"planned_load_seconds": 3.5, "planned_generation_tokens_per_second": None}}
+        extra = self.describe("llamacpp-server", kind="head", workers=workers, planned=planned)
+        return self.cluster.head(how, [endpoint], extra)
+
+    def found(self):
+        return parsed(self.file.read_text())
+
+    def when(self, name, value, **labels):
+        def reached():
+            found = self.found() if self.file.exists() else {}
+            return name in found and one(found, name, **labels) == value and found
+
+        return until(reached)
+
+
+@pytest.fixture
+def exported(cluster):
+    made = Exported(cluster)
+    made.folder.mkdir()
+    return made
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
+def test_a_head_says_what_it_knows_and_counts_over_its_starts(exported):
+    server, endpoint = a_worker()
+    process = exported.head(endpoint)
+    found = exported.when("worker_connected", 1)
+    assert exported.file.stat().st_mode & 0o777 == 0o644
+    assert one(found, "service_info", kind="head", release="b1", plan="0123", service="llamacpp-server") == 1
+    assert one(found, "planned_load_seconds", model="m") == 3.5
+    assert "planned_generation_tokens_per_second" not in found
+    exported.when("state", 1, state="serving")
+    found = exported.when("worker_awaited", 0, host="other", worker="cpu")
+    assert one(found, "worker_round_trip_seconds") > 0
+    assert one(found, "worker_retransmissions_total") == one(found, "restarts_total", cause="lost_worker") == 0
+    assert one(found, "started_timestamp_seconds") <= one(found, "updated_timestamp_seconds")
+    client = exported.cluster.client(b"GET")
+    exported.when("client_connections", 1)
+    client.close()
+    server.listener.close()
+    server.connections[-1].shutdown(socket.SHUT_RDWR)
+    assert process.wait(50) == 1
+    assert one(exported.found(), "restarts_total", cause="lost_worker") == 1
+    again = exported.head(endpoint)
+    found = exported.when("worker_awaited", 1)
+    assert one(found, "restarts_total", cause="lost_worker") == one(found, "state", state="waiting") == 1
+    assert "worker_connected" not in found
+    again.send_signal(signal.SIGTERM)
+    assert again.wait() == 0
+    assert list(exported.folder.iterdir()) == []
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
+def test_a_load_is_followed(exported):
+    _server, endpoint = a_worker(pause=0.3)
+    exported.head(endpoint, "loads slowly")
+    found = exported.when("state", 1, state="loading")
+    found = until(lambda: "load_seconds" in (found := exported.found()) and found)
+    assert one(found, "load_read_bytes") > 0
+    found = exported.when("state", 1, state="serving")
+    assert one(found, "load_seconds") > 1
+    assert one(found, "load_sent_bytes", host="other", worker="cpu") >= len(b"compute") * 7
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
+def test_a_worker_says_what_it_knows(exported):
+    cache, port = exported.cluster.folder / "cache", free_port()
+    (cache / "of").mkdir(parents=True)
+    (cache / "of" / "tensors").write_bytes(b"x" * 1000)
+    program = [sys.executable, exported.cluster.folder / "rpc_server.py", port, "answers"]
+    extra = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
+    argv = ["worker", "--port", port, "--cache", cache, "--limit-mib", 2, *extra, "--", *program]
+    process = exported.cluster.start(*argv)
+    lines_until(process, "listens")
+    found = exported.when("worker_held", 0)
+    assert one(found, "worker_cache_bytes", host="here", worker="cpu") == 1000
+    assert one(found, "worker_cache_limit_bytes") == 2 << 20
+    with socket.create_connection(("127.0.0.1", port)):
+        exported.when("worker_held", 1)
+        (program,) = children(process)
+        os.kill(program, signal.SIGSTOP)
+        assert process.wait(50) == 1
+    assert one(exported.found(), "restarts_total", cause="hung") == 1
+    again = exported.cluster.start(*argv)
+    lines_until(again, "listens")
+    (program,) = children(again)
+    os.kill(program, signal.SIGKILL)
+    assert again.wait(50) == 1
+    found = exported.found()
+    assert one(found, "restarts_total", cause="hung") == one(found, "restarts_total", cause="ended") == 1
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "spoil", ["no folder", "a folder in its place", "no description", "nothing of it", "other figures"]
+)
+def test_nothing_that_is_wrong_with_metrics_stops_a_head(exported, spoil):
+    _server, endpoint = a_worker()
+    if spoil == "no folder":
+        exported.folder.rmdir()
+    if spoil == "a folder in its place":
+        (exported.folder / "llamacpp-server.prom").mkdir()
+    planned = {"colour": 1} if spoil == "other figures" else {"state": "red"} if spoil == "nothing of it" else None
+    process = exported.head(endpoint, planned=planned)
+    if spoil == "no description":
+        exported.description.unlink()
+    expected = "could not be written" if "folder" in spoil else "no metrics are written"
+    said = lines_until(process, expected)
+    until(lambda: exported.cluster.is_now("serving"))
+    assert sum(expected in line for line in said) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    said = process.stdout.read().decode()
+    assert expected not in said, "once"
+
+
+def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
+    _file, description, service = exported.describe("llamacpp-server", kind="head")
+    (exported.folder / "llamacpp-server.prom").write_text(
+        'llamacpp_cluster_restarts_total{cluster="c",cause="silent"} 7\n'
+        'llamacpp_cluster_restarts_total{cluster="c",cause="colour"} 8\n'
+        'llamacpp_cluster_restarts_total{cluster="c",cause="ended"} 1e9\n'
+    )
+    assert exporter.Exporter(description, service).restarts == dict.fromkeys(metrics.CAUSES["head"], 0) | {"silent": 7}
+
+
+def on(cluster, folder=None):
+    for host in cluster.hosts.values():
+        host["variables"].update(llama_metrics="textfile", **({"llama_metrics_folder": folder} if folder else {}))
+    return complete(cluster.plan())
+
+
+def test_nothing_changes_where_it_is_off(pair):
+    off = complete(pair.plan())
+    assert defaults()["llama_metrics"] == "off"
+    text = json.dumps({**off, "hosts": {name: {**host, "files": []} for name, host in off["hosts"].items()}})
+    assert not re.search("metrics|tmpfiles", text)
+    assert {file["path"] for host in off["hosts"].values() for file in host["files"] if "metrics" in file["path"]} == {
+        f"{off['head']['runtime']}/metrics.py"
+    }
+
+
+def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
+    off, wanted = complete(pair.plan()), on(pair)
+    SCHEMA.validate(wanted)
+    folder = "/var/lib/prometheus/node-exporter"
+    for name, host in wanted["hosts"].items():
+        assert host["metrics"] == folder
+        assert {"path": folder, "owner": None, "mode": None} in host["folders"]
+        (told,) = [file["content"] for file in host["files"] if file["path"] == f"{host['prefix']}/{names.METRICS}"]
+        (access,) = [file["content"] for file in host["files"] if file["path"].endswith(names.METRICS_ACCESS)]
+        assert access == f"a+ {folder} - - - - u:llamacpp:rwx\n"
+        (tmp_path / name).write_text(told)
+        for service, before in zip(host["services"], off["hosts"][name]["services"]):
+            place = service["argv"].index("--metrics")
+            assert service["argv"][place : place + 3] == [
+                "--metrics",
+                f"{host['prefix']}/metrics.json",
+                service["name"],
+            ]
+            assert [*service["argv"][:place], *service["argv"][place + 3 :]] == before["argv"]
+            added = [
+                line for line in service["definition"].splitlines() if line not in before["definition"].splitlines()
+            ]
+            assert sorted(added)[1:] == [
+                f"ExecStartPre=+-/usr/bin/systemd-tmpfiles --create {host['prefix']}/{names.METRICS_ACCESS}",
+                f"ReadWritePaths=-{folder}",
+            ]
+            described = exporter.description_of(tmp_path / name, service["name"])
+            assert (described.kind, described.host, described.plan) == (service["kind"], name, wanted["id"])
+            figures = metrics.Figures("llama_cluster", name)
+            for model, predicted in described.planned.items():
+                for figure, value in predicted.items():
+                    figures.add(figure, value, model=model)
+    head = exporter.description_of(tmp_path / "head", wanted["head"]["service"])
+    assert {tuple(worker) for worker in head.workers.values()} == {("worker1", "cpu"), ("worker2", "cpu")}
+    ((predicted,),) = [[*head.planned.values()]]
+    assert predicted["planned_generation_tokens_per_second"] == wanted["estimate"]["generation_tokens_per_s"]
+    assert {names.METRICS, names.METRICS_ACCESS} < set(names.INSTALLED)
+
+
+def test_a_folder_that_a_unit_cannot_name_is_refused(pair):
+    for folder in ("metrics", "/srv/my metrics", "/srv/%h", "/srv/../etc"):
+        pair.hosts["worker1"]["variables"]["llama_metrics_folder"] = folder
+        assert f"llama_metrics_folder of worker1 is {folder!r}: use an absolute path" in pair.reason()
