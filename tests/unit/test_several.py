@@ -254,6 +254,7 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
             {"llama_model_path": "/m.gguf"},
             "llama_models and llama_model_path are both set: give each model an entry, with path there",
         ),
+        ([], {}, "llama_models is an empty list: give each model an entry there"),
         (
             [SMALL, SMALL],
             {},

@@ -43,11 +43,13 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     :param variables: of the head, with their defaults.
     :raises Refusal: they cannot be served together.
     """
-    entries: Sequence[Mapping[str, Any]] = variables[VARIABLE] or ()
-    if not entries:
-        return ()
+    entries: Sequence[Mapping[str, Any]] | None = variables[VARIABLE]
     of_model = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
     given = [name for name in of_model if variables[name] not in (None, [])]
+    if not entries:
+        if entries is not None and not given:
+            raise Refusal(f"{VARIABLE} is an empty list: give each model an entry there")
+        return ()
     if given:
         raise Refusal(
             f"{VARIABLE} and {given[0]} are both set: give each model an entry, with {given[0][len(MODEL) :]} there"
