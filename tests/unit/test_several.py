@@ -316,6 +316,19 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
             {},
             "deep in llama_models: -a is given to llama-server: use aliases of the entry instead",
         ),
+        (
+            [SMALL, {**DEEP, "extra_args": ["--port", "1"]}],
+            {},
+            "deep in llama_models: extra_args has --port, which the plan decides: set llama_server_port instead",
+        ),
+        ([SMALL, {**DEEP, "extra_args": ["--host", "::"]}], {}, "extra_args has --host, which the plan decides"),
+        ([SMALL, {**DEEP, "extra_args": ["--api-key", "x"]}], {}, "extra_args has --api-key, which the plan decides"),
+        (
+            [SMALL, {**DEEP, "extra_args": ["--threads_http", "4"]}],
+            {},
+            "deep in llama_models: --threads_http is given to llama-server, and clients reach the router: remove it",
+        ),
+        ([SMALL], {"llama_server_extra_args": ["--no-ui"]}, "small in llama_models: --no-ui is given to llama-server"),
         ([SMALL], {"llama_server_extra_args": ["--alias", "mine"]}, "--alias is given to llama-server: use aliases"),
     ],
 )

@@ -17,6 +17,8 @@ FIRST_BUILD = 11063
 """The oldest build whose router was tried here with workers, that of llama-cpp-python 0.3.36."""
 OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 """Options that the router has in place of its children. What stands on its line replaces what a preset says."""
+OF_CLIENTS = re.compile(r"(no-)?(api-prefix|cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
+"""Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
 ENDS_VALUE = re.compile(r"[;#\r\n]")
 KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
@@ -82,6 +84,13 @@ def _section(model: ServedModel) -> Iterator[str]:
         if key in ("alias", "a"):
             raise Refusal(
                 turns.sentence(model.name, f"{word} is given to llama-server: use aliases of the entry instead")
+            )
+        if OF_CLIENTS.fullmatch(key):
+            raise Refusal(
+                turns.sentence(
+                    model.name,
+                    f"{word} is given to llama-server, and clients reach the router: remove it, and set its variable in llama_server_environment",
+                )
             )
         if why := twice or several or form or ended:
             shown = " ".join([word, *values])
