@@ -303,6 +303,18 @@ def test_the_transport_that_is_used(plan):
         assert texts == {f"protocol 7.0.0, 1 device, 65536 MiB, {transport}"}
 
 
+@pytest.mark.parametrize("first, second, rdma", [(2, 1, 1), (1, 2, 2)])
+def test_the_transport_is_that_of_the_model_that_is_loaded(plan, first, second, rdma):
+    one, two = several(plan, "one", "two").head.models
+    models = (one._replace(placement=one.placement[:first]), two._replace(placement=two.placement[:second]))
+    plan = plan._replace(head=plan.head._replace(models=models), placement=plan.placement[:first])
+    left = with_server(healthy(plan)._replace(log_complete=False), completion=None)
+    loaded = with_server(healthy(plan), rdma=rdma)
+    for others, transport in (([loaded], "over RDMA"), ([left], "over TCP or RDMA: no model is loaded")):
+        texts = {check.evidence for check in checks(judged(plan, left, others=others), "handshake")}
+        assert texts == {f"protocol 7.0.0, 1 device, 65536 MiB, {transport}"}
+
+
 def test_prompts_flow_as_planned(plan):
     on = "0.00.047.251 I llama_context: pipeline parallelism enabled\n"
     full = "W sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism\n"

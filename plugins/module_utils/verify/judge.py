@@ -88,7 +88,7 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
         checks.append(_staging(plan, observed.staged))
     checks.append(_health(plan, evidence))
     if evidence.server:
-        checks += _of_server(plan, evidence, evidence.server)
+        checks += _of_server(plan, evidence, evidence.server, _transport(plan, [evidence, *observed.others]))
         checks += _of_models(plan, [evidence, *observed.others])
     else:
         skipped = ("handshake", "buffers", "known answer", "completion")
@@ -354,10 +354,10 @@ def _staging(plan: Plan, staged: Staged) -> Check:
 # ---------------------------------------------------------------------------------------------------- a healthy server
 
 
-def _of_server(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
+def _of_server(plan: Plan, evidence: Evidence, server: ServerEvidence, transport: str) -> Iterator[Check]:
     if server.certificate:
         yield _certificate(plan.head.tls_certificate_file or plan.head.url, server.certificate)
-    yield from _handshakes(plan, evidence.handshakes, _transport(plan, evidence, server))
+    yield from _handshakes(plan, evidence.handshakes, transport)
 
 
 def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
@@ -398,11 +398,18 @@ def _pipeline(plan: Plan, pipelined: bool, log_complete: bool) -> Check:
     return _check("pipeline", plan.head.host, pipelined or None, text)
 
 
-def _transport(plan: Plan, evidence: Evidence, server: ServerEvidence) -> str:
-    """How llama-server reaches the workers that it uses, as far as its log says."""
-    used = len(_used(plan))
-    if not evidence.log_complete:
-        return "over TCP or RDMA: start.log on the head is incomplete"
+def _transport(plan: Plan, evidence: Sequence[Evidence]) -> str:
+    """How llama-server reaches the workers that it uses, as far as the log of the last load says.
+
+    :param evidence: as of _of_models.
+    """
+    logged = [(one, found.server) for one, found in zip(plan.each(), evidence) if found.server and found.log_complete]
+    if not logged:
+        loaded = not plan.head.models or not all(map(left_asleep, evidence))
+        return f"over TCP or RDMA: {'start.log on the head is incomplete' if loaded else 'no model is loaded'}"
+    one, server = logged[0]
+    endpoints = {entry.endpoint for entry in one.placement}
+    used = sum(worker.endpoint in endpoints for worker in _used(plan))
     if not server.rdma:
         return "over TCP"
     return "over RDMA" if server.rdma >= used else f"over TCP or RDMA: {server.rdma} of {used} use RDMA"
@@ -410,7 +417,7 @@ def _transport(plan: Plan, evidence: Evidence, server: ServerEvidence) -> str:
 
 def _handshakes(plan: Plan, handshakes: Handshakes, transport: str) -> Iterator[Check]:
     """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
-    needed = {entry.endpoint: entry.capacity_mib for entry in plan.placement}
+    needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
     endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
     endpoints += [worker.endpoint for worker in plan.external_workers if worker.used]
     for endpoint in endpoints:
