@@ -104,11 +104,11 @@ class Exported:
         self.file = self.folder / f"{service}.prom"
         return ["--metrics", self.description, service]
 
-    def head(self, endpoint, how="answers", planned=None):
+    def head(self, endpoint, how="answers", planned=None, more=()):
         workers = {endpoint: ["other", "cpu"]}
         planned = {"m": planned or {"planned_load_seconds": 3.5, "planned_generation_tokens_per_second": None}}
         extra = self.describe("llamacpp-server", kind="head", workers=workers, planned=planned)
-        return self.cluster.head(how, [endpoint], extra)
+        return self.cluster.head(how, [endpoint], extra, more)
 
     def found(self):
         return parsed(self.file.read_text())
@@ -170,6 +170,37 @@ def test_a_load_is_followed(exported):
     found = exported.when("state", 1, state="serving")
     assert one(found, "load_seconds") > 1
     assert one(found, "load_sent_bytes", host="other", worker="cpu") >= len(b"compute") * 7
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
+def test_llama_server_is_asked_for_its_counters_where_it_has_any(exported):
+    _server, endpoint = a_worker()
+    process = exported.head(endpoint, more=["--metrics"])
+    found = exported.when("prompt_tokens_total", 3, model="m")
+    assert one(found, "requests_processing") == 2
+    assert "generated_tokens_total" not in found
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    exported.head(endpoint)
+    found = exported.when("state", 1, state="serving")
+    assert not set(found) & set(metrics.OF_SERVER.values())
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
+def test_one_that_may_sleep_is_asked_once_after_each_client(exported):
+    """Each question puts off its sleep."""
+    _server, endpoint = a_worker()
+    exported.head(endpoint, more=["--sleep-idle-seconds", "1", "--metrics"])
+    exported.when("state", 1, state="asleep")
+    found = exported.found()
+    assert one(found, "prompt_tokens_total") == 1
+    client = exported.cluster.client()
+    exported.when("prompt_tokens_total", 2)
+    client.close()
+    found = exported.when("state", 1, state="asleep")
+    assert one(found, "prompt_tokens_total") <= 3
 
 
 @pytest.mark.programs
@@ -269,7 +300,8 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
                 f"{host['prefix']}/metrics.json",
                 service["name"],
             ]
-            assert [*service["argv"][:place], *service["argv"][place + 3 :]] == before["argv"]
+            counts = ["--metrics"] * (service["kind"] == "head")
+            assert [*service["argv"][:place], *service["argv"][place + 3 :]] == [*before["argv"], *counts]
             added = [
                 line for line in service["definition"].splitlines() if line not in before["definition"].splitlines()
             ]

@@ -136,6 +136,7 @@ class Exporter:
             _add_load(figures, self.load, told.workers)
             if head:
                 _add_connections(figures, head, told.workers)
+                _add_counts(figures, head, told)
             if self.path:
                 _add_verified(figures, self.path.with_name(VERIFIED))
 
@@ -177,7 +178,7 @@ def _add_load(figures: metrics.Figures, load: progress.Load | None, workers: Map
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
     """What the kernel says of connections to workers and from clients."""
-    looks = [watched.seen for watched in head.watched() if watched.seen]
+    looks = [watched.seen for watched in head.models().values() if watched.seen]
     for endpoint, (host, worker) in workers.items() if looks else ():
         names = {"host": host, "worker": worker}
         links = [
@@ -191,6 +192,13 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
             figures.add("worker_received_bytes_total", sum(one.received for one in traffic), **names)
     if head.seen:
         figures.add("client_connections", len(head.clients(head.seen)))
+
+
+def _add_counts(figures: metrics.Figures, head: server.Head, told: Description) -> None:
+    for model, watched in head.models().items():
+        watched.follow_counts()
+        for name, ours in metrics.OF_SERVER.items():
+            figures.add(ours, watched.counts.get(name), model=model or next(iter(told.planned), ""))
 
 
 def _add_verified(figures: metrics.Figures, path: Path) -> None:

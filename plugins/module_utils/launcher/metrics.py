@@ -68,6 +68,12 @@ METRICS = (
     Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", ("worker",)),
     Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", ("worker",)),
     Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", ("worker",)),
+    Metric("prompt_tokens_total", COUNTER, "Tokens of prompts that were computed", ("model",)),
+    Metric("prompt_seconds_total", COUNTER, "Time that these took", ("model",)),
+    Metric("generated_tokens_total", COUNTER, "Tokens of answers", ("model",)),
+    Metric("generation_seconds_total", COUNTER, "Time that these took", ("model",)),
+    Metric("requests_processing", GAUGE, "Requests that are being answered", ("model",)),
+    Metric("requests_deferred", GAUGE, "Requests that wait for a slot", ("model",)),
     Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "When it was"),
@@ -75,6 +81,15 @@ METRICS = (
     Metric("worker_cache_bytes", GAUGE, "Size of the worker's cache of tensors", ("worker",)),
     Metric("worker_cache_limit_bytes", GAUGE, "What that cache may hold", ("worker",)),
 )
+OF_SERVER = {
+    "prompt_tokens_total": "prompt_tokens_total",
+    "prompt_seconds_total": "prompt_seconds_total",
+    "tokens_predicted_total": "generated_tokens_total",
+    "tokens_predicted_seconds_total": "generation_seconds_total",
+    "requests_processing": "requests_processing",
+    "requests_deferred": "requests_deferred",
+}
+"""llama-server's own name (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840) → ours. A request counts when it ends."""
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 

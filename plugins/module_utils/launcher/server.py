@@ -47,8 +47,13 @@ time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
-PROPS_BYTES = 4 * 1024 * 1024
+ANSWER_BYTES = 4 * 1024 * 1024
 SLEEP = "--sleep-idle-seconds"
+COUNTS, COUNTS_SECONDS = "--metrics", 0.2
+"""Has it count. It answers at once where it computes nothing."""
+COUNTED = re.compile(
+    r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
+)
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
 """As the router writes them for what it starts (server-models.cpp of 0.3.36)."""
 SPAWNS = b"spawning server instance with name="
@@ -143,16 +148,16 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
     return connection
 
 
-class Props(threading.Thread):
-    """Asks for /props. llama-server answers when it has freed its model, or loaded it again, and each question takes one of its threads till then."""
+class Question(threading.Thread):
+    """llama-server answers when it has computed a batch, freed its model, or loaded it again, and each question takes one of its threads till then."""
 
-    def __init__(self, url: str, headers: list[str]) -> None:
+    def __init__(self, url: str, path: str, headers: list[str]) -> None:
         super().__init__(daemon=True)
-        self.url, self.headers, self.said = url, headers, b""
+        self.url, self.path, self.headers, self.said = url, path, headers, b""
 
     def run(self) -> None:
         with suppress(OSError):
-            self.said = _reply(self.url, "/props", self.headers, PROPS_BYTES, seconds=LONGEST_LOAD_SECONDS)
+            self.said = _reply(self.url, self.path, self.headers, ANSWER_BYTES, seconds=LONGEST_LOAD_SECONDS)
 
 
 class Fault(NamedTuple):
@@ -197,8 +202,14 @@ class Watched:
         """The last answer, and when it was asked for."""
         self.asleep = False
         """Whether it has freed its model, and left its workers, as with --sleep-idle-seconds: until it has loaded the model again."""
-        self.props: Props | None = None
-        """A question that is not answered yet."""
+        self.props: Question | None = None
+        """One for /props that is not answered yet."""
+        self.counting: Question | None = None
+        """One for its counters that is not answered yet."""
+        self.counts: dict[str, float] = {}
+        """Its own counters and gauges, as it said them last."""
+        self.asked_of = True
+        """Whether a client was seen after they were asked for."""
         self.missing = 0
         self.kept_alive: set[str] = set()
         self.lasting = progress.Lasting()
@@ -227,6 +238,7 @@ class Watched:
         self.seen = look = self.look()
         if look is None:
             return None
+        self.asked_of = self.asked_of or len(self.clients(look)) > (self.counting is not None)
         self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
         stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
         if stopped >= progress.STOPPED_SECONDS:
@@ -267,12 +279,25 @@ class Watched:
             if not (changed or due) or not self._listens(look):
                 return
             self.lasting.seconds("unasked", False, now)
-            self.props = Props(self.url, self.headers)
+            self.props = Question(self.url, "/props", self.headers)
             self.props.start()
             self.props.join(HEALTH_SECONDS)
         if not self.props.is_alive():
             said, self.props = self.props.said, None
             self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
+
+    def follow_counts(self) -> None:
+        """Asks for its counters, where it has any. That puts off its sleep (0.3.36), so it is only done after somebody asked it something."""
+        present = self.ready and not self.asleep and not self.props and COUNTS in self.argv
+        due = self.asked_of or SLEEP not in self.argv
+        if self.counting is None and present and due and self.seen and self._listens(self.seen):
+            self.asked_of = False
+            self.counting = Question(self.url, "/metrics", self.headers)
+            self.counting.start()
+            self.counting.join(COUNTS_SECONDS)
+        if self.counting and not self.counting.is_alive():
+            text, self.counting = self.counting.said.decode("utf-8", "replace"), None
+            self.counts.update((name, float(value)) for name, value in COUNTED.findall(text))
 
     def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
         """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
@@ -393,9 +418,9 @@ class Head(Watched):
                 if reason:
                     start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
 
-    def watched(self) -> Collection[Watched]:
-        """The processes that serve a model."""
-        return [self]
+    def models(self) -> dict[str, Watched]:
+        """Model → the process that serves it; one that is alone has no name."""
+        return {"": self}
 
     def kill(self) -> None:
         """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
@@ -438,8 +463,8 @@ class Router(Head):
         silence = self.silence * 2 ** min(self.silences, 3)
         return Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), silence, pid)
 
-    def watched(self) -> Collection[Watched]:
-        return self.children.values()
+    def models(self) -> dict[str, Watched]:
+        return {_value(child.argv, ALIAS): child for child in self.children.values()}
 
     def kill(self) -> None:
         super().kill()

@@ -30,6 +30,8 @@ HANDED_OVER = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
 
+COUNTS = "--metrics"
+"""Has llama-server count tokens and requests, for its launcher."""
 LOADS, START_SECONDS = 5, (900, 86400)
 """A run waits so many times as long as a load is predicted to take, since what is assumed of links and disks may be wrong by as much, and workers
 compute hashes of what they get; and at least and at most so many seconds."""
@@ -179,7 +181,8 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
             argv += options.render(name, value, release.generation, release.fork)
         except options.UnknownOption:
             raise Refusal(_unknown(name, value, release)) from None
-    return (*argv, *server.extra_args)
+    counts = [COUNTS] * bool(serving.metrics and COUNTS not in server.extra_args)
+    return (*argv, *counts, *server.extra_args)
 
 
 def _crashes_with_amx(serving: Serving) -> bool:

@@ -56,6 +56,7 @@ def load():
     held[:] = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
     print("model buffer size", how, *endpoints, flush=True)
 
+counted = 0
 held, queue, asleep, asked = [], threading.Lock(), False, time.monotonic()
 idle = [float(after) for word, after in zip(sys.argv, sys.argv[1:]) if word == "--sleep-idle-seconds"]
 load()
@@ -90,6 +91,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        if self.path == "/metrics":
+            global counted
+            counted += 1
+            self.wfile.write(b"# TYPE llamacpp:prompt_tokens_total counter\\nllamacpp:prompt_tokens_total %d\\n" % counted)
+            self.wfile.write(b"llamacpp:requests_processing 2\\nllamacpp:predicted_tokens_seconds 9.5\\nllamacpp:tokens_predicted_total nan\\n")
         if self.path == "/props" and self.headers["Authorization"] == (sys.argv[-1] == "keys" and "Bearer secret" or None):
             with queue:
                 self.wfile.write(b'{"is_sleeping":true}' if asleep else b'{"is_sleeping":false}')
