@@ -6,10 +6,16 @@ import re
 import signal
 import socket
 import sys
+import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    exporter,
+    metrics,
+    progress,
+    serving,
+)
 from conftest import SCHEMA, complete, defaults
 from support import launched
 from support.hosts import free_port
@@ -189,18 +195,29 @@ def test_llama_server_is_asked_for_its_counters_where_it_has_any(exported):
 
 @pytest.mark.programs
 @pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
-def test_one_that_may_sleep_is_asked_once_after_each_client(exported):
-    """Each question puts off its sleep."""
+def test_one_that_may_sleep_is_asked_only_where_something_has_moved(exported):
+    """Each question puts off its sleep, and clients stay connected, or ask for /health all the time."""
     _server, endpoint = a_worker()
-    exported.head(endpoint, more=["--sleep-idle-seconds", "1", "--metrics"])
-    exported.when("state", 1, state="asleep")
-    found = exported.found()
-    assert one(found, "prompt_tokens_total") == 1
-    client = exported.cluster.client()
-    exported.when("prompt_tokens_total", 2)
+    exported.head(endpoint, "asks its worker", more=["--sleep-idle-seconds", "60", "--metrics"])
+    exported.when("state", 1, state="serving")
+
+    def counted():
+        found = exported.found()
+        return one(found, "prompt_tokens_total") if "prompt_tokens_total" in found else 0
+
+    def settled():
+        before = counted()
+        time.sleep(1)
+        return counted() == before and before
+
+    asked = until(settled)
+    client = exported.cluster.client(b"GET")
+    exported.when("client_connections", 1)
+    time.sleep(1)
+    assert counted() == asked
+    assert exported.cluster.ask() == b"the answer"
+    until(lambda: counted() > asked)
     client.close()
-    found = exported.when("state", 1, state="asleep")
-    assert one(found, "prompt_tokens_total") <= 3
 
 
 @pytest.mark.programs
@@ -264,6 +281,22 @@ def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
         'llamacpp_cluster_restarts_total{cluster="c",cause="ended"} 1e9\n'
     )
     assert exporter.Exporter(description, service).restarts == dict.fromkeys(metrics.CAUSES["head"], 0) | {"silent": 7}
+
+
+@pytest.mark.parametrize(
+    "without, waiting_for, awaited",
+    [((), (), set()), (("one:cpu",), (), {"cpu"}), (("one",), (), {"cpu", "gpu"}), ((), ("192.0.2.2:1",), {"other"})],
+)
+def test_workers_that_the_head_waits_for_or_serves_without(tmp_path, without, waiting_for, awaited):
+    workers = {"192.0.2.1:1": ("one", "cpu"), "192.0.2.1:2": ("one", "gpu"), "192.0.2.2:1": ("two", "other")}
+    told = exporter.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
+    record = serving.Record(tmp_path, lambda _path, _content: True, print)
+    record.set(serving.FALLBACK, without, waiting_for)
+    figures = metrics.Figures("llama_cluster", "head")
+    exporter._add_record(figures, record, told)
+    found = parsed(figures.text())["worker_awaited"]
+    assert {dict(labels)["worker"] for labels, value in found.items() if value} == awaited
+    assert len(found) == len(workers)
 
 
 def on(cluster, folder=None):

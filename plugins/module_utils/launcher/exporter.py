@@ -94,7 +94,8 @@ class Exporter:
         """Cause → how often the program was started again for it, by the file that the start before this one left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
         with suppress(OSError, ValueError):
-            found = re.findall(pattern, self._file(told).read_text()[:FILE_BYTES], re.MULTILINE)
+            text = serving.read_file(self._file(told), FILE_BYTES).decode()
+            found = re.findall(pattern, text, re.MULTILINE)
             return {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
         return {}
 

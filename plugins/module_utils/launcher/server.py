@@ -208,8 +208,8 @@ class Watched:
         """One for its counters that is not answered yet."""
         self.counts: dict[str, float] = {}
         """Its own counters and gauges, as it said them last."""
-        self.asked_of = True
-        """Whether a client was seen after they were asked for."""
+        self.counted = 0.0
+        """When they were asked for."""
         self.missing = 0
         self.kept_alive: set[str] = set()
         self.lasting = progress.Lasting()
@@ -238,7 +238,6 @@ class Watched:
         self.seen = look = self.look()
         if look is None:
             return None
-        self.asked_of = self.asked_of or len(self.clients(look)) > (self.counting is not None)
         self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
         stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
         if stopped >= progress.STOPPED_SECONDS:
@@ -287,11 +286,12 @@ class Watched:
             self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
 
     def follow_counts(self) -> None:
-        """Asks for its counters, where it has any. That puts off its sleep (0.3.36), so it is only done after somebody asked it something."""
+        """Asks for its counters, where it has any. That puts off its sleep (0.3.36), so one that may sleep is only asked where something has moved
+        since: a client that is connected may want nothing, or /health."""
         present = self.ready and not self.asleep and not self.props and COUNTS in self.argv
-        due = self.asked_of or SLEEP not in self.argv
+        due = SLEEP not in self.argv or self.stillness.since > self.counted
         if self.counting is None and present and due and self.seen and self._listens(self.seen):
-            self.asked_of = False
+            self.counted = time.monotonic()
             self.counting = Question(self.url, "/metrics", self.headers)
             self.counting.start()
             self.counting.join(COUNTS_SECONDS)

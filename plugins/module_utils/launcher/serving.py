@@ -60,16 +60,21 @@ class Fallback(NamedTuple):
     argv: tuple[str, ...]
 
 
-def read_json(path: Path, limit: int) -> Any:
-    """:raises OSError, ValueError: it cannot be read, is a link or a pipe, is longer than the limit, or is not JSON."""
+def read_file(path: Path, limit: int) -> bytes:
+    """:raises OSError, ValueError: it cannot be read, is a link or a pipe, or is longer than the limit."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         text = file.read(limit + 1)
     if len(text) > limit:
         raise ValueError(f"it is longer than {limit} bytes")
+    return text
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """:raises OSError, ValueError: as of read_file, or it is not JSON."""
     try:
-        return json.loads(text)
+        return json.loads(read_file(path, limit))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
