@@ -397,6 +397,11 @@ def test_a_full_disk_of_the_controller(release, cache, monkeypatch):
     assert kept(cache) == []
 
 
+ATTESTATIONS = "https://api.github.com/repos/ggml-org/llama.cpp/attestations/sha256:1?per_page=30"
+OLD_GH = 'unknown command "attestation" for "gh"\n\nUsage:  gh <command> <subcommand> [flags]\n' + "  command\n" * 40
+"""What gh 2.45 prints."""
+
+
 @pytest.mark.parametrize(
     "script, said",
     [
@@ -406,6 +411,19 @@ def test_a_full_disk_of_the_controller(release, cache, monkeypatch):
             "checked (To get started",
         ),
         ("echo 'error connecting to api.github.com' >&2; exit 1", "checked (error connecting"),
+        (f"echo '{OLD_GH}' >&2; exit 1", '(unknown command "attestation" for "gh")'),
+        *(
+            (f"echo '{said}' >&2; exit 1", said[-20:])
+            for said in (
+                "set the GH_TOKEN environment variable",
+                f"Error: HTTP 502: Bad Gateway ({ATTESTATIONS})",
+                "Error: HTTP 404: Not Found (https://api.github.com/meta)",
+                f"Error: Get {ATTESTATIONS}: tls: failed to verify certificate: x509: unknown authority",
+                f"Error: Get {ATTESTATIONS}: context deadline exceeded",
+                "Failed to verify the artifact: failed to fetch attestations for subject: sha256:1",
+                "✗ Sigstore verification failed\n\nError: failed to create TUF client: dial tcp",
+            )
+        ),
     ],
 )
 def test_the_attestation_is_checked_where_gh_is_installed(release, tmp_path, capsys, script, said):
@@ -419,9 +437,19 @@ def test_the_attestation_is_checked_where_gh_is_installed(release, tmp_path, cap
     assert asked.endswith(f"{NAME}.part --repo ggml-org/llama.cpp\n")
 
 
-def test_an_archive_that_upstream_did_not_make_is_not_kept(release, tmp_path, cache):
-    gh(tmp_path, "echo 'no attestations found' >&2; exit 1")
-    with pytest.raises(AnsibleError, match=f"does not attest that ggml-org/llama.cpp made {NAME} .*no attestations"):
+@pytest.mark.parametrize(
+    "said",
+    [
+        "✗ No attestations found for subject sha256:1",
+        f"✗ Loading attestations from GitHub API failed\n\nError: HTTP 404: Not Found ({ATTESTATIONS})",
+        "✗ Sigstore verification failed\n\nError: failed to verify leaf certificate: x509: unknown authority",
+        "Failed to verify the artifact: at least one attestation failed to verify against Sigstore",
+    ],
+)
+def test_an_archive_that_upstream_did_not_make_is_not_kept(release, tmp_path, cache, said):
+    gh(tmp_path, f"echo '{said}' >&2; exit 1")
+    attested = f"does not attest that ggml-org/llama.cpp made {NAME} .*{re.escape(said[-20:])}"
+    with pytest.raises(AnsibleError, match=attested):
         sources.fetch_prebuilt(release, [NAME])
     assert kept(cache) == []
 

@@ -70,8 +70,8 @@ PROGRESS_SECONDS = 10
 NOTHING_LEFT = 416
 """Status of HTTP where a file ends before what is asked for: the part that is here is whole, or of a longer file."""
 ATTESTATION_SECONDS = 60
-UNASKED = r"gh auth login|error connecting|dial tcp|HTTP 40[13]|rate limit|unknown command"
-"""What gh says where it could not ask GitHub."""
+UNATTESTED = r"(?is)no attestations found|HTTP 404:[^\n]*/attestations/sha256|attestation failed to verify|verification failed(?!.*TUF)"
+"""What gh says where GitHub has no attestation for an archive, or it does not hold; without Sigstore's keys (TUF) nothing was verified."""
 
 
 def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
@@ -585,11 +585,12 @@ def _check_attestation(name: str, archive: Path) -> None:
         process = bounded_process.run(argv, ATTESTATION_SECONDS)
         if process.returncode == 0:
             return
-        said = validation.printable(process.stderr.strip()[-300:])
+        # A gh that knows no attestations adds its commands.
+        said = validation.printable(process.stderr.partition("\nUsage:")[0].strip()[-300:])
     except (OSError, subprocess.TimeoutExpired):
         said = "gh is not installed, or does not answer"
     else:
-        if not re.search(UNASKED, said):
+        if re.search(UNATTESTED, process.stderr):
             raise AnsibleError(
                 f"GitHub does not attest that {prebuilt.REPOSITORY} made {name} (llama_release): do not use it, and get it from another server. gh says: {said}"
             )
