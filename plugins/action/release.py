@@ -71,12 +71,16 @@ class ActionModule(Action):
         return result
 
     def _bring(self, arguments: ReleaseArguments) -> Source:
-        """Copies source and patches to the host; returns their paths there and their checksums."""
+        """Copies source and patches to the host; returns their paths there and their checksums. Compiled programs are unpacked at once, and lie in the
+        task's temporary folder: the host's cache may be the controller's, which keeps them."""
         release, cache, names = arguments.release, arguments.cache, arguments.build.archives
-        fetched, *others = sources.fetch_prebuilt(release, names) if names else [sources.fetch(release)]
-        archive, *libraries = (
-            self._copy(known.path, f"{cache}/sources/{known.path.name}") for known in (fetched, *others)
-        )
+        if release.source not in release_request.COMPILED:
+            known = sources.fetch_prebuilt(release, names) if names else [sources.fetch(release)]
+            programs, *libraries = (
+                PackedRelease(self.transfer(str(one.path), one.path.name), one.sha256) for one in known
+            )
+            return Source(*programs, known[0].commit, further=tuple(libraries))
+        fetched = sources.fetch(release)
         patches = [
             Patch(
                 name=Path(patch.path).name,
@@ -85,8 +89,8 @@ class ActionModule(Action):
             )
             for patch in release.patches or ()
         ]
-        further = (PackedRelease(path, known.sha256) for path, known in zip(libraries, others))
-        return Source(archive, fetched.sha256, fetched.commit, tuple(patches), tuple(further))
+        archive = self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}")
+        return Source(archive, fetched.sha256, fetched.commit, tuple(patches))
 
     def _copy(self, source: Path, target: str) -> str:
         result = self.copy(str(source), target)

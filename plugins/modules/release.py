@@ -122,10 +122,7 @@ def install(arguments):
     if not source:
         return None
     if release.source in ("binary", "prebuilt"):
-        made = target.unpack(source, release.build)
-        for archive in (source.archive, *(further.path for further in source.further)) * (release.source == "prebuilt"):
-            Path(archive).unlink()  # CUDA's are large, and the controller keeps them
-        return made
+        return target.unpack(source, release.build)
     return builder.Builder(arguments.prefix, arguments.cache, build, release, source, arguments.account).install()
 
 

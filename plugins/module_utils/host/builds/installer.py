@@ -93,7 +93,9 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
 def check_sha256(path: Path, digest: str) -> None:
     """:raises Refusal: a file has other content."""
     if sha256(path) != digest:
-        raise Refusal(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
+        raise Refusal(
+            f"{path} does not have the sha256 {digest}, which it had on the controller: run the playbook again"
+        )
 
 
 class Installer:
