@@ -22,7 +22,7 @@ from conftest import typed
 from model_server import answer
 from support import actions
 from support.builds import planned_source
-from support.clusters import CARD, strix_halo
+from support.clusters import CARD, GPU, strix_halo
 from support.drift import drifts, typed_drifts
 from support.sources import cache
 
@@ -204,6 +204,17 @@ def test_auto_is_upstreams_programs_where_each_host_has_them(pair):
     assert why.startswith(
         "upstream has an archive for each host; compiling would add llama_build_fast_load, patches, and"
     )
+
+
+@pytest.mark.parametrize("shaders", [None, "2025"])
+def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_toolkit(local, shaders):
+    """A host without CUDA's toolkit compiles for the processor, or for Vulkan where it has that compiler."""
+    vulkan = {**GPU, "backend": "vulkan", "architecture": ""}
+    tools = {**CARD["toolchain"], "nvcc": None, "glslc": shaders, "vulkan": shaders, "spirv-headers": shaders}
+    local.hosts["here"]["facts"].update(CARD, accelerators=[GPU, vulkan], toolchain=tools)
+    local.hosts["here"]["variables"].update(llama_worker_endpoints=None)
+    assert chosen(local)[0] == "prebuilt"
+    assert local.plan()["hosts"]["here"]["builds"][0]["backend"] == "cuda"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import (
     prebuilt_archives,
     releases,
@@ -82,9 +82,20 @@ def _obstacle(cluster: Cluster, catalogue: Catalogue, wanted: Mapping[str, tuple
                 for backend in built[name]:
                     if releases.variable_of(backend, cluster.releases) == VARIABLE:
                         prebuilt_archives.archives_of(host, backend, int(request.build or 0), cluster.server)
-            lost = [backend for backend in wanted.get(name, ()) if backend not in built[name]]
+            lost = _lost(wanted.get(name, ()), built[name])
             if lost:
                 return f"{name} can compile for {', '.join(lost)}, which source: {request.source} does not have for it"
     except Refusal as refusal:
         return re.split(r"(?<!source): ", str(refusal))[0]
     return ""
+
+
+def _lost(wanted: Sequence[str], built: Sequence[str]) -> list[str]:
+    """Backends that would drive a device better than one of those that are built, or one that these leave idle."""
+    worst = max(backends.RECORDS[backend].preference for backend in built)
+    fewer = len(built) < len(wanted)
+    return [
+        backend
+        for backend in wanted
+        if backend not in built and (fewer or backends.RECORDS[backend].preference < worst)
+    ]
