@@ -705,6 +705,19 @@ CASES = [
         ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
     ),
     (
+        "backend-left-out",
+        lambda: cluster_of(
+            1,
+            {"accelerators": [GPU, {**GPU, "backend": "vulkan", "architecture": ""}], "glibc": "2.36"},
+            llama_release={"source": "prebuilt", "build": 11669},
+        ),
+        {"{steps}": being("worker1", glibc="2.39")},
+        [
+            "worker1 has glibc 2.36, and upstream's archive ubuntu-cuda-12.8-x64 (llama_release, source: prebuilt) needs glibc 2.39, so llama.cpp runs "
+            "there with vulkan, not with cuda. Use a newer distribution there, or compile it with source: git."
+        ],
+    ),
+    (
         "memory-of-other-cluster",
         lambda: with_neighbour(cluster_of(1), 64000),
         {"set memory_mib in llama_worker_endpoints,": lambda cluster: with_neighbour(cluster, 0)},

@@ -75,6 +75,7 @@ def test_every_advisory_meets_a_symptom():
         "server-for-everybody",
         "unlimited-server",
         "accelerator-unused",
+        "backend-left-out",
         "variable-unknown",
         "cmake-option-unknown",
         "accepted-unknown",

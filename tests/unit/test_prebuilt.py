@@ -152,8 +152,11 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
     facts = {**strix_halo(), "toolchains": [{**toolkit, "libraries": [], "rocwmma": None}]}
     local.hosts["here"]["facts"].update(facts)
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = None
-    build = asking(local).plan()["hosts"]["here"]["builds"][0]
+    plan = asking(local).plan()
+    build = plan["hosts"]["here"]["builds"][0]
     assert (build["backend"], build["environment"]) == (backend, environment)
+    said = [entry["message"] for entry in plan["advisories"] if entry["id"] == "backend-left-out"]
+    assert [text[: text.index(",")] for text in said] == ["here has ROCm 7.2.1"] * (backend == "vulkan")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +218,20 @@ def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_t
     local.hosts["here"]["variables"].update(llama_worker_endpoints=None)
     assert chosen(local)[0] == "prebuilt"
     assert local.plan()["hosts"]["here"]["builds"][0]["backend"] == "cuda"
+
+
+@pytest.mark.parametrize("driver, said", [("12.7", 1), ("12.8", 0)])
+def test_auto_says_which_backend_it_leaves_out(pair, driver, said):
+    """Once for each host and backend: what drives the device in its place, and integrated graphics beside it, are not worth a word."""
+    vulkan = {"name": "GPU", "backend": "vulkan", "architecture": ""}
+    integrated = {"name": "Intel", "backend": "sycl", "unified": True}
+    devices = [GPU, GPU, {**GPU, **vulkan}, {**GPU, **vulkan}, {**GPU, **integrated}]
+    pair.hosts["worker1"]["facts"].update(accelerators=devices, newest_cuda=driver, toolchain={"nvcc": None})
+    plan = asking(pair, llama_release="auto").plan()
+    assert plan["release"]["source"] == "prebuilt"
+    built = [build["backend"] for build in plan["hosts"]["worker1"]["builds"]]
+    assert built == (["vulkan"] if said else ["cuda"])
+    assert [entry["hosts"] for entry in plan["advisories"] if entry["id"] == "backend-left-out"] == [["worker1"]] * said
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
@@ -175,6 +176,17 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
             values = {"kinds": kinds, "built": remedies.as_list(context.backends_of(name))}
             cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
+    return cases
+
+
+def backends_without_archive(context: AdvisoryContext) -> Cases:
+    cases: Cases = []
+    sources = releases.sources_of(context.cluster.releases)
+    for name in context.plan.hosts:
+        for backend, sentence in requirements.without_archive(context.cluster.hosts[name], sources).items():
+            why, steps = re.split(r"(?<!source): ", sentence, maxsplit=1)
+            built = remedies.as_list(context.backends_of(name))
+            cases.append((name, {"why": why, "steps": steps, "backend": backend, "built": built}))
     return cases
 
 

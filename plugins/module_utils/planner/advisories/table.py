@@ -371,6 +371,18 @@ ADVISORIES = (
         (("where", "*devices* on *host*"),),
     ),
     Advisory(
+        "backend-left-out",
+        "warning",
+        predicates.backends_without_archive,
+        "{why}, so llama.cpp runs there with {built}, not with {backend}.",
+        (fixes.always("{steps}"),),
+        "docs/operating.md",
+        (
+            ("why", "*host* has glibc 2.36, and upstream's archive *name* needs glibc 2.39"),
+            ("steps", "use a newer distribution there"),
+        ),
+    ),
+    Advisory(
         "memory-of-other-cluster",
         "warning",
         predicates.memory_of_neighbours,

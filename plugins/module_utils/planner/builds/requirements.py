@@ -81,7 +81,7 @@ def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: 
     if not facts.of_backend(backend):
         return False
     if sources[backend] == "prebuilt":
-        return prebuilt_archives.fits(facts, backend)
+        return not prebuilt_archives.obstacle("", facts, backend)
     return {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
 
 
@@ -107,6 +107,16 @@ def idle_accelerators(facts: Facts, chosen: Collection[str]) -> set[str]:
     return {
         same[name] for name, accelerator in same_device.named_accelerators(facts) if not accelerator.unified
     } - driven
+
+
+def without_archive(host: Host, sources: Mapping[str, str]) -> dict[str, str]:
+    """Backend → why no archive of it runs on this host, and what to do, of those that ``auto`` would take if one did."""
+    offered = {backend: "package" if source == "prebuilt" else source for backend, source in sources.items()}
+    return {
+        backend: why
+        for backend in backends_of(host, offered, backends.BACKENDS)
+        if sources[backend] == "prebuilt" and (why := prebuilt_archives.obstacle(host.name, host.facts, backend))
+    }
 
 
 def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
