@@ -405,6 +405,28 @@ def test_what_a_server_does_not_give_is_one_sentence_and_leaves_nothing(release,
     assert [name for name in kept(cache) if not name.endswith(".part")] == []
 
 
+def test_what_auto_does_not_get_can_be_compiled(release, server):
+    """It takes no build."""
+    server.faults[f"/assets/{NAME}"] = answer(404)
+    said = f"llama_release is auto, which takes upstream's build {BUILD}, whose archive .*: remove llama_release to compile, or use a mirror"
+    with pytest.raises(AnsibleError, match=said) as refused:
+        sources.fetch_prebuilt(release._replace(why="upstream has an archive for each host"), [NAME])
+    assert "another build" not in str(refused.value)
+
+
+@pytest.mark.parametrize("status, times, asked", [(503, 3, 4), (429, 1, 2), (502, 4, 4), (404, 1, 1)])
+def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, monkeypatch, status, times, asked):
+    monkeypatch.setattr(sources, "PAUSES", (0.01,) * 3)
+    server.faults[f"/assets/{NAME}"] = [answer(status)] * times
+    if times < asked:
+        assert sources.fetch_prebuilt(release, [NAME])[0].changed
+    else:
+        later = "run the playbook again later, or " * (status != 404)
+        with pytest.raises(AnsibleError, match=rf"does not give \(HTTP {status}\): {later}use another build"):
+            sources.fetch_prebuilt(release, [NAME])
+    assert len([path for path, _headers in server.asked if path.startswith("/assets/")]) == asked
+
+
 def test_a_wrong_checksum_names_archive_and_both(release, cache):
     given = release._replace(checksums={NAME: "sha256:" + "0" * 64})
     with pytest.raises(

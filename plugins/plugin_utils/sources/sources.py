@@ -66,6 +66,8 @@ DOWNLOAD_SECONDS = 3600
 """For a whole download: a server that sends a byte now and then would take for ever."""
 PACKING_SECONDS = 60.0
 """For which a server may be silent: some make an archive when they are asked for it."""
+PAUSES = (1.0, 3.0, 9.0)
+"""Seconds before a server that does not give something for now (HTTP 429, 503) is asked again."""
 PROGRESS_SECONDS = 10
 NOTHING_LEFT = 416
 """Status of HTTP where a file ends before what is asked for: the part that is here is whole, or of a longer file."""
@@ -121,17 +123,19 @@ def _pip_error(release: ReleasePlan, said: str) -> Exception:
 
 def _download_url(release: ReleasePlan, folder: Path) -> Path:
     target, url = folder / "archive", str(release.url)
-    _download(url, target, f"llama_release has the url {url!r}, which", "download the archive and use path")
+    subject = f"llama_release has the url {url!r}, which"
+    _download(url, target, subject, "download the archive and use path", "correct it, or ")
     return target
 
 
-def _download(url: str, target: Path, subject: str, remedy: str) -> None:
+def _download(url: str, target: Path, subject: str, remedy: str, first: str = "") -> None:
     """Fetches a file, from where it ends if a part of it is there, and goes on as long as each connection brings something.
 
-    :param subject: begins the sentence of an error; ``remedy`` ends it.
+    :param subject: begins the sentence of an error; ``remedy`` ends it, after ``first`` where the server does not have the file.
     """
 
     def download() -> None:
+        pauses = list(PAUSES)
         while True:
             had = _size(target)
             try:
@@ -139,6 +143,8 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
             except web.RemoteError as error:
                 if error.status == NOTHING_LEFT and had:
                     target.unlink()
+                elif error.passes and error.status and pauses:
+                    time.sleep(pauses.pop(0))
                 elif not error.passes or _size(target) <= had:
                     raise
 
@@ -149,8 +155,10 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
             f"{subject} could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or {remedy}"
         ) from None
     except web.RemoteError as error:
-        why = f"its server does not give (HTTP {error.status}): correct it" if error.status else str(error)
-        raise AnsibleError(f"{subject} {why}, or {remedy}") from None
+        if not error.status:
+            raise AnsibleError(f"{subject} {error}, or {remedy}") from None
+        first = "run the playbook again later, or " if error.passes else first
+        raise AnsibleError(f"{subject} its server does not give (HTTP {error.status}): {first}{remedy}") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in cache.FULL:
             target.unlink(missing_ok=True)
@@ -541,8 +549,11 @@ def _fetch_prebuilt(release: ReleasePlan, name: str) -> Fetched:
         if known:
             return known
         url, part = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}", folder / f"{name}.part"
-        subject = f"llama_release has source: prebuilt, whose archive {url}"
-        _download(url, part, subject, "use another build, or a mirror that has it (url)")
+        subject, remedy = f"llama_release has source: prebuilt, whose archive {url}", "use another build"
+        if release.why:
+            subject = f"llama_release is auto, which takes upstream's build {release.build}, whose archive {url}"
+            remedy = "remove llama_release to compile"
+        _download(url, part, subject, f"{remedy}, or use a mirror that has it (url)")
         try:
             return _accept(release, name, part, subject)
         finally:
