@@ -718,6 +718,17 @@ CASES = [
         ],
     ),
     (
+        "backend-left-out",
+        lambda: cluster_of(
+            1, {"accelerators": [MI50], "toolchain": TOOLS}, llama_release={"source": "prebuilt", "build": 11669}
+        ),
+        {"{steps}": released(**TREE, build=11063)},
+        [
+            "worker1 has a device gfx906",
+            "there with cpu, not with hip. Compile it with source: git, or set llama_backend",
+        ],
+    ),
+    (
         "memory-of-other-cluster",
         lambda: with_neighbour(cluster_of(1), 64000),
         {"set memory_mib in llama_worker_endpoints,": lambda cluster: with_neighbour(cluster, 0)},

@@ -167,15 +167,20 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 
 
 def unused_accelerators(context: AdvisoryContext) -> Cases:
-    """Hosts with the same builds, and devices for the same backends, share their remedies."""
+    """Hosts with the same builds, and devices for the same backends, share their remedies. No toolchain helps where archives have the programs."""
     cases: Cases = []
+    sources = releases.sources_of(context.cluster.releases)
     for name, host in context.plan.hosts.items():
-        unused = host.unused_accelerators
+        unused = [
+            accelerator
+            for accelerator in context.cluster.hosts[name].facts.accelerators
+            if accelerator.name in host.unused_accelerators and sources[accelerator.backend] != "prebuilt"
+        ]
         if unused:
-            devices_of = context.cluster.hosts[name].facts.accelerators
-            kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
+            kinds = sorted({accelerator.backend for accelerator in unused})
             values = {"kinds": kinds, "built": remedies.as_list(context.backends_of(name))}
-            cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
+            names = ", ".join(sorted({accelerator.name for accelerator in unused}))
+            cases.append((name, {"where": f"{names} on {name}", **values}))
     return cases
 
 
