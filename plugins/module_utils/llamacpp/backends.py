@@ -235,6 +235,8 @@ class Backend:
     """Whether MATRIX_ROW_PADDING holds for it."""
     maps_weights: bool
     """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
+    process_mib: int
+    """Of a device's memory, what an idle process holds that drives it: 300 to 500 by CUDA (field notes), assumed of the others."""
     early_steps: tuple[int, float]
     """Build from which on it computes more nodes of a graph together, and so many times as long as one takes now it took before."""
 
@@ -269,6 +271,7 @@ CPU = Backend(
     alignment=32,
     pads_rows=False,
     maps_weights=False,
+    process_mib=0,
     early_steps=(0, 1.0),
 )
 
@@ -330,6 +333,7 @@ VULKAN = Backend(
     alignment=32,
     pads_rows=False,
     maps_weights=False,
+    process_mib=128,
     early_steps=(6600, 3.0),
 )
 
@@ -388,6 +392,7 @@ HIP = Backend(
     alignment=128,
     pads_rows=True,
     maps_weights=False,
+    process_mib=512,
     early_steps=(8500, 1.6),
 )
 
@@ -452,6 +457,7 @@ CUDA = Backend(
     alignment=128,
     pads_rows=True,
     maps_weights=False,
+    process_mib=512,
     early_steps=(5000, 1.6),
 )
 
@@ -479,6 +485,7 @@ METAL = Backend(
     alignment=32,
     pads_rows=False,
     maps_weights=True,
+    process_mib=128,
     early_steps=(3000, 1.6),
 )
 
@@ -540,6 +547,7 @@ SYCL = Backend(
     alignment=128,
     pads_rows=True,
     maps_weights=False,
+    process_mib=512,
     early_steps=(0, 1.0),
 )
 """Of Intel's graphics, by Level Zero. Read in the trees of builds 6170, 8643 and 11063; it has not been run."""

@@ -118,7 +118,19 @@ def plan_table(plan: Plan) -> str:
     return "\n".join(lines) + table(rows) + "\n"
 
 
-TURNS = "They take turns: a request for another one waits until that is loaded."
+def taking_turns(plan: Plan) -> str:
+    """Which of several models are loaded at the same time."""
+    kept = [model.name for model in plan.head.models or () if model.keep]
+    if len(kept) == len(plan.head.models or ()):
+        return "All are loaded at the same time, each on workers of its own."
+    others = (
+        f"{', '.join(kept)} are always loaded. The others"
+        if len(kept) > 1
+        else f"{kept[0]} is always loaded. The others"
+        if kept
+        else "They"
+    )
+    return f"{others} take turns: a request for another one waits until that is loaded."
 
 
 def model_tables(plan: Plan) -> list[list[list[str]]]:
@@ -153,7 +165,7 @@ def memories(plan: Plan) -> dict[str, Plan]:
 
 def _models(plan: Plan) -> list[str]:
     rows, sizes = model_tables(plan)
-    return [*table(rows).splitlines(), f"  {TURNS}", "", *table(sizes).splitlines()]
+    return [*table(rows).splitlines(), f"  {taking_turns(plan)}", "", *table(sizes).splitlines()]
 
 
 def _without_a_worker(plan: Plan) -> list[str]:

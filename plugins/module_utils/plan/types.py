@@ -433,7 +433,7 @@ class Estimate(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """A model of several that take turns, each as if it were alone: keys are those of the head and of the plan."""
+    """A model of several, each as if it were alone: keys are those of the head and of the plan."""
 
     name: str
     """by which clients ask for it"""
@@ -467,6 +467,8 @@ class ServedModel(NamedTuple):
     """how fast it is; `load_s` is how long a change to it takes"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it is freed"""
+    keep: Absent[bool] = None
+    """whether it is always loaded, with workers of its own; missing where it takes turns"""
 
 
 class HeadPlan(NamedTuple):
@@ -523,7 +525,7 @@ class HeadPlan(NamedTuple):
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it frees its model; left out where it keeps it"""
     models: Absent[tuple[ServedModel, ...]] = None
-    """of `llama_models`, which take turns: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
+    """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
     where one model is served"""
 
 
@@ -596,7 +598,7 @@ class Plan(NamedTuple):
     """under which the hosts keep their parts, a hash of what is applied; missing in a plan that is not"""
 
     def each(self) -> "tuple[Plan, ...]":
-        """The plan of each model that takes turns, as if it were alone: this one where it is."""
+        """The plan of each model, as if it were alone: this one where it is."""
         return tuple(self._of(model) for model in self.head.models or ()) or (self,)
 
     def _of(self, model: ServedModel) -> "Plan":

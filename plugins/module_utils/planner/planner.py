@@ -8,6 +8,7 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     speculation,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, seats
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
@@ -85,6 +86,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Model,
     Quantisation,
     Release,
+    Seat,
     Server,
     Worker,
 )
@@ -141,17 +143,27 @@ def make(
 
 
 def _in_turn(cluster: Cluster, found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """The plan of several models: each planned as if it were alone, with workers' caches for all of them."""
+    """The plan of several models: each planned as if it were alone, beside those that are kept, and with workers' caches for all of them."""
     own = {turn.name: turns.found_of(found, turn.name) for turn in cluster.turns}
     known = {
         turn.name: model_source.summary_of(turn.model, model_source.report_of(own[turn.name])) for turn in cluster.turns
     }
-    plans = []
-    for turn in cluster.turns:
+    numbers = seats.numbers(cluster.turns)
+    seat, plans = Seat(seats=len({*numbers.values()})), {}
+    for turn in sorted(cluster.turns, key=lambda turn: not turn.keep):
         beside = tuple(summary for name, summary in known.items() if summary and name != turn.name)
-        alone = cluster._replace(server=turn.server, model=turn.model, turns=(), alternates=True, beside=beside)
-        plans.append(make(alone, own[turn.name], catalogue, runtime_id))
-    return merging.merged(cluster, plans)
+        alone = cluster._replace(
+            server=turn.server,
+            model=turn.model,
+            turns=(),
+            alternates=True,
+            beside=beside,
+            seat=seat._replace(number=numbers[turn.name]),
+        )
+        plan = plans[turn.name] = make(alone, own[turn.name], catalogue, runtime_id)
+        if turn.keep and isinstance(plan, Plan):
+            seat = seats.after(seat, numbers[turn.name], plan)
+    return merging.merged(cluster, [plans[turn.name] for turn in cluster.turns])
 
 
 class Planned(NamedTuple):
@@ -324,8 +336,15 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
         }
+    else:
+        serving = [seats.at(worker, cluster.seat.number) for worker in serving]
+    one_seat = equipped
+    equipped = {
+        name: entry._replace(workers=seats.all_of(entry.workers, cluster.seat.seats))
+        for name, entry in equipped.items()
+    }
     external_workers.check_protocol(cluster.external, release)
-    others = _within(cluster, external_workers.workers_of(cluster.external))
+    others = [] if cluster.seat.number else _within(cluster, external_workers.workers_of(cluster.external))
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
@@ -344,10 +363,19 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     if running and not serving and cluster.within is None:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
-    case = layout.Case(cluster.server, cluster.placement, model, release, (*lent, *own), head.name, cluster.places)
+    case = layout.Case(
+        cluster.server,
+        cluster.placement,
+        model,
+        release,
+        seats.left((*lent, *own), cluster.seat),
+        head.name,
+        cluster.places,
+        math.ceil(cluster.seat.held.get((head.name, seats.HEAD_MEMORY), 0)),
+    )
     placed = layout.lay_out(case)
     request = releases.requested(releases.variable_of(serves, cluster.releases), cluster.releases)
-    unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
+    unused = idle.devices_of(one_seat, case.devices, placed, request) if placed.reasons else []
     return _with_batches(Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused, cluster.server))
 
 
@@ -529,6 +557,7 @@ def _case(prepared: Prepared) -> estimate.Case:
             for name, entry in prepared.equipped.items()
         },
         server=cluster.server,
+        seat=cluster.seat,
     )
 
 

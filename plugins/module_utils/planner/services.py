@@ -51,15 +51,19 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
     port = worker.listens.rsplit(":", 1)[1]
     launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker", "--port", port]
     if worker.cache:
+        folder = rpc_upload.cache_of(worker.environment)
+        sharing = {
+            other.endpoint for other in own.workers if other.cache and rpc_upload.cache_of(other.environment) == folder
+        }
         needed = sum(
             max(
-                sum(entry.weights_mib for entry in placement if entry.endpoint == worker.endpoint)
+                sum(entry.weights_mib for entry in placement if entry.endpoint in sharing)
                 for placement in placements_of(one)
             )
             for one in plan.each()
         )
         limit = max(worker.cache_mib, math.ceil(needed))
-        launcher += ["--cache", rpc_upload.cache_of(worker.environment), "--limit-mib", str(limit)]
+        launcher += ["--cache", folder, "--limit-mib", str(limit)]
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     service = names.of(plan.cluster).service(f"worker-{worker.name}")
     return [*launcher, *metrics_arguments(own.metrics, own.prefix, service), "--"]

@@ -249,12 +249,26 @@ class External(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A model of several that take turns: what differs where it is the one that is served."""
+    """A model of several: what differs where it is the one that is served."""
 
     name: str
     aliases: tuple[str, ...]
     server: Server
     model: ModelRequest
+    keep: bool = False
+    """Whether it is always loaded, with workers of its own."""
+
+
+class Seat(NamedTuple):
+    """Which workers a model uses, and what models hold that are loaded at the same time."""
+
+    number: int = 0
+    seats: int = 1
+    """So often each declared worker runs."""
+    held: Mapping[tuple[str, str], float] = {}
+    """Host, and the declared worker, the device that llama-server drives itself, or seats.HEAD_MEMORY → MiB."""
+    on_head: Mapping[str, float] = {}
+    """Device of the head → MiB, of all of these."""
 
 
 class Cluster(NamedTuple):
@@ -282,7 +296,8 @@ class Cluster(NamedTuple):
     alternates: bool = False
     """Whether its model is one of those."""
     beside: tuple[ModelSummary, ...] = ()
-    """Of the models that take turns with the one that is served."""
+    """Of the other models."""
+    seat: Seat = Seat()
 
     @property
     def places(self) -> dict[str, Host]:

@@ -171,7 +171,8 @@ def unified_heap(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     places += ["llama_server_environment"] * own
 
     def lend(host: Host) -> Host:
-        return remedies.with_environment(host, len(context.plan.hosts[host.name].workers), option)
+        declared = len(context.plan.hosts[host.name].workers) // context.cluster.seat.seats
+        return remedies.with_environment(host, declared, option)
 
     def change(cluster: Cluster) -> Cluster:
         cluster = remedies.on_hosts(lending, lend)(cluster)

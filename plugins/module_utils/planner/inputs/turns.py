@@ -33,6 +33,7 @@ class Overlay(NamedTuple):
 
     name: str
     aliases: tuple[str, ...]
+    keep: bool
     variables: Mapping[str, Any]
     """Of the head, as if this were its one model."""
 
@@ -57,10 +58,17 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     if variables[f"{SERVER}fallback"]:
         raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
     _check_names(entries)
+    kept = [bool(entry.get("keep")) for entry in entries]
+    if any(kept) and not all(kept):
+        raise Refusal(
+            f"{VARIABLE} keeps {entries[kept.index(True)]['name']} and not {entries[kept.index(False)]['name']}, and llama-server keeps all models or "
+            "none: set keep for each, or for none"
+        )
     return tuple(
         Overlay(
             entry["name"],
             tuple(entry.get("aliases") or ()),
+            bool(entry.get("keep")),
             {
                 **variables,
                 VARIABLE: None,

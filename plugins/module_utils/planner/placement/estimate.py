@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     devices,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Seat, Server
 
 NAMES = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
 """How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
@@ -94,6 +94,7 @@ class Case(NamedTuple):
     backends_of: Mapping[str, Sequence[str]]
     """Host → the backend by which it would serve, then those whose workers it would use."""
     server: Server
+    seat: Seat = Seat()
 
     def own_devices(self, host: Host) -> list[Device]:
         """Those that this host would use if it served alone: its llama-server's, then those that it would lend to itself."""

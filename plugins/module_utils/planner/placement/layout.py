@@ -74,6 +74,8 @@ class Case(NamedTuple):
     head: str
     """Its name."""
     hosts: Mapping[str, Host]
+    held_mib: int = 0
+    """Of the head's memory, what llama-servers of other models hold there."""
 
     @property
     def facts(self) -> Facts:
@@ -92,7 +94,7 @@ def lay_out(case: Case) -> device_load.Placed:
     own.sort(key=lambda device: -cost_model.rate_of(device, case.facts, case.release.generation).gb_per_s)
     places = list(auxiliary_models.candidate_devices(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
-    cache = (case.server.prompt_cache_mib or 0) * MIB
+    taken = ((case.server.prompt_cache_mib or 0) + case.held_mib) * MIB
     for held, reserved in [
         *zip(places, places),
         *((held, auxiliary_models.without_buffers(held)) for held in places if held),
@@ -100,7 +102,7 @@ def lay_out(case: Case) -> device_load.Placed:
         left = auxiliary_models.remaining_capacity(case.devices, reserved)
         if left is None:
             continue
-        placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved) + cache)
+        placed = _of_the_model(case._replace(devices=left), auxiliary_models.in_memory(reserved) + taken)
         placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), auxiliary=held)
         if not placed.reasons:
             return placed

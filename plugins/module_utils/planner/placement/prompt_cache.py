@@ -8,7 +8,8 @@ Both fetch KV cache from the devices, over the network where workers lend them: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -45,7 +46,7 @@ class PromptCache(NamedTuple):
 
 
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptCache:
-    """The half of what is free in the head's memory, shared with the servers of other clusters there: first for checkpoints, then for conversations
+    """The half of what is free in the head's memory, shared with other servers there: first for checkpoints, then for conversations
     where fetching one and sending it back takes less time than computing it again, llama-server's own limit of these at most for each.
 
     :param works: estimate.works_of the case; empty where the model does not fit.
@@ -57,7 +58,8 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         if options.of_name(name).spelled(release.generation, release.fork)
     }
     servers = sum(any(names.is_head(port.service) for port in other.ports) for other in facts.neighbours)
-    room = _free_mib(placed, facts, case.head) // 2 // (1 + servers) // STEP_MIB * STEP_MIB
+    free = _free_mib(placed, facts, case.head, case.seat.on_head)
+    room = free // 2 // (case.seat.seats + servers) // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server, release.generation)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
@@ -82,8 +84,11 @@ def checkpoint_bytes(load: device_load.Load, server: Server, generation: int) ->
     return sum(size for size, counts in zip(load.kv, saved) if counts)
 
 
-def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
-    """Of the head's memory beside the reserve, what no plan uses."""
+def _free_mib(placed: device_load.Placed, facts: Facts, head: str, held: Mapping[str, float]) -> int:
+    """Of the head's memory beside the reserve, what no plan uses.
+
+    :param held: device → MiB of models that are loaded at the same time.
+    """
     on_head, load = placed.on_head(), placed.load
     used = (
         on_head.weights
@@ -95,9 +100,9 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
         if device.host == head and devices.shares_memory(device, facts):
             used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
     others = sum(
-        mib
-        for neighbour in facts.neighbours
-        for name, mib in neighbour.memory_mib.items()
+        math.ceil(mib)
+        for own in (held, *(neighbour.memory_mib for neighbour in facts.neighbours))
+        for name, mib in own.items()
         if name == backends.CPU.device or getattr(devices.accelerator_of(facts, name), "unified", False)
     )
     return max(0, workers.usable_mib(facts.memory_mib) - others - -(-used // MIB))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of several models that take turns, from the plans of each as if it were alone."""
+"""The plan of several models, from the plans of each as if it were alone."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryP
 
 
 def _model(turn: Turn, plan: Plan) -> ServedModel:
-    known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model}
+    known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "keep": turn.keep or None}
     own = {field: known[field] for field in ServedModel._fields}
     return ServedModel(**{**own, "argv": presets.model_argv(plan.head.argv)})
 
@@ -104,7 +104,7 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
     further = [word for endpoint in used if endpoint not in own for word in ("--worker", endpoint)]
     return head._replace(
-        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
+        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}", sum(bool(model.keep) for model in models) or 1),
         launcher=(*head.launcher, *further, "--router"),
         environment={**_environment(plans), HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
         start_timeout=max(plan.head.start_timeout for plan in plans),

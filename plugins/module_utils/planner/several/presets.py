@@ -20,6 +20,8 @@ OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 OF_CLIENTS = re.compile(r"(no-)?(api-prefix|cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
 ENDS_VALUE = re.compile(r"[;#\r\n]")
+LOADS_AT_ONCE = "load-on-startup"
+"""Of a preset alone."""
 KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
@@ -38,11 +40,12 @@ def _is_routers(word: str) -> bool:
     return option is not None and option.name in OF_ROUTER
 
 
-def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
+def router_argv(plan: Plan, path: str, loaded: int) -> tuple[str, ...]:
     """The router's command line.
 
     :param plan: that of one of its models.
     :param path: of the presets.
+    :param loaded: so many models at a time.
     """
     program, *words = plan.head.argv
 
@@ -53,7 +56,7 @@ def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
     return (
         program,
         *render("models-preset", path),
-        *render("models-max", "1"),
+        *render("models-max", str(loaded)),
         *own,
         *render("log-verbosity", "4"),
     )
@@ -102,3 +105,5 @@ def _section(model: ServedModel) -> Iterator[str]:
         said[key] = value
     yield f"[{model.name}]"
     yield from (f"{key} = {value}" for key, value in said.items())
+    if model.keep:
+        yield f"{LOADS_AT_ONCE} = true"
