@@ -23,6 +23,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
+from urllib.parse import quote
 
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
@@ -56,8 +57,11 @@ COUNTED = re.compile(
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
 """As the router writes them for what it starts (server-models.cpp of 0.3.36)."""
-SPAWNS = b"spawning server instance with name="
+SPAWNS = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """What it logs before that."""
+OF_CHILD = re.compile(rb"\[ *([0-9]+)\] ")
+"""How a line begins that it passes on: with the port of who said it."""
+LONGEST_LINE = 65536
 CHILDREN_AT = "http://127.0.0.1:"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """In an answer of /props, and in the log (tools/server of 0.3.36)."""
@@ -373,6 +377,34 @@ class Watched:
         self.question = None
 
 
+class StartLog:
+    """The beginning of what a start of llama-server says, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = _open_start_log(path)
+        self.log = journal.Log(self.file.fileno())
+        self.room = START_LOG_BYTES
+
+    def __enter__(self) -> StartLog:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.file.close()
+
+    def write(self, part: bytes) -> None:
+        reason = self.log.write(part[: self.room])
+        self.room -= len(part[: self.room])
+        if reason:
+            _mark_incomplete(self.file.fileno())
+            journal.say(f"{self.path} is incomplete: {reason}")
+
+
+def folder_of_model(state: Path, name: str) -> Path:
+    """What the launcher keeps of a model of several."""
+    return state / quote(name, safe="")
+
+
 class Head(Watched):
     """The llama-server that the launcher starts."""
 
@@ -393,30 +425,21 @@ class Head(Watched):
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start, or of the last start of a model of several, in a file,
-        and its end in memory.
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
 
         It reads to the end whatever becomes of these: llama-server stands still once its output is full.
         """
         pipe = cast(IO[bytes], self.process.stdout).fileno()
-        room = START_LOG_BYTES
-        with _open_start_log(path) as file:
-            start_log = journal.Log(file.fileno())
+        with StartLog(path) as start_log:
             while part := os.read(pipe, 65536):
-                noted = part
-                if SPAWNS in part:
-                    noted = part[part.rfind(b"\n", 0, part.rfind(SPAWNS)) + 1 :]
-                    _begin_anew(file)
-                    start_log, room = journal.Log(file.fileno()), START_LOG_BYTES
-                reason = start_log.write(noted[:room])
-                room -= len(noted[:room])
-                if reason:
-                    _mark_incomplete(file.fileno())
-                    journal.say(f"{path} is incomplete: {reason}")
+                self.note(start_log, part)
                 self.last = (self.last + part)[-LAST_BYTES:]
                 reason = journal.SERVICE_LOG.write(part)
                 if reason:
                     start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
+
+    def note(self, start_log: StartLog, part: bytes) -> None:
+        start_log.write(part)
 
     def models(self) -> dict[str, Watched]:
         """Model → the process that serves it; one that is alone has no name."""
@@ -437,6 +460,14 @@ class Router(Head):
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
         self.children: dict[int, Watched] = {}
         self.silences = 0
+        self.state = state
+        self.logs: dict[bytes, StartLog] = {}
+        """Port of a child → the log of its start."""
+        self.cut = b""
+        """A line whose end has not come yet."""
+        for path in state.glob(f"*/{START_LOG}"):
+            with suppress(OSError):
+                path.unlink()
         super().__init__(argv, [], url, state, silence)
 
     def fault(self) -> Fault | None:
@@ -457,6 +488,24 @@ class Router(Head):
         self.load = next((child.load for child in self.children.values() if child.load), None)
         self.asleep = all(child.asleep for child in self.children.values())
         return None
+
+    def note(self, start_log: StartLog, part: bytes) -> None:
+        """What children say is kept with their models."""
+        lines = (self.cut + part).splitlines(keepends=True)
+        self.cut = b"" if lines[-1].endswith(b"\n") or len(lines[-1]) > LONGEST_LINE else lines.pop()
+        for line in lines:
+            spawned, said = SPAWNS.search(line.rstrip()), OF_CHILD.match(line)
+            if spawned and not said:
+                self._begin(*spawned.groups())
+            (self.logs.get(said[1], start_log) if said else start_log).write(line)
+
+    def _begin(self, name: bytes, port: bytes) -> None:
+        folder = folder_of_model(self.state, name.decode("utf-8", "replace"))
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+        for other in [other for other, log in self.logs.items() if log.path.parent == folder]:
+            self.logs.pop(other).file.close()
+        self.logs[port] = StartLog(folder / START_LOG)
 
     def _child(self, pid: int, argv: list[str]) -> Watched:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
@@ -489,12 +538,6 @@ def _kill(pid: int, argv: list[str]) -> None:
 
 def _value(argv: list[str], option: str) -> str:
     return argv[argv.index(option) + 1]
-
-
-def _begin_anew(file: IO[bytes]) -> None:
-    with suppress(OSError):
-        file.seek(0)
-        file.truncate()
 
 
 def _open_start_log(path: Path) -> IO[bytes]:

@@ -109,13 +109,12 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
 
 
 def _start_log(folder: Path, asked: ServedModel | None) -> str:
-    """The log of the server's start, or of the load of a model; empty where that of another one has replaced it."""
+    """The log of the server's start, or of the last load of a model."""
+    folder = server.folder_of_model(folder, asked.name) if asked else folder
     try:
-        log = reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
+        return reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    loaded = f"{server.SPAWNS.decode()}{asked.name} " if asked else ""
-    return log if loaded in log.partition("\n")[0] else ""
 
 
 def _last_lines(lines: list[str]) -> tuple[str, ...]:

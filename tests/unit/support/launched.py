@@ -129,6 +129,10 @@ ROUTER = """
 import http.server, json, pathlib, socket, subprocess, sys, threading, time, urllib.request
 port, models, lock, child, loaded, place = int(sys.argv[1]), json.loads(sys.argv[2]), threading.Lock(), None, None, None
 
+def forward(lines, place):
+    for line in lines:
+        print("[%5s] %s" % (place, line), end="", flush=True)
+
 def load(name):
     global child, loaded, place
     if child and loaded == name and child.poll() is None:
@@ -140,7 +144,8 @@ def load(name):
         loaded, place = name, str(free.getsockname()[1])
     print("spawning server instance with name=%s on port %s" % (name, place), flush=True)
     program = str(pathlib.Path(sys.argv[0]).with_name("llama_server.py"))
-    child = subprocess.Popen([sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    threading.Thread(target=forward, args=(child.stdout, place), daemon=True).start()
     while child.poll() is None:
         try:
             return urllib.request.urlopen("http://127.0.0.1:" + place + "/health").close()
