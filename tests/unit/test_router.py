@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 
@@ -142,3 +144,45 @@ def test_no_model_outlives_the_router(cluster, models, number, status):
 
 def test_the_number_of_a_process_that_has_become_another_ones_is_left_alone():
     llama_server._kill(os.getpid(), ["llama-server"])
+
+
+def test_a_launcher_that_llama_swap_starts_gives_up_a_worker_that_is_away(cluster):
+    launcher = cluster.head("answers", [f"127.0.0.1:{launched.free_port()}"], extra=["--patience", 1])
+    assert "stays away: nothing is started" in lines_until(launcher, "stays away")[-1]
+    assert launcher.wait(50) == 1
+
+
+def test_a_launcher_of_a_kept_model_starts_it_again(cluster):
+    _worker, endpoint = a_worker()
+    launcher = cluster.head("answers", [endpoint], extra=["--patience", 20, "--again"])
+    until(lambda: cluster.is_now("serving"))
+    (first,) = children(launcher)
+    os.kill(first, signal.SIGKILL)
+    lines_until(launcher, "it is started again")
+    until(lambda: cluster.is_now("serving") and children(launcher) not in ([], [first]))
+    assert cluster.ask() == b"the answer"
+    assert launcher.poll() is None
+
+
+def test_a_launcher_ends_with_the_program_that_started_it(cluster, tmp_path):
+    _worker, endpoint = a_worker()
+    own = ["--url", f"http://127.0.0.1:{cluster.port}", "--state", str(cluster.state), "--worker", endpoint]
+    argv = [
+        sys.executable,
+        str(tmp_path / "hasty.py"),
+        "head",
+        *own,
+        "--patience",
+        "20",
+        "--",
+        *cluster.argv("answers", [endpoint]),
+    ]
+    starts = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    parent = subprocess.Popen([sys.executable, "-c", starts, *argv], stdout=subprocess.PIPE, text=True, env=environment)
+    launcher = int(parent.stdout.readline())
+    until(lambda: cluster.is_now("serving"))
+    (child,) = progress.children_of(launcher)
+    parent.kill()
+    parent.wait()
+    until(lambda: not progress.argv_of(launcher) and not progress.argv_of(child))

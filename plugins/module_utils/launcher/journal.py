@@ -17,6 +17,8 @@ from pathlib import Path
 
 INCOMPLETE = "llamacpp: this log is incomplete"
 """Stands in a log of which a part could not be written."""
+SYSTEMD = "NOTIFY_SOCKET"
+"""Variable by which systemd says where it is told that a service gets on; it listens to the process alone that it started."""
 READER_SECONDS = 5.0
 """So long a reader of the log may take for one part of it, however slowly it reads, before the log goes on without it."""
 
@@ -89,7 +91,7 @@ def replace(path: Path, text: str, mode: int | None = None) -> bool:
 
 def alive() -> None:
     """Tells systemd that the launcher gets on. It ends one that is silent for WatchdogSec, with its program: nobody else would notice that it is stopped."""
-    place = os.environ.get("NOTIFY_SOCKET", "")
+    place = os.environ.get(SYSTEMD, "")
     if place:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.setblocking(False)

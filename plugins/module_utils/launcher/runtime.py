@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -152,7 +155,13 @@ class Settings(NamedTuple):
     """Seconds for which a worker is waited for."""
     silence: float = server.SILENCE_SECONDS
     router: bool = False
-    """Whether llama-server is to start others, one for each model."""
+    """Whether the program is to start others, one for each model."""
+    keys: Path | None = None
+    """Of server.key_variables."""
+    again: bool = False
+    """Whether llama-server is started again here, where no service manager does that."""
+    patience: float = math.inf
+    """Seconds for which the workers of the first start are waited for."""
 
 
 DEFAULTS = Settings()
@@ -192,6 +201,7 @@ class Start:
         self.timeout = timeout
         self.pause = pause
         self.settings = settings
+        self.patience = settings.patience
         self.record = serving.Record(state, journal.write_state, journal.say)
         self.exports = exports
         self.back = progress.Lasting()
@@ -231,8 +241,8 @@ class Start:
             self._set(serving.WAITING)
             time.sleep(self.pause)
 
-    def choose(self) -> Chosen:
-        """The full plan when all of its workers shook hands, a fallback when one of them stays away."""
+    def choose(self) -> Chosen | None:
+        """The full plan when all of its workers shook hands, a fallback when one of them stays away; None where they are not waited for any longer."""
         began = time.monotonic()
         patience = 0.0 if self.record.served_on_fallback else self.settings.fallback_after
         found: list[Chosen] = []
@@ -246,10 +256,14 @@ class Start:
             self._set(serving.WAITING, waiting_for=self.record.waiting_for)
             if self.settings.fallbacks and time.monotonic() - began >= patience:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
-            return bool(found)
+            return bool(found) or time.monotonic() - began >= self.patience
 
         pause = min(self.pause, ASK_AGAIN_SECONDS)
         answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough)
+        away = [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
+        if away and not found:
+            self.record.note(f"worker {', '.join(away)} stays away: nothing is started")
+            return None
         return found[0] if found else self.full._replace(answers=answers)
 
     def _fallback(self, path: Path, answers: Answers) -> list[Chosen]:
@@ -278,10 +292,11 @@ class Start:
         record.set(serving.LOADING, chosen.without)
         try:
             if self.settings.router:
-                head: server.Head = server.Router(chosen.argv, self.url, self.state, silence)
+                variables = server.key_variables(self.settings.keys)
+                head: server.Head = server.Router(chosen.argv, self.url, self.state, silence, variables)
             else:
                 head = server.Head(chosen.argv, chosen.endpoints, self.url, self.state, silence)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             write_end(self.state, f"before it began, {error}", "")
             record.note(f"llama-server could not be started: {error}")
             record.ended()
@@ -370,6 +385,13 @@ class Start:
         return now - since >= self.record.steady and not head.busy()
 
 
+def _end_after(parent: int) -> None:
+    """Asks this process to end when its parent has."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def run(
     argv: list[str],
     endpoints: list[str],
@@ -383,17 +405,24 @@ def run(
 ) -> int:
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     progress.end_when_asked()
+    if settings.patience < math.inf:  # llama-swap has started this, and no service manager knows of it
+        threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
         state.mkdir(exist_ok=True)
     write_handshakes(state, {})
     start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings, exports)
     try:
-        start.wait()
-        start.serve(start.choose())
+        while True:
+            start.wait()
+            chosen = start.choose()
+            if chosen:
+                start.serve(chosen)
+            if not (chosen and settings.again):
+                return 1
+            start.patience = math.inf
     except SystemExit:
         exports.stop()
         raise
-    return 1
 
 
 def main() -> int:
@@ -416,7 +445,12 @@ def main() -> int:
         metavar="SECONDS",
         help="when a server that works has to move",
     )
-    head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
+    head.add_argument("--router", action="store_true", help="the program starts others, one for each model")
+    head.add_argument("--keys", type=Path, metavar="FILE", help="API keys that the program gets as variables")
+    head.add_argument("--again", action="store_true", help="start llama-server again when it has ended")
+    head.add_argument(
+        "--patience", type=float, default=math.inf, metavar="SECONDS", help="to wait for workers at first"
+    )
     lender = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
     lender.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
     lender.add_argument("--cache", type=Path, help="folder of the cache")
@@ -439,7 +473,15 @@ def main() -> int:
     if options.part == "worker":
         limit = options.limit_mib * rpc.MIB
         return worker.run(options.argv, options.cache, limit, port=options.port, sizes=options.size, exports=exports)
-    settings = Settings(options.fallbacks, options.fallback_after, options.silence, options.router)
+    settings = Settings(
+        options.fallbacks,
+        options.fallback_after,
+        options.silence,
+        options.router,
+        options.keys,
+        options.again,
+        options.patience,
+    )
     return run(
         options.argv,
         options.worker,

@@ -19,9 +19,10 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, NamedTuple, cast
 from urllib.parse import quote
 
@@ -48,6 +49,7 @@ time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
+KEY_VARIABLES = tuple(f"LLAMACPP_KEY_{number}" for number in range(1, 33))
 ANSWER_BYTES = 4 * 1024 * 1024
 SLEEP = "--sleep-idle-seconds"
 COUNTS, COUNTS_SECONDS = "--metrics", 0.2
@@ -57,6 +59,8 @@ COUNTED = re.compile(
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
 """As the router writes them for what it starts (server-models.cpp of 0.3.36)."""
+LAUNCHED = "--"
+"""Stands before the program of a launcher that llama-swap starts."""
 SPAWNS = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """What it logs before that."""
 OF_CHILD = re.compile(rb"\[ *([0-9]+)\] ")
@@ -130,6 +134,19 @@ def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.
     context.verify_mode = ssl.CERT_NONE
     connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
     return context.wrap_socket(connection)
+
+
+def key_variables(path: Path | None) -> dict[str, str]:
+    """Variables with the API keys of a file, for a program that takes so many of them; those that are left over have the first ones again.
+
+    :raises OSError, ValueError: the file cannot be read, or has no key or more of them.
+    """
+    if path is None:
+        return {}
+    keys = [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
+    if not 0 < len(keys) <= len(KEY_VARIABLES):
+        raise ValueError(f"{path} has {len(keys)} keys: give it 1 to {len(KEY_VARIABLES)}, one a line")
+    return {name: keys[index % len(keys)] for index, name in enumerate(KEY_VARIABLES)}
 
 
 def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
@@ -409,7 +426,13 @@ class Head(Watched):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
+        self,
+        argv: list[str],
+        endpoints: list[str],
+        url: str,
+        state: Path,
+        silence: float = SILENCE_SECONDS,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
@@ -418,6 +441,7 @@ class Head(Watched):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={name: value for name, value in {**os.environ, **variables}.items() if name != journal.SYSTEMD},
             preexec_fn=progress.end_with_parent,
         )
         self.pid = self.process.pid
@@ -455,9 +479,18 @@ class Head(Watched):
 
 
 class Router(Head):
-    """A llama-server that starts another one for a model that is asked for, and ends that for the next. What is watched of workers is watched of those."""
+    """A program that starts a llama-server for a model that is asked for. What is watched of workers is watched of those; llama-swap starts launchers of
+    this kind, which do that themselves."""
 
-    def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        url: str,
+        state: Path,
+        silence: float,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.running: dict[int, list[str]] = {}
         self.children: dict[int, Watched] = {}
         self.silences = 0
         self.state = state
@@ -468,16 +501,18 @@ class Router(Head):
         for path in state.glob(f"*/{START_LOG}"):
             with suppress(OSError):
                 path.unlink()
-        super().__init__(argv, [], url, state, silence)
+        super().__init__(argv, [], url, state, silence, variables)
 
     def fault(self) -> Fault | None:
         """Of the router, or of a model, whose process is ended then: the router starts it again when that is asked for."""
         fault = super().fault()
         if fault or not progress.ON_LINUX:
             return fault
-        running = progress.children_of(self.pid)
+        self.running = progress.children_of(self.pid)
         self.children = {
-            pid: self.children.get(pid) or self._child(pid, argv) for pid, argv in running.items() if ALIAS in argv[:-1]
+            pid: self.children.get(pid) or self._child(pid, argv)
+            for pid, argv in self.running.items()
+            if ALIAS in argv[:-1] and LAUNCHED not in argv
         }
         for pid, child in self.children.items():
             fault = child.fault()
@@ -486,7 +521,7 @@ class Router(Head):
                 _kill(pid, child.argv)
                 return fault._replace(model=_value(child.argv, ALIAS))
         self.load = next((child.load for child in self.children.values() if child.load), None)
-        self.asleep = all(child.asleep for child in self.children.values())
+        self.asleep = all(pid in self.children and self.children[pid].asleep for pid in self.running)
         return None
 
     def note(self, start_log: StartLog, part: bytes) -> None:
@@ -525,8 +560,8 @@ class Router(Head):
 
     def _end_children(self) -> None:
         """They end by themselves when the router does, but for one that hangs."""
-        for pid, child in self.children.items():
-            _kill(pid, child.argv)
+        for pid, argv in self.running.items():
+            _kill(pid, argv)
 
 
 def _kill(pid: int, argv: list[str]) -> None:

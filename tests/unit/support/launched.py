@@ -144,7 +144,8 @@ def load(name):
         loaded, place = name, str(free.getsockname()[1])
     print("spawning server instance with name=%s on port %s" % (name, place), flush=True)
     program = str(pathlib.Path(sys.argv[0]).with_name("llama_server.py"))
-    child = subprocess.Popen([sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    argv = [sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     threading.Thread(target=forward, args=(child.stdout, place), daemon=True).start()
     while child.poll() is None:
         try:
