@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import plan_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
@@ -21,6 +22,11 @@ class Arguments(NamedTuple):
     id: str | None = None
 
 
+def _text(file: FilePlan) -> str | None:
+    """Of a file of the controller; None of a program, whose path on the host is that of this version alone."""
+    return None if file.mode == "0755" else Path(str(file.source)).read_text()
+
+
 class ActionModule(Action):
     ARGUMENTS = Arguments
 
@@ -28,6 +34,6 @@ class ActionModule(Action):
         plan, record = arguments.plan, None
         if plan:
             files = plan.hosts[self.host].files
-            contents = {file.source: Path(file.source).read_text() for file in files if file.source}
+            contents = {file.source: _text(file) for file in files if file.source}
             record = typed_json.dump(plan_record.record(plan, self.host, contents))
         return self.module(state=arguments.state, prefix=arguments.prefix, id=arguments.id, record=record)

@@ -569,6 +569,18 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
     assert verify(typed_json.dump(plan), healthy(plan), gate=True) == {"changed": False}
 
 
+def test_handshakes_that_launchers_of_other_models_recorded_count(plan):
+    plan = several(plan, "one", "two")
+    whole = healthy(plan)
+    first, *rest = whole.handshakes.workers
+    one, two = (
+        whole._replace(handshakes=whole.handshakes._replace(workers=dict.fromkeys(own, ANSWER)))
+        for own in ([first], rest)
+    )
+    assert judged(plan, one, others=[two]).passed
+    assert {check.status for check in checks(judged(plan, one, others=[one]), "handshake")} == {"passed", "failed"}
+
+
 def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(local):
     crashed = unhealthy("Connection refused", exits=Exits(3, "with status 1", ("bad model",)))
     result = verify(local.plan(), unhealthy("Connection refused"), crashed, gate=True)

@@ -13,10 +13,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 
-def record(plan: Plan, name: str, contents: Mapping[str, str]) -> history.PlanRecord:
+def record(plan: Plan, name: str, contents: Mapping[str, str | None]) -> history.PlanRecord:
     """The record of one host, before the plan is applied.
 
-    :param contents: path on the controller → text, of files that the run copies.
+    :param contents: path on the controller → text, of files that the run copies; None of one that is not written again.
     """
     host, is_head = plan.hosts[name], name == plan.head.host
     files = tuple(

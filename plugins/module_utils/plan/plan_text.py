@@ -215,8 +215,9 @@ def request_lines(plan: Plan) -> list[str]:
         else {"prompt": "Once upon a time", "max_tokens": 32}
     )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
+    form = ["-H", "Content-Type: application/json"] if plan.head.engine else []
     return command_lines(
-        ["curl", "-s", *key, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
+        ["curl", "-s", *key, *form, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
     )
 
 

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets, swap
 
 UNCOUNTED = (f"/{names.KEPT_FACTS}", f"/{names.METRICS}")
 """Ends of paths of files that say what a plan is made from, or what it is."""
@@ -79,7 +79,7 @@ def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define
             defined.append(service._replace(definition=define(host, service)))
         except Refusal as refusal:
             raise Refusal(f"{service.name} on {name}: {refusal}") from None
-    return host._replace(files=tuple(files), services=tuple(defined))
+    return host._replace(files=(*host.files, *files), services=tuple(defined))
 
 
 def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
@@ -87,7 +87,9 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
     files = []
     if plan.head.fallback_after is not None:
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
-    if plan.head.models:
+    if plan.head.engine:
+        files.append(_file(f"{prefix}/{names.SWAP}", swap.configuration(plan.head).encode()))
+    elif plan.head.models:
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
     generated = {one.model.path: one.model.known_answer for one in plan.each() if one.model.known_answer}
     for path, size in generated.items():

@@ -161,7 +161,8 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> S
 
 def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _homes_of_head(plan)
-    presets = f"{plan.hosts[head.host].prefix}/{names.PRESETS}"
+    prefix = plan.hosts[head.host].prefix
+    several = [f"{prefix}/{names.SWAP}", head.argv[0]] if head.engine else [f"{prefix}/{names.PRESETS}"]
     credentials = {
         name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None
     }
@@ -177,7 +178,7 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         children=tuple(model.argv for model in head.models) if head.models else None,
         environment=head.environment,
         listens=f"{head.address}:{head.port}",
-        reads=(*_models(plan), *credentials.values(), *([presets] if head.models else [])),
+        reads=(*_models(plan), *credentials.values(), *(several if head.models else [])),
         homes=None if homes is None else tuple(homes),
         after=tuple(after),
         devices=tuple(sorted({path for backend in head.backends for path in backends.device_files(backend)})),

@@ -13,7 +13,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabili
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan, ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, PatchPlan, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    ROUTER,
+    KnownAnswerPlan,
+    PatchPlan,
+    ReleasePlan,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 
 
@@ -123,6 +128,11 @@ class Server(NamedTuple):
     """See speculation.NONE."""
     speculation_acceptance: float | None = None
     """Share of predicted tokens that are accepted; None where it is assumed."""
+    engine: str = ROUTER
+    """Of several models."""
+    swap_program: str | None = None
+    """llama-swap, on the controller."""
+    swap_checksum: str | None = None
 
     @property
     def tls(self) -> bool:
@@ -271,6 +281,15 @@ class Seat(NamedTuple):
     """Device of the head → MiB, of all of these."""
 
 
+class SwapProgram(NamedTuple):
+    """The file of llama-swap."""
+
+    path: str
+    """On the controller."""
+    sha256: str
+    bytes: int
+
+
 class Cluster(NamedTuple):
     """The inventory of one cluster. Server, model and releases are those of its head; of several models, those of the first."""
 
@@ -298,6 +317,8 @@ class Cluster(NamedTuple):
     beside: tuple[ModelSummary, ...] = ()
     """Of the other models."""
     seat: Seat = Seat()
+    swap: SwapProgram | None = None
+    """Where it serves several models."""
 
     @property
     def places(self) -> dict[str, Host]:

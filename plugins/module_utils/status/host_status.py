@@ -65,8 +65,10 @@ def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: 
     if health.healthy and head.models:
         models = server_client.models(get("/models"))
         one = metrics.loaded(head, models)
-        path = f"/metrics?model={one.name}&autoload=false" if one and metrics.OPTION in one.argv else None
-        return _Server(health, _counters(get(path)) if path else None, models)
+        if one and metrics.OPTION in one.argv:
+            path = f"/upstream/{one.name}/metrics" if head.engine else f"/metrics?model={one.name}&autoload=false"
+            return _Server(health, _counters(get(path)), models)
+        return _Server(health, None, models)
     if health.healthy and not asleep and metrics.OPTION in head.argv:
         return _Server(health, _counters(get("/metrics")))
     return _Server(health)

@@ -88,8 +88,11 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
         checks.append(_staging(plan, observed.staged))
     checks.append(_health(plan, evidence))
     if evidence.server:
-        checks += _of_server(plan, evidence, evidence.server, _transport(plan, [evidence, *observed.others]))
-        checks += _of_models(plan, [evidence, *observed.others])
+        together = [evidence, *observed.others]
+        known = {name: answer for one in reversed(together) for name, answer in one.handshakes.workers.items()}
+        whole = evidence._replace(handshakes=evidence.handshakes._replace(workers=known))
+        checks += _of_server(plan, whole, evidence.server, _transport(plan, together))
+        checks += _of_models(plan, together)
     else:
         skipped = ("handshake", "buffers", "known answer", "completion")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]

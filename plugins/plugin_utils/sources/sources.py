@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SWAP, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -39,7 +39,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     PatchRequest,
     ReleaseRequest,
+    Server,
     SourceTree,
+    SwapProgram,
 )
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import (
     bounded_process,
@@ -250,7 +252,26 @@ def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalo
             resolved[variable] = resolve(releases.requested(variable, cluster.releases), find_file)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    return cluster._replace(releases={**cluster.releases, **resolved})
+    wanted = cluster.turns and cluster.server.engine == SWAP
+    swap = _swap_program(cluster.server, find_file) if wanted else None
+    return cluster._replace(releases={**cluster.releases, **resolved}, swap=swap)
+
+
+def _swap_program(server: Server, find: Callable[[str], str]) -> SwapProgram | None:
+    if not server.swap_program:
+        return None
+    variable = "llama_server_swap_program"
+    try:
+        path = Path(find(server.swap_program))
+        found = SwapProgram(str(path), sha256(path), path.stat().st_size)
+    except (AnsibleError, OSError) as error:
+        raise Refusal(f"{variable} is {server.swap_program}, which the controller cannot read: {error}") from None
+    if server.swap_checksum not in (None, f"sha256:{found.sha256}"):
+        raise Refusal(
+            f"{variable} is {server.swap_program}, which has sha256:{found.sha256}, and llama_server_swap_checksum is {server.swap_checksum}: correct one "
+            "of them, or do not use this file"
+        )
+    return found
 
 
 def resolve(request: ReleaseRequest, find: Callable[[str], str]) -> ReleaseRequest:

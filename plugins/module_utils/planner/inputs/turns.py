@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ROUTER, SWAP
 
 VARIABLE = "llama_models"
 MEASURED = "llama_benchmark_served"
@@ -59,10 +60,10 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
     _check_names(entries)
     kept = [bool(entry.get("keep")) for entry in entries]
-    if any(kept) and not all(kept):
+    if any(kept) and not all(kept) and variables[f"{SERVER}engine"] == ROUTER:
         raise Refusal(
             f"{VARIABLE} keeps {entries[kept.index(True)]['name']} and not {entries[kept.index(False)]['name']}, and llama-server keeps all models or "
-            "none: set keep for each, or for none"
+            f"none: set keep for each, or for none, or {SERVER}engine to {SWAP}"
         )
     return tuple(
         Overlay(

@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     SCHEMA,
+    SWAP,
     AdvisoryPlan,
     HeadPlan,
     Plan,
@@ -19,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets, swap
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Turn
 
 HUB_CACHE = "LLAMA_CACHE"
@@ -38,14 +39,13 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
     first = whole[0]
     try:
-        presets.check(first)
         models = tuple(map(_model, cluster.turns, whole))
-        presets.presets(models)
+        head = _head(whole, models, cluster)
         plan = first._replace(
             refused=any(one.refused for one in whole),
             reasons=reasons,
             fits=all(one.fits for one in whole),
-            head=_head(whole, models),
+            head=head,
             advisories=_advisories(called, whole),
             external_workers=tuple(
                 worker._replace(used=any(one.external_workers[index].used for one in whole))
@@ -68,9 +68,10 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
         )
     except Refusal as refusal:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
-    return plan._replace(
-        hosts={name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
-    )
+    hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
+    if head.engine and cluster.swap:
+        hosts[head.host] = swap.host_of(hosts[head.host], head, cluster.swap)
+    return plan._replace(hosts=hosts)
 
 
 def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -92,25 +93,34 @@ def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryP
 
 
 def _model(turn: Turn, plan: Plan) -> ServedModel:
-    known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "keep": turn.keep or None}
-    own = {field: known[field] for field in ServedModel._fields}
-    return ServedModel(**{**own, "argv": presets.model_argv(plan.head.argv)})
+    argv = presets.model_argv(plan.head.argv)
+    known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "argv": argv}
+    known["keep"] = turn.keep or None
+    known["command"] = swap.command(plan, argv, turn) if turn.server.engine == SWAP else None
+    return ServedModel(**{field: known[field] for field in ServedModel._fields})
 
 
-def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
-    head = plans[0].head
+def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...], cluster: Cluster) -> HeadPlan:
+    """:raises Refusal: models cannot be served together."""
+    head = plans[0].head._replace(
+        environment=_environment(plans),
+        start_timeout=max(plan.head.start_timeout for plan in plans),
+        devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
+        backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
+        models=models,
+    )
     prefix = plans[0].hosts[head.host].prefix
+    if cluster.server.engine == SWAP:
+        return swap.head_of(head, prefix, swap.check(cluster.swap))
+    presets.check(plans[0])
+    presets.presets(models)
     own = dict.fromkeys(endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker")
     used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
     further = [word for endpoint in used if endpoint not in own for word in ("--worker", endpoint)]
     return head._replace(
         argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}", sum(bool(model.keep) for model in models) or 1),
         launcher=(*head.launcher, *further, "--router"),
-        environment={**_environment(plans), HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
-        start_timeout=max(plan.head.start_timeout for plan in plans),
-        devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
-        backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
-        models=models,
+        environment={**head.environment, HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
     )
 
 
