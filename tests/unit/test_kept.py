@@ -48,6 +48,7 @@ def test_each_kept_model_has_workers_of_its_own(pair):
 def test_a_router_keeps_all_models_and_loads_them_at_once(pair):
     plan = complete(several(pair, *KEPT).plan())
     assert plan["head"]["argv"][plan["head"]["argv"].index("--models-max") + 1] == "2"
+    assert plan["head"]["launcher"][-2:] == ["--router", "--keep"]
     sections = files_of(plan)["models.ini"]["content"].split("\n\n")
     assert [section.splitlines()[-1] for section in sections] == ["load-on-startup = true"] * 2
     assert [model["keep"] for model in plan["head"]["models"]] == [True, True]

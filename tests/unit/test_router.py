@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 
 import pytest
@@ -144,6 +145,24 @@ def test_no_model_outlives_the_router(cluster, models, number, status):
 
 def test_the_number_of_a_process_that_has_become_another_ones_is_left_alone():
     llama_server._kill(os.getpid(), ["llama-server"])
+
+
+def test_a_kept_model_is_loaded_again_when_its_worker_is_back(cluster):
+    worker, endpoint = a_worker()
+    launcher = cluster.router({"one": ["answers", endpoint]}, [endpoint], ["--keep"])
+    until(lambda: cluster.is_now("asleep"))
+    (router,) = children(launcher)
+    assert cluster.ask(model="one") == b"the answer"
+    until(lambda: cluster.is_now("serving"))
+    (first,) = progress.children_of(router)
+    worker.listener.close()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: cluster.is_now("asleep"))
+    time.sleep(1)
+    assert not progress.children_of(router)
+    a_worker(port=worker.port)
+    lines_until(launcher, "model one is loaded again")
+    until(lambda: cluster.is_now("serving"))
 
 
 def test_a_launcher_that_llama_swap_starts_gives_up_a_worker_that_is_away(cluster):

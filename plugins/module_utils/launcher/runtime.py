@@ -57,6 +57,8 @@ FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
+LOADS_EVERY = 60.0
+"""So often a router is asked to load a kept model again."""
 ASLEEP_EVERY = 30.0
 """So often the workers of a llama-server that sleeps are asked."""
 Answers = Mapping[str, rpc.Handshake]
@@ -162,6 +164,8 @@ class Settings(NamedTuple):
     """Whether llama-server is started again here, where no service manager does that."""
     patience: float = math.inf
     """Seconds for which the workers of the first start are waited for."""
+    keep: bool = False
+    """Whether each of several models is always loaded."""
 
 
 DEFAULTS = Settings()
@@ -202,6 +206,8 @@ class Start:
         self.pause = pause
         self.settings = settings
         self.patience = settings.patience
+        self.loaded: dict[str, float] = {}
+        """Kept model → when the router was asked to load it."""
         self.record = serving.Record(state, journal.write_state, journal.say)
         self.exports = exports
         self.back = progress.Lasting()
@@ -353,11 +359,27 @@ class Start:
             if not head.ready:
                 continue
             self.record.served(time.monotonic())
+            self._bring_back(head)
             if chosen.fallback and self._may_return(head, chosen):
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
                 head.stop()
                 return server.Fault("the worker is back", wanted=True)
         return None
+
+    def _bring_back(self, head: server.Head) -> None:
+        """Has kept models whose process has ended loaded again, when all of their workers answer."""
+        now = time.monotonic()
+        if not self.settings.keep or now - self.asked < RETURN_EVERY:
+            return
+        self.asked = now
+        for name, endpoints in head.gone().items():
+            if now - self.loaded.get(name, -math.inf) < LOADS_EVERY:
+                continue
+            answers = [ask_worker(endpoint, self.protocol, RETURN_TIMEOUT) for endpoint in endpoints]
+            if all(answer.state == "ok" for answer in answers):
+                self.loaded[name] = now
+                self.record.note(f"model {name} is loaded again")
+                head.load_model(name)
 
     def _lost_asleep(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
         """Workers that twice in a row did not answer while llama-server sleeps, and so holds none: a request that wakes it would abort it. A
@@ -446,6 +468,7 @@ def main() -> int:
         help="when a server that works has to move",
     )
     head.add_argument("--router", action="store_true", help="the program starts others, one for each model")
+    head.add_argument("--keep", action="store_true", help="and each is always loaded")
     head.add_argument("--keys", type=Path, metavar="FILE", help="API keys that the program gets as variables")
     head.add_argument("--again", action="store_true", help="start llama-server again when it has ended")
     head.add_argument(
@@ -481,6 +504,7 @@ def main() -> int:
         options.keys,
         options.again,
         options.patience,
+        options.keep,
     )
     return run(
         options.argv,

@@ -150,15 +150,17 @@ def key_variables(path: Path | None) -> dict[str, str]:
 
 
 def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
-    """Sends the smallest request that makes llama-server compute; the caller reads the answer.
+    """Sends the smallest request that makes llama-server compute; the caller reads the answer."""
+    return _post(url, "/completion", {"prompt": "1", "n_predict": 1, "cache_prompt": False}, argv)
 
-    :param argv: of llama-server, which names the file of the API keys.
-    """
+
+def _post(url: str, path: str, said: Mapping[str, object], argv: list[str]) -> socket.socket:
+    """:param argv: of llama-server, which names the file of the API keys."""
     scheme, place = url.split("://", 1)
     address, port = place.rsplit(":", 1)
-    body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
+    body = json.dumps(said)
     head = [
-        "POST /completion HTTP/1.1",
+        f"POST {path} HTTP/1.1",
         "Host: llamacpp",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
@@ -469,6 +471,13 @@ class Head(Watched):
         """Model → the process that serves it; one that is alone has no name."""
         return {"": self}
 
+    def gone(self) -> dict[str, list[str]]:
+        """Model of several that was loaded, and is not now → its workers."""
+        return {}
+
+    def load_model(self, name: str) -> None:
+        """Has one of several loaded."""
+
     def kill(self) -> None:
         """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
         self.process.kill()
@@ -492,6 +501,7 @@ class Router(Head):
     ) -> None:
         self.running: dict[int, list[str]] = {}
         self.children: dict[int, Watched] = {}
+        self.served: dict[str, list[str]] = {}
         self.silences = 0
         self.state = state
         self.logs: dict[bytes, StartLog] = {}
@@ -526,8 +536,10 @@ class Router(Head):
 
     def note(self, start_log: StartLog, part: bytes) -> None:
         """What children say is kept with their models."""
-        lines = (self.cut + part).splitlines(keepends=True)
-        self.cut = b"" if lines[-1].endswith(b"\n") or len(lines[-1]) > LONGEST_LINE else lines.pop()
+        *ended, rest = (self.cut + part).split(b"\n")
+        lines, self.cut = [line + b"\n" for line in ended], rest
+        if len(rest) > LONGEST_LINE:
+            lines, self.cut = [*lines, rest], b""
         for line in lines:
             spawned, said = SPAWNS.search(line.rstrip()), OF_CHILD.match(line)
             if spawned and not said:
@@ -549,6 +561,18 @@ class Router(Head):
 
     def models(self) -> dict[str, Watched]:
         return {_value(child.argv, ALIAS): child for child in self.children.values()}
+
+    def gone(self) -> dict[str, list[str]]:
+        loaded = self.models()
+        self.served.update({name: child.endpoints for name, child in loaded.items()})
+        return {name: endpoints for name, endpoints in self.served.items() if name not in loaded}
+
+    def load_model(self, name: str) -> None:
+        look = self.look()
+        if look and self._listens(look):
+            with suppress(OSError, ValueError), _post(self.url, "/models/load", {"model": name}, self.argv) as router:
+                router.settimeout(HEALTH_SECONDS)
+                router.recv(1)
 
     def kill(self) -> None:
         super().kill()

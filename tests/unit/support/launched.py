@@ -36,7 +36,7 @@ server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
 serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
 exporter.EVERY = 0.2
-runtime.RETURN_EVERY, runtime.ASLEEP_EVERY = 0.1, 0.5
+runtime.RETURN_EVERY, runtime.ASLEEP_EVERY, runtime.LOADS_EVERY = 0.1, 0.5, 0.5
 runtime.run = functools.partial(runtime.run, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)
 raise SystemExit(runtime.main())
@@ -230,7 +230,7 @@ class Cluster:
         waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
         return self.start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
 
-    def router(self, models, endpoints):
+    def router(self, models, endpoints, extra=()):
         """Starts the launcher of a head that serves several models.
 
         :param models: name → how it behaves, and its workers.
@@ -238,7 +238,7 @@ class Cluster:
         own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
         waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
         program = [sys.executable, self.folder / "router.py", self.port, json.dumps(models)]
-        return self.start("head", "--router", *own, *waited, "--", *program)
+        return self.start("head", "--router", *own, *waited, *extra, "--", *program)
 
     def worker(self, how="answers"):
         port = free_port()
@@ -283,7 +283,7 @@ def healed(process, text):
     return said[-1]
 
 
-def a_worker(pause=0.0):
+def a_worker(pause=0.0, port=0):
     """A worker of protocol 7 that answers everything else after a pause."""
     shake = worker((7, 0, 0))
 
@@ -296,7 +296,7 @@ def a_worker(pause=0.0):
         else:
             shake(client)
 
-    server = Server(script)
+    server = Server(script, port)
     return server, f"127.0.0.1:{server.port}"
 
 

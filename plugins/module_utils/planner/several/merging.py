@@ -117,9 +117,10 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...], cluster: Clust
     own = dict.fromkeys(endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker")
     used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
     further = [word for endpoint in used if endpoint not in own for word in ("--worker", endpoint)]
+    kept = sum(bool(model.keep) for model in models)
     return head._replace(
-        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}", sum(bool(model.keep) for model in models) or 1),
-        launcher=(*head.launcher, *further, "--router"),
+        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}", kept or 1),
+        launcher=(*head.launcher, *further, "--router", *(["--keep"] if kept else [])),
         environment={**head.environment, HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
     )
 
