@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 
@@ -205,11 +206,11 @@ def files_of(plan: Plan, url: str) -> dict[str, str]:
         "head": plan.head,
         "url": url,
         "models": models,
+        "turns": plan_text.taking_turns(plan) if len(models) > 1 else "",
         "key": KEY,
         "clients": CLIENTS,
-        "chats": not any(
-            build.cmake_options.get("LLAMA_BUILD_UI") == "OFF" for build in plan.hosts[plan.head.host].builds
-        ),
+        "chats": not plan.head.engine
+        and not any(build.cmake_options.get("LLAMA_BUILD_UI") == "OFF" for build in plan.hosts[plan.head.host].builds),
         "local": names.is_loopback(urlsplit(url).hostname or ""),
     }
     written = {name: writer(url, models) for client in CLIENTS for name, writer in client.files.items()}

@@ -92,6 +92,8 @@ def test_of_several_models_each_has_the_name_by_which_the_router_knows_it(pair):
     plan = typed(several(pair, SMALL, DEEP).plan())
     assert clients.models_of(plan) == (clients.Served("small", 4096), clients.Served("deep", 256))
     assert "They take turns" in clients.files_of(plan, "")[clients.PAGE]
+    kept = typed(several(pair, *({**one, "keep": True} for one in (SMALL, DEEP))).plan())
+    assert "All are loaded at the same time" in clients.files_of(kept, "")[clients.PAGE]
 
 
 def test_the_page_says_where_the_chat_is_where_a_key_is_and_what_a_private_authority_takes(plan, local):

@@ -73,6 +73,8 @@ def test_a_kept_model_is_placed_in_what_the_one_before_leaves():
     assert second["capacity_mib"] == first["capacity_mib"] - math.ceil(first["total_mib"])
     held = neighbours.memory_of(typed(plan), "gpu1")["CUDA0"][0]
     assert held == pytest.approx(first["total_mib"] + second["total_mib"])
+    row = ["gpu1:cuda0", f"{held:.0f}", str(first["capacity_mib"])]
+    assert row in [line.split() for line in plan_text.plan_table(typed(plan)).splitlines()]
 
 
 def test_kept_models_that_do_not_fit_together_are_refused_by_name():

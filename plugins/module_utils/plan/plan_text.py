@@ -121,21 +121,43 @@ def plan_table(plan: Plan) -> str:
 def taking_turns(plan: Plan) -> str:
     """Which of several models are loaded at the same time."""
     kept = [model.name for model in plan.head.models or () if model.keep]
-    if len(kept) == len(plan.head.models or ()):
+    if kept and len(kept) == len(plan.head.models or ()):
         return "All are loaded at the same time, each on workers of its own."
-    others = (
-        f"{', '.join(kept)} are always loaded. The others"
-        if len(kept) > 1
-        else f"{kept[0]} is always loaded. The others"
-        if kept
-        else "They"
-    )
-    return f"{others} take turns: a request for another one waits until that is loaded."
+    always = f"{', '.join(kept)} {'are' if len(kept) > 1 else 'is'} always loaded. The others" if kept else "They"
+    return f"{always} take turns: a request for another one waits until that is loaded."
+
+
+def _together(plan: Plan) -> list[list[list[str]]]:
+    """Where models are kept, a table: on each device what these and the largest of the others hold at the same time, and what it may hold."""
+    kept: dict[str, float] = {}
+    most: dict[str, float] = {}
+    room: dict[str, float] = {}
+    for model in plan.head.models or ():
+        held: dict[str, float] = {}
+        for entry in model.placement:
+            place = _place(plan, entry)
+            held[place] = held.get(place, 0) + entry.total_mib
+            room[place] = max(room.get(place, 0), entry.capacity_mib)
+        for place, mib in held.items():
+            kept[place] = kept.get(place, 0) + (mib if model.keep else 0)
+            most[place] = max(most.get(place, 0), 0 if model.keep else mib)
+    if not any(model.keep for model in plan.head.models or ()):
+        return []
+    rows = [[place, f"{kept[place] + most[place]:.0f}", f"{mib:.0f}"] for place, mib in room.items()]
+    return [[["MiB at the same time", "needed", "capacity"], *rows]]
+
+
+def _place(plan: Plan, entry: DevicePlacement) -> str:
+    """The declared worker that lends a device, or the device of the head, with the host."""
+    name = entry.worker or entry.device
+    declared = re.sub(r"-\d+$", "", name)
+    own = {worker.name for worker in plan.hosts[entry.host].workers} if entry.host in plan.hosts else set()
+    return f"{entry.host}:{declared if declared in own else name}"
 
 
 def model_tables(plan: Plan) -> list[list[list[str]]]:
-    """Of several models: what each is, how fast, and how long a change to it takes; and what it needs on each device. A row of titles is the first one of
-    a table."""
+    """Of several models: what each is, how fast, and how long a change to it takes; what it needs on each device; and what kept ones need together.
+    A row of titles is the first one of a table."""
     models = plan.head.models or ()
     rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
     needed: dict[str, dict[str, str]] = {}
@@ -150,7 +172,7 @@ def model_tables(plan: Plan) -> list[list[list[str]]]:
             needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
     sizes = [["MiB", *(model.name for model in models)]]
     sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
-    return [rows, sizes]
+    return [rows, sizes, *_together(plan)]
 
 
 def about_first(plan: Plan) -> str:
@@ -164,8 +186,9 @@ def memories(plan: Plan) -> dict[str, Plan]:
 
 
 def _models(plan: Plan) -> list[str]:
-    rows, sizes = model_tables(plan)
-    return [*table(rows).splitlines(), f"  {taking_turns(plan)}", "", *table(sizes).splitlines()]
+    rows, *others = model_tables(plan)
+    below = [line for own in others for line in ("", *table(own).splitlines())]
+    return [*table(rows).splitlines(), f"  {taking_turns(plan)}", *below]
 
 
 def _without_a_worker(plan: Plan) -> list[str]:
