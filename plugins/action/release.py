@@ -48,7 +48,7 @@ class ActionModule(Action):
 
     def _compiled(self, arguments: ReleaseArguments) -> dict:
         """Installs a release that its builder compiles, and that other hosts get from the controller's cache."""
-        build, cache = arguments.build, arguments.cache
+        build = arguments.build
         is_builder = build.builder == self.host
         cached = build_cache.CachedBuild(str(arguments.cluster), build.builder, build.id)
         result = self._install(arguments)
@@ -57,8 +57,8 @@ class ActionModule(Action):
         if "manifest" not in result:
             archive = cached.archive()
             if archive:
-                path = self._copy(archive, f"{cache}/sources/{archive.name}")
-                result = self._install(arguments._replace(received=PackedRelease(path, sha256(archive))))
+                packed = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
+                result = self._install(arguments._replace(received=packed))
             elif is_builder:
                 result = self._build(arguments._replace(brought=self._bring(arguments)))
             else:

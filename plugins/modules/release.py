@@ -38,7 +38,7 @@ options:
     description: What the action plugin has fetched and copied to the host. That is C(archive), its C(sha256), C(commit) and C(patches).
     type: dict
   received:
-    description: A release that another host of its kind has packed. That is its C(path) on the host, where the action plugin copies it, and its C(sha256).
+    description: A release that another host of its kind has packed. That is its C(path) in the task's temporary folder, and its C(sha256).
     type: dict
   share:
     description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.

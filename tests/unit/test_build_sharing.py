@@ -29,7 +29,11 @@ def controller(tmp_path, monkeypatch):
         shutil.copy(source, target)
         return {}
 
-    monkeypatch.setattr(Action, "copy", copy)
+    def transfer(_action, source, name):
+        copy(_action, source, tmp_path / "task" / name)
+        return str(tmp_path / "task" / name)
+
+    monkeypatch.setattr(Action, "transfer", transfer)
     monkeypatch.setattr(Action, "fetch", copy)
     return tmp_path / "controller" / "llamacpp"
 
@@ -65,10 +69,10 @@ def install(tmp_path, call, monkeypatch):
 def place(host, text):
     """Installs a program that prints something, as a build would."""
     target = installer.Installer(str(host / "prefix"), BUILD, None)
-    partial = target._begin()
-    (partial / "bin" / "llama-server").write_text(f"#!/bin/sh\necho usage: {text}\n")
-    (partial / "bin" / "llama-server").chmod(0o755)
-    target._publish(partial, {})
+    with target._begin() as partial:
+        (partial / "bin" / "llama-server").write_text(f"#!/bin/sh\necho usage: {text}\n")
+        (partial / "bin" / "llama-server").chmod(0o755)
+        target._publish(partial, {})
 
 
 def program(host):
@@ -124,19 +128,19 @@ def test_a_host_does_not_build_where_its_builder_did_not(install):
 
 def test_an_archive_that_changes_on_its_way_is_not_unpacked(install, tmp_path, monkeypatch):
     install("head", share=True)
-    copy = Action.copy
+    transfer = Action.transfer
 
-    def change(plugin, source, target):
-        copy(plugin, source, target)
+    def change(plugin, source, name):
+        target = transfer(plugin, source, name)
         with open(target, "ab") as stream:
             stream.write(b"x")
-        return {}
+        return target
 
-    monkeypatch.setattr(Action, "copy", change)
+    monkeypatch.setattr(Action, "transfer", change)
     failed = install("worker1")
     assert failed["failed"]
     assert "does not have the sha256" in failed["msg"]
-    assert not (tmp_path / "worker1" / "prefix").exists()
+    assert not (tmp_path / "worker1").exists(), "the archive lies in the task's folder alone"
 
 
 def test_an_archive_that_cannot_be_fetched(install, monkeypatch):

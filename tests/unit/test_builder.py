@@ -211,10 +211,11 @@ def test_after_a_compile_error_the_next_run_goes_on(tmp_path, tree):
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
     one = builder_of(tmp_path, pack(tree, tmp_path))
 
+    @contextlib.contextmanager
     def begin():
-        partial = installer.Installer._begin(one)
-        (partial / "bin" / "llama-server").symlink_to("/dev/full")
-        return partial
+        with installer.Installer._begin(one) as partial:
+            (partial / "bin" / "llama-server").symlink_to("/dev/full")
+            yield partial
 
     monkeypatch.setattr(one, "_begin", begin)
     with pytest.raises(Refusal, match=r"llama-server could not be copied to .*No space left on device"):

