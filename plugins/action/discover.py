@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible import context
+from ansible import constants, context
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
@@ -58,7 +58,7 @@ class ActionModule(Action):
                 f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
             )
         if not arguments.facts:
-            named = discovery.candidates(arguments.hosts, self.variables["groups"])
+            named = discovery.candidates(arguments.hosts or self._of_command_line(), self.variables["groups"])
             answering = _answering([one.name for one in named if one.tried])
             hosts = [one._asdict() for one in named if not one.tried or one.name in answering]
             if not hosts:
@@ -86,6 +86,11 @@ class ActionModule(Action):
             return {"failed": True, "msg": f"{written}, and its plan is refused: the page above says why."}
         Display().display(f"{written}: look at it, and run site.yml -i {path}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(planned)}
+
+    def _of_command_line(self) -> Sequence[str]:
+        """The hosts of ``-i``: without it, Ansible has the inventory of ansible.cfg, in a clone that of the demo."""
+        given = [*context.CLIARGS["inventory"]] != constants.DEFAULT_HOST_LIST
+        return self.variables["groups"]["all"] if given else ()
 
     def _machines(self, arguments: Arguments) -> tuple[list[discovery.Machine], dict[str, str], list[str]]:
         """Those that answered or are declared; why others are left out; and how the first ones were asked."""

@@ -63,7 +63,9 @@ def candidates(given: Iterable[str], groups: Mapping[str, Sequence[str]]) -> lis
             if member.name not in found or not member.tried:
                 found[member.name] = member
     if not found:
-        raise Refusal("no host is named: set llama_discover_hosts to names, addresses or networks, or give -i")
+        raise Refusal(
+            "no host is named: set llama_discover_hosts to names, addresses or networks, or give -i another inventory than that of ansible.cfg"
+        )
     return [*found.values()]
 
 

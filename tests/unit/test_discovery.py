@@ -341,3 +341,10 @@ def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
     assert set(yaml.safe_load(written)["llama_cluster"]["children"]["llama_head"]["hosts"]) == {"here"}
     assert "# away is left out: Failed to connect to the host via ssh" in written
     assert "left out" in (tmp_path / "page.html").read_text()
+
+
+def test_the_inventory_of_ansible_cfg_names_nobody(tmp_path):
+    status, printed = playbook_runs.run(tmp_path, playbook_runs.ROOT / "playbooks/discover.yml", "")
+    assert status != 0
+    assert "no host is named: set llama_discover_hosts" in " ".join(printed.split())
+    assert not (tmp_path / "cluster").exists()

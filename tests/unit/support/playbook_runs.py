@@ -19,7 +19,7 @@ LOST = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 def start(folder, playbook, inventory, *arguments, **environment):
     """Starts ansible-playbook in a folder, which gets all that it writes.
 
-    :param inventory: by group, or text for ``-i``.
+    :param inventory: by group, or text for ``-i``; empty for that of ansible.cfg.
     """
     if not isinstance(inventory, str):
         (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
@@ -34,7 +34,12 @@ def start(folder, playbook, inventory, *arguments, **environment):
         "XDG_CONFIG_HOME": str(folder / "config"),
     }
     return subprocess.Popen(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, playbook, *arguments],
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            *(["-i", inventory] if inventory else []),
+            playbook,
+            *arguments,
+        ],
         cwd=folder,
         env={**os.environ, **settings, **environment},
         stdout=subprocess.PIPE,
