@@ -41,17 +41,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries.
+  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries, or why there are none.
   returned: success
   type: dict
   sample: {"hostname": "strix0", "interfaces": [], "models": []}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import discovery
-
-SECONDS = 120
 
 
 def main():
@@ -66,9 +64,7 @@ def main():
     given = module.params
     folders = [*given["folders"], *discovery.FOLDERS]
     with errors.reported(module):
-        found = reading.from_disk(
-            ", ".join(folders), lambda: discovery.read(given["addresses"], folders, given["account"]), SECONDS
-        )
+        found = discovery.read(given["addresses"], folders, given["account"])
     module.exit_json(changed=False, discovered=typed_json.dump(found))
 
 

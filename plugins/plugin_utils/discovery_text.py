@@ -81,6 +81,8 @@ def _example(values: Mapping[str, Any]) -> list[str]:
 def _host(proposal: Proposal, machine: Machine, shared: Mapping[str, Any]) -> list[str]:
     own = {name: value for name, value in proposal.variables_of(machine).items() if name not in shared}
     lines = _comment(8, f"{_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory")
+    if machine.found.why_no_models:
+        lines += _comment(8, f"Its models are not known: {machine.found.why_no_models}.")
     for link in proposal.links:
         if link.ends[1].host == machine.name:
             lines += _comment(8, f"{_link(link)}: {_state(proposal, link)}.")

@@ -1,6 +1,8 @@
 """From hosts that somebody names to an inventory: who is asked, who sees whom, what lies there, and what is proposed."""
 
 import json
+import platform
+import time
 import types
 from unittest import mock
 
@@ -8,6 +10,7 @@ import pytest
 import test_systems
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import discover
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import discovery as on_host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import LinkInterface
@@ -120,6 +123,18 @@ def test_models_that_lie_there(tmp_path, monkeypatch):
         ("ollama", "registry.ollama.ai/library/known:1b", str(blob), blob.stat().st_size),
     ]
     assert not on_host.is_served({**found[0].summary, "architecture": "nomic-bert"})
+
+
+def test_models_that_cannot_be_looked_for_leave_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_host, "interfaces_of", lambda _system, _addresses: ())
+    monkeypatch.setattr(on_host, "models", lambda _folders, _account: time.sleep(2))
+    monkeypatch.setattr(on_host, "SECONDS", 0.01)
+    found = on_host.read([], ["/models"], None)
+    assert (found.hostname, found.models) == (platform.node(), ())
+    said = {"a": {"discovered": typed_json.dump(found)}}
+    done = discovered(tmp_path, said)
+    assert f"Its models are not known: /models on {found.hostname} could not be read within 0.01 s: " in done.text
+    assert planned(done.path)[0]["llama_head"] == ["a"]
 
 
 def network(*names, **cables):

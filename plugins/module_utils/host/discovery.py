@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
@@ -30,6 +31,8 @@ FOLDERS = (
 """Where people and other programs put files of models."""
 DEEPEST, MOST_MODELS = 6, 20
 """Levels of folders below these that are looked into, and models of a host whose headers are read, the largest first."""
+SECONDS = 120
+"""For all models of a host."""
 WIRED = ("1", str(interfaces.INFINIBAND_TYPE))
 """``type`` of an interface that has hardware addresses; tunnels have none."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
@@ -73,6 +76,8 @@ class Discovered(NamedTuple):
     hostname: Annotated[str, Text()] = ""
     interfaces: tuple[LinkInterface, ...] = ()
     models: tuple[FoundModel, ...] = ()
+    why_no_models: Optional[Annotated[str, Text(longest=4096)]] = None
+    """Why they could not be looked for."""
 
 
 def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
@@ -81,7 +86,12 @@ def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str
     :param folders: with models.
     :param account: that is to read the models; None for that of this process.
     """
-    return Discovered(platform.node(), interfaces_of(System(), addresses), tuple(models(folders, account)))
+    ends = interfaces_of(System(), addresses)
+    try:
+        found = reading.from_disk(", ".join(folders), lambda: tuple(models(folders, account)), SECONDS)
+    except Refusal as refusal:
+        return Discovered(platform.node(), ends, why_no_models=str(refusal))
+    return Discovered(platform.node(), ends, found)
 
 
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
