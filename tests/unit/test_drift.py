@@ -639,6 +639,16 @@ def test_a_manifest_that_is_not_a_file(planned, make):
     assert planned.drift().missing_builds == ("here",)
 
 
+def test_the_archive_of_what_is_installed_is_told(planned):
+    path = planned.prefix / "releases" / "here" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "source": {"sha256": "a" * 64}}))
+    assert planned.drift().archives == {}, "it was compiled"
+    planned.change(builds=(build_plan("here", "worker")._replace(archives=("x.tar.gz",)),))
+    assert planned.drift().archives == {"here": "a" * 64}
+    path.unlink()
+    assert planned.drift().archives == {}
+
+
 def test_a_build_of_another_host_than_planned_is_missing(planned):
     """Its manifest names the host that compiled it."""
     path = planned.prefix / "releases" / "here" / "manifest.json"

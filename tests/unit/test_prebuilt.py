@@ -123,6 +123,21 @@ def test_hosts_of_several_kinds_have_archives_of_one_release(pair):
     assert fetched == {release["id"]: sorted({NAME, cuda, f"cudart-{cuda}", archives(plan, "worker2")[0][0]})}
 
 
+def test_a_checksum_that_is_not_that_of_what_is_installed_is_refused(local):
+    """It changes no build, so that nothing else would see it."""
+    plans = {
+        digit: asking(local, llama_release={**ASKED, "checksums": {NAME: f"sha256:{digit * 64}"}}).plan()
+        for digit in "ab"
+    }
+    identity = plans["a"]["hosts"]["here"]["builds"][0]["id"]
+    found = typed_drifts({"here": {**drifts(plans["a"])["here"], "archives": {identity: "a" * 64}}})
+    assert changes.decide(typed(plans["a"]), found).behind == []
+    assert changes.decide(typed(asking(local, llama_release=ASKED).plan()), found).behind == []
+    said = rf"sha256:b{{64}} of {NAME}, but the programs on here are of one with sha256:a{{64}}: correct .*/releases/{identity} there"
+    with pytest.raises(Refusal, match=said):
+        changes.decide(typed(plans["b"]), found)
+
+
 def test_a_checksum_in_capitals_is_the_same():
     small, large = ({"checksum": f"sha256:{digit * 64}"} for digit in "aA")
     for asked in ({"source": "pypi", "version": "0.3.36"}, {"source": "binary", "url": "http://mirror/x.tar.gz"}):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, HostAnswer, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -91,7 +92,10 @@ class Decision(NamedTuple):
 
 
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
-    """:param drifts: hosts that were compared → how they differ."""
+    """:param drifts: hosts that were compared → how they differ.
+    :raises Refusal: a host has programs of another archive than the operator names.
+    """
+    _check_archives(plan, drifts)
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
     builders, shared, sources = _builders(plan, drifts)
@@ -162,6 +166,19 @@ def missing_tools(
         for name, present in tools.items()
     }
     return {name: packages for name, packages in lacking.items() if any(packages.values())}
+
+
+def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
+    """Refuses a checksum of an archive that is not that of what was installed from it: a build's id does not tell."""
+    for name, drift in drifts.items():
+        for build in plan.hosts[name].builds:
+            archive, had = (build.archives or ("",))[0], drift.archives.get(build.id)
+            wanted = (plan.releases[build.release].checksums or {}).get(archive, "")
+            if had and wanted not in ("", f"sha256:{had}"):
+                raise Refusal(
+                    f"llama_release has the checksum {wanted} of {archive}, but the programs on {name} are of one with sha256:{had}: correct the checksum; "
+                    f"where it is right, remove {plan.hosts[name].prefix}/releases/{build.id} there and run the playbook again. No running service was touched"
+                )
 
 
 def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str], dict[str, list[str]]]:

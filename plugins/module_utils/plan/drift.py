@@ -93,6 +93,8 @@ class Drift(NamedTuple):
     """that the host keeps"""
     differences: tuple[Difference, ...]
     """all that an apply would change"""
+    archives: Mapping[Path, Annotated[str, Text("[0-9a-f]{64}")]] = {}
+    """id of each installed build of upstream's programs → sha256 of their archive"""
 
 
 class Compared(NamedTuple):

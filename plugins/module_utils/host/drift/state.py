@@ -276,14 +276,10 @@ def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
-def _missing_builds(planned: HostPlan) -> list[str]:
-    """Ids of planned builds that are not installed, not intact or of another builder."""
+def _installed(planned: HostPlan) -> dict[str, manifest.Manifest | None]:
+    """Id of each planned build → its manifest; None where it is not installed, not intact or of another builder."""
     releases = Path(planned.prefix) / "releases"
-    return [
-        build.id
-        for build in planned.builds
-        if not manifest.installed(releases / build.id, build.targets, build.builder)
-    ]
+    return {build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in planned.builds}
 
 
 def model_differences(planned: FetchedModelPlan | None) -> model_files.Differences:
@@ -323,7 +319,8 @@ def drift(planned: HostPlan) -> Drift:
     }
     defined = _defined(planned)
     manager = managers.manager_of(host.place_in(planned))
-    missing = _missing_builds(planned)
+    installed = _installed(planned)
+    missing = [identity for identity, made in installed.items() if not made]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned.files), _redefined(planned, manager, services)
     models = model_differences(planned.model)
@@ -354,4 +351,9 @@ def drift(planned: HostPlan) -> Drift:
             *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
             *_record(planned.id, summaries),
         ),
+        archives={
+            build.id: str(made.source.get("sha256"))
+            for build in planned.builds
+            if build.archives and (made := installed[build.id])
+        },
     )
