@@ -206,6 +206,7 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
         ({"tensors": False}, "tensors, which is False"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4}]}, "tensors.layers"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "tensors.bytes"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 0, "layers": None}]}, "tensors.bytes"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [2]}]}, "tensors.layers[0]"),
         ({"files": [{"name": "a", "bytes": -1}]}, "files[0].bytes, which is -1"),
     ],

@@ -223,7 +223,7 @@ SHAPE = {
     **{"largest_tensor_bytes": Maybe(SIZE), "parameters": Maybe(Number(1)), "bytes": Maybe(SIZE), "keys": Maybe({})},
     "files": Maybe([{"name": Text(longest=1024), "bytes": SIZE}]),
 }
-ROW = {"name": NAME, "type": NAME, "shape": [Number(1)], "bytes": SIZE}
+ROW = {"name": NAME, "type": NAME, "shape": [Number(1)], "bytes": Number(1)}
 """Of ``tensors``."""
 
 
