@@ -27,7 +27,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from buffers import compared
 from conftest import until
 
-PORTS = (51062, 51063, 51064)
+PORTS = (31062, 31063, 31064)
+"""Below those that the kernel gives to connections of clients: a worker whose port one of them has ends at once."""
 SERVER_PORT = 18090
 GENERATION = capabilities.PYPI_TREES["0.3.36"]["generation"]
 ABLE = capabilities.of_build(GENERATION)
