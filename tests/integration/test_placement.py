@@ -87,6 +87,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         state="",
         service="",
         cache=PromptCache(0, None, 0),
+        metrics=None,
     )
     return placed, heads.argv_of(serving)[1:]
 
