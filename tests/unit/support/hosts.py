@@ -1,5 +1,7 @@
 """Parts of plans of hosts, where a test says what matters to it alone."""
 
+import contextlib
+import secrets
 import socket
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -44,8 +46,11 @@ NOTHING_PLANNED = HostPlan(
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """One that stays free: below those that the kernel gives to clients and to listeners without a number of their own."""
+    while True:
+        port = 10000 + secrets.randbelow(20000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def host_plan(**changes):

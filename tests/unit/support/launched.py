@@ -126,8 +126,9 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 """A stand-in for llama-server that behaves in one way: ``hangs``, ``is slow`` …"""
 ROUTER = """
-import http.server, json, pathlib, socket, subprocess, sys, threading, time, urllib.request
+import http.server, itertools, json, pathlib, subprocess, sys, threading, time, urllib.request
 port, models, lock, child, loaded, place = int(sys.argv[1]), json.loads(sys.argv[2]), threading.Lock(), None, None, None
+places = itertools.count(port + 1)
 
 def forward(lines, place):
     for line in lines:
@@ -140,8 +141,7 @@ def load(name):
     if child:
         child.kill()
         child.wait()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        loaded, place = name, str(free.getsockname()[1])
+    loaded, place = name, str(next(places))
     print("spawning server instance with name=%s on port %s" % (name, place), flush=True)
     program = str(pathlib.Path(sys.argv[0]).with_name("llama_server.py"))
     argv = [sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]]
@@ -273,6 +273,8 @@ def cluster(tmp_path):
     for process in made.started:
         process.kill()
         process.wait()
+        os.set_blocking(process.stdout.fileno(), False)
+        print((process.stdout.read() or b"").decode("utf-8", "replace"))
         process.stdout.close()
 
 
