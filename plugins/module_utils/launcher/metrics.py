@@ -37,9 +37,19 @@ def _planned(what: str, of: str) -> tuple[Metric, ...]:
         ("lowest_", "Least of the predicted range of"),
         ("highest_", "Most of the predicted range of"),
     )
-    return tuple(
-        Metric(f"planned_{what}_{bound}tokens_per_second", GAUGE, f"{begins} tokens per second of {of}", ("model",))
-        for bound, begins in bounds
+    empty = "with an empty context"
+    full = f"Predicted tokens per second of {of}, at the end of a request's context"
+    return (
+        *(
+            Metric(
+                f"planned_{what}_{bound}tokens_per_second",
+                GAUGE,
+                f"{said} tokens per second of {of}, {empty}",
+                ("model",),
+            )
+            for bound, said in bounds
+        ),
+        Metric(f"planned_{what}_full_tokens_per_second", GAUGE, full, ("model",)),
     )
 
 
@@ -54,13 +64,7 @@ METRICS = (
     Metric("load_read_bytes", GAUGE, "What that load has read of files"),
     Metric("load_sent_bytes", GAUGE, "What the worker has got in that load", ("worker",)),
     Metric("planned_load_seconds", GAUGE, "Predicted duration of a load without caches", ("model",)),
-    *_planned("generation", "an answer, while the context is empty"),
-    Metric(
-        "planned_generation_full_tokens_per_second",
-        GAUGE,
-        "Predicted tokens per second of an answer, at the end of a request's context",
-        ("model",),
-    ),
+    *_planned("generation", "an answer"),
     *_planned("prompt", "a prompt of 512 tokens"),
     Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", ("worker",)),
     Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", ("worker",)),

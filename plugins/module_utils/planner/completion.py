@@ -158,17 +158,20 @@ def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
     full = estimate.at_context[-1:]
-    figures = {
-        "planned_load_seconds": estimate.load_s,
-        "planned_generation_full_tokens_per_second": full[0].generation_tokens_per_s if full else None,
-    }
-    for what, expected, bounds in (
-        ("generation", estimate.generation_tokens_per_s, estimate.generation_range),
-        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range),
+    figures = {"planned_load_seconds": estimate.load_s}
+    for what, expected, bounds, last in (
+        (
+            "generation",
+            estimate.generation_tokens_per_s,
+            estimate.generation_range,
+            [at.generation_tokens_per_s for at in full],
+        ),
+        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, [at.prompt_tokens_per_s for at in full]),
     ):
         figures[f"planned_{what}_tokens_per_second"] = expected
         figures[f"planned_{what}_lowest_tokens_per_second"] = bounds and bounds.low
         figures[f"planned_{what}_highest_tokens_per_second"] = bounds and bounds.high
+        figures[f"planned_{what}_full_tokens_per_second"] = last[0] if last else None
     return figures
 
 
