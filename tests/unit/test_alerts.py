@@ -1,0 +1,234 @@
+"""Alerts as Prometheus itself raises them: each fault raises the one that names it, and no other."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "roles/llama_monitoring/files/llamacpp.rules.yml"
+PROMTOOL = shutil.which("promtool") or next(map(str, ROOT.glob(".venv/prometheus/usr/bin/promtool")), None)
+needs_promtool = pytest.mark.skipif(
+    not PROMTOOL, reason="promtool is not installed, so nobody tries the alerts (Debian: its package prometheus)"
+)
+pytestmark = [pytest.mark.programs, needs_promtool]
+STEPS = 4 * 50
+"""Of a quarter of a minute."""
+SERVICES = {"head": "llamacpp-server", "w1": "llamacpp-worker-cpu", "w2": "llamacpp-worker-cpu"}
+
+
+def steady(value):
+    return f"{value}+0x{STEPS}"
+
+
+def rising(per_second):
+    return f"0+{per_second * 15}x{STEPS}"
+
+
+def turns(before, after):
+    """One value, and after 20 minutes another one."""
+    return f"{before}+0x79 {after}+0x{STEPS - 80}"
+
+
+def slows(before, after):
+    """A counter that rises by so much in a second, and after 20 minutes by so much."""
+    return f"0+{before * 15}x80 {before * 1200 + after * 15}+{after * 15}x{STEPS - 80}"
+
+
+def states(now):
+    return {
+        f"head state {state}": int(state == now) for state in ("waiting", "loading", "serving", "asleep", "fallback")
+    }
+
+
+OWN = {"state": "state", "restarts_total": "cause", "service_info": "release"}
+"""Metric → the label whose value is written after its name."""
+LABELS = {metric.name: metric.labels for metric in metrics.METRICS}
+HEALTHY = {
+    **states("serving"),
+    "head planned_load_seconds": 60,
+    "head planned_generation_tokens_per_second": 12,
+    "head planned_generation_lowest_tokens_per_second": 10,
+    "head planned_generation_full_tokens_per_second": 9.6,
+    "head planned_prompt_tokens_per_second": 120,
+    "head planned_prompt_lowest_tokens_per_second": 100,
+    "head planned_prompt_full_tokens_per_second": 96,
+    "head load_seconds": 50,
+    "head load_read_bytes": 9e9,
+    "head verified_timestamp_seconds": -3600,
+    "head verified_passed": 1,
+    "head requests_processing": 1,
+    # 11 tokens per second, in half of the time.
+    "head generated_tokens_total": rising(5.5),
+    "head generation_seconds_total": rising(0.5),
+    "head prompt_tokens_total": rising(11),
+    "head prompt_seconds_total": rising(0.1),
+}
+for _host in SERVICES:
+    HEALTHY |= {
+        f"{_host} up": 1,
+        f"{_host} node_filesystem_avail_bytes": 50e9,
+        f"{_host} node_filesystem_size_bytes": 100e9,
+        f"{_host} node_hwmon_temp_celsius": 60,
+        f"{_host} node_hwmon_temp_crit_celsius": 90,
+        f"{_host} node_cpu_scaling_frequency_hertz": 3e9,
+        f"{_host} node_cpu_seconds_total": rising(1),
+        f"{_host} service_info": 1,
+        f"{_host} updated_timestamp_seconds": rising(1),
+        f"{_host} restarts_total ended": 0,
+        f"{_host} restarts_total lost_worker": 0,
+    }
+    if _host != "head":
+        HEALTHY |= {
+            f"{_host} worker_awaited": 0,
+            f"{_host} worker_round_trip_seconds": 0.0002,
+            f"{_host} worker_retransmissions_total": 0,
+            f"{_host} worker_sent_bytes_total": rising(100e3),
+            f"{_host} worker_cache_bytes": 9e9,
+            f"{_host} worker_cache_limit_bytes": 10e9,
+            f"{_host} load_sent_bytes": 4e9,
+        }
+
+
+def series(key):
+    """A series as node exporter and Prometheus label it, of «host metric» or «host metric value»."""
+    host, name, *own = key.split(" ")
+    known = {"worker": "cpu", "model": "m", "service": SERVICES[host], "plan": "p", "release": "b1"}
+    known["kind"] = "head" if host == "head" else "worker"
+    known.update({OWN[name]: own[0]} if own else {})
+    # What is of a worker, and not of its cache, is exported by the head.
+    by = "head" if name.startswith(("worker_", "load_")) and "cache" not in name else host
+    labels = {"host": host, "job": "llamacpp", "instance": f"{by}:9100"}
+    if name in LABELS:
+        labels |= {"cluster": "c", **{label: known[label] for label in LABELS[name]}}
+    labels |= {"mode": "user"} if "cpu_seconds" in name else {}
+    labels |= {"mountpoint": "/", "fstype": "ext4"} if "filesystem" in name else {}
+    shown = ", ".join(f"{label}={json.dumps(value)}" for label, value in labels.items())
+    return f"{metrics.PREFIX if name in LABELS else ''}{name}{{{shown}}}"
+
+
+def case(name, changes, **wanted):
+    values = {**HEALTHY, **changes}
+    given = [
+        {"series": series(key), "values": value if isinstance(value, str) else steady(value)}
+        for key, value in values.items()
+        if value is not None
+    ]
+    return {"name": name, "interval": "15s", "input_series": given, **wanted}
+
+
+def promtool(tmp_path, test):
+    """:raises AssertionError: the test fails."""
+    path = tmp_path / "tests.json"
+    path.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": [test]}))
+    done = subprocess.run([PROMTOOL, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SLOW = {"head generated_tokens_total": slows(5.5, 3.5)}
+"""7 tokens per second; 8 are the least that is planned."""
+LOADING = {**states("loading"), "head load_seconds": rising(1)}
+W1_AWAITED = {"w1 worker_awaited": 1}
+FAULTS = [
+    ("nothing", {}, 45, {}),
+    ("asleep", {**states("asleep"), "w1 worker_round_trip_seconds": None}, 45, {}),
+    ("slow, but two requests ran at the same time", {**SLOW, "head requests_processing": 2}, 45, {}),
+    ("slow as its full context", {"head generated_tokens_total": slows(5.5, 4.2)}, 45, {}),
+    ("slow on a fallback", {**SLOW, **states("fallback")}, 45, {"LlamaServesOnFallback": "head"}),
+    ("slow", SLOW, 45, {"LlamaGenerationSlow": "head"}),
+    ("slow, earlier", {"head generated_tokens_total": slows(3.5, 5.5)}, 45, {}),
+    ("slow prompts", {"head prompt_tokens_total": rising(7)}, 45, {"LlamaPromptsSlow": "head"}),
+    ("slow for a link", {**SLOW, "w2 worker_round_trip_seconds": turns(0.0002, 0.02)}, 23, {"LlamaHostSlows": "w2"}),
+    ("head waits for nobody", states("waiting"), 5, {"LlamaHeadDown": "head"}),
+    ("head waits for a worker", {**states("waiting"), **W1_AWAITED}, 5, {"LlamaWorkerLost": "w1"}),
+    (
+        "host of a worker off",
+        {**states("waiting"), **W1_AWAITED, "w1 up": 0, "w1 updated_timestamp_seconds": None, "w1 service_info": None},
+        5,
+        {"LlamaHostUnreached": "w1"},
+    ),
+    ("launcher gone", {"w1 updated_timestamp_seconds": 300}, 8, {"LlamaServiceSilent": "w1"}),
+    (
+        "fallback",
+        {**states("fallback"), **W1_AWAITED},
+        15,
+        {"LlamaServesOnFallback": "head", "LlamaWorkerLost": "w1"},
+    ),
+    ("worker ended", {"w1 restarts_total ended": turns(0, 1)}, 22, {"LlamaRestarted": "w1"}),
+    ("worker ended, earlier", {"w1 restarts_total ended": turns(0, 1)}, 27, {}),
+    ("restart for a lost worker", {"head restarts_total lost_worker": turns(0, 1)}, 22, {}),
+    ("load gets on", {**LOADING, "head load_seconds": 300, "head load_read_bytes": rising(1e6)}, 45, {}),
+    ("load sends", {**LOADING, "head load_seconds": 400, "w1 load_sent_bytes": rising(9)}, 9, {}),
+    ("load stands", LOADING, 8, {"LlamaLoadStands": "head"}),
+    ("load takes too long", {**LOADING, "head load_read_bytes": rising(1)}, 10, {"LlamaLoadStands": "head"}),
+    ("cache", {"w1 worker_cache_bytes": 12e9}, 35, {"LlamaCacheOverLimit": "w1"}),
+    ("retransmissions", {"w1 worker_retransmissions_total": rising(0.9)}, 10, {"LlamaRetransmissions": "w1"}),
+    ("hot", {"w1 node_hwmon_temp_celsius": 88}, 5, {"LlamaHot": "w1"}),
+    (
+        "hot, with no limit known",
+        {"w1 node_hwmon_temp_celsius": 96, "w1 node_hwmon_temp_crit_celsius": None},
+        5,
+        {"LlamaHot": "w1"},
+    ),
+    ("disk", {"w1 node_filesystem_avail_bytes": 1e9}, 7, {"LlamaDiskFull": "w1"}),
+    ("releases", {"w1 service_info": None, "w1 service_info b0": 1}, 20, {"LlamaReleasesMixed": None}),
+    ("verified long ago", {"head verified_timestamp_seconds": -700000}, 20, {"LlamaKnownAnswerOld": "head"}),
+    ("verification failed", {"head verified_passed": 0}, 20, {"LlamaKnownAnswerOld": "head"}),
+    (
+        "never verified",
+        {"head verified_timestamp_seconds": None, "head verified_passed": None},
+        20,
+        {"LlamaKnownAnswerOld": "head"},
+    ),
+]
+"""What differs from HEALTHY, and which alerts are raised of which host after so many minutes."""
+CAUSES = {
+    "Most probably because of w2: round trip.": {"w2 worker_round_trip_seconds": turns(0.0002, 0.02)},
+    "Most probably because of w2: packets sent again.": {"w2 worker_retransmissions_total": rising(1.5)},
+    "Most probably because of w2: clock of the processor.": {"w2 node_cpu_scaling_frequency_hertz": turns(3e9, 1.5e9)},
+    "Most probably because of w2: temperature.": {"w2 node_hwmon_temp_celsius": turns(60, 94)},
+    "No host stands out.": {},
+}
+
+
+@pytest.mark.parametrize("name, changes, minute, wanted", FAULTS, ids=[name for name, *_more in FAULTS])
+def test_each_fault_raises_the_alert_that_names_it_and_no_other(tmp_path, name, changes, minute, wanted):
+    raised = [
+        {"labels": json.dumps({"alertname": alert, **({"host": host} if host else {})}), "value": 1}
+        for alert, host in wanted.items()
+    ]
+    for sample in raised:
+        sample["labels"] = re.sub(r'"(\w+)": ', r"\1=", sample["labels"])
+    firing = 'group by (alertname, host) (ALERTS{alertstate="firing"})'
+    query = {"expr": firing, "eval_time": f"{minute}m", "exp_samples": raised}
+    promtool(tmp_path, case(name, changes, promql_expr_test=[query]))
+
+
+def test_each_alert_is_raised_by_some_fault():
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert {alert for *_fault, wanted in FAULTS for alert in wanted} == {
+        rule["alert"] for rule in rules if "alert" in rule
+    }
+    reasons = {rule["labels"]["reason"] for rule in rules if rule.get("record", "").endswith("suspicion")}
+    assert {cause[29:-1] for cause, changes in CAUSES.items() if changes} == reasons
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_slow_generation_names_the_host_and_what_is_wrong_there(tmp_path, cause):
+    said = f"m of c has made 7 tokens per second for a quarter of an hour, less than planned. {cause}"
+    labels = {
+        "severity": "warning",
+        "cluster": "c",
+        "host": "head",
+        "instance": "head:9100",
+        "job": "llamacpp",
+        "model": "m",
+    }
+    raised = {"exp_labels": labels, "exp_annotations": {"summary": said}}
+    query = {"eval_time": "40m", "alertname": "LlamaGenerationSlow", "exp_alerts": [raised]}
+    promtool(tmp_path, case(cause, {**SLOW, **CAUSES[cause]}, alert_rule_test=[query]))
