@@ -34,7 +34,7 @@ SCHEMAS = {
     "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
 """Name of a schema in docs → its title, and the types whose JSON it describes."""
-ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark"]
+ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark", "llama_monitoring"]
 
 INTRODUCTION = """# Variables
 
@@ -48,6 +48,7 @@ that begins with `llama_` and is not on this page is named by the plan (`variabl
 |---|---|---|
 | `llama_head`, `llama_workers` | groups | the host that runs llama-server, and those that lend their devices; a host may be in both |
 | `llama_cluster` | group | the cluster's hosts |
+| `llama_monitoring` | group | hosts with Prometheus, see [monitoring](monitoring.md) |
 """
 
 

@@ -66,9 +66,10 @@ def specification() -> dict[str, dict]:
 
 @functools.cache
 def packages() -> dict[str, dict]:
-    """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
+    """Distribution family → package of each tool (``tools``), its packages of llama.cpp (``llama``), and those of ``monitoring``."""
     lists = yaml_load(PACKAGES.read_text())
-    return {"tools": lists["__llama_tool_packages"], "llama": lists["__llama_cpp_packages"]}
+    kinds = {"tools": "tool", "llama": "cpp", "monitoring": "monitoring"}
+    return {kind: lists[f"__llama_{name}_packages"] for kind, name in kinds.items()}
 
 
 @functools.cache
@@ -176,12 +177,13 @@ def _refuse_removed(name: str, variables: Iterable[str]) -> None:
             raise Refusal(f"{variable} is set for {name}, and was removed: {remedy}.")
 
 
-def variables_of(task_vars: dict) -> dict:
-    """The variables of the host of this task, held against their specifications.
+def variables_of(task_vars: dict, name: str = "") -> dict:
+    """The variables of a host, held against their specifications.
 
+    :param name: of the host; that of this task where it is empty.
     :raises Refusal: types are wrong, or no plan can hold a value.
     """
-    name = task_vars["inventory_hostname"]
+    name = name or task_vars["inventory_hostname"]
     return _variables(name, task_vars["hostvars"][name])
 
 

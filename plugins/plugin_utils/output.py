@@ -43,12 +43,13 @@ def write(variable: str, path: str, content: str) -> None:
 def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
     """Writes files into the folder that a variable names, which is made.
 
-    :param texts: name of a file → its content.
+    :param texts: name of a file, perhaps in a folder below → its content.
     :raises AnsibleActionFail: they cannot be written there.
     """
     folder = Path(os.path.expanduser(path))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for name in texts:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AnsibleActionFail(
             f"{variable} is {path!r}, which cannot be made on the controller: {error.strerror}. Use a folder that is writable."

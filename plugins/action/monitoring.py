@@ -1,0 +1,58 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What monitoring writes on hosts, and in a folder of the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import files
+
+
+class Arguments(NamedTuple):
+    plan: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    monitors: Mapping[str, Any] = {}
+    path: ControllerPath | None = None
+
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        if arguments.plan["refused"]:
+            raise Refusal(f"The plan is refused, so there is nothing to watch: {' '.join(arguments.plan['reasons'])}")
+        plan = typed_json.parse(Plan, arguments.plan)
+        _cluster, hosts = inventory.hosts(self.variables, arguments.facts)
+        facts = {name: host["facts"] or {} for name, host in hosts.items()}
+        facts.update((name, answer["facts"]) for name, answer in arguments.monitors.items())
+        monitors = {
+            name: inventory.variables_of(self.variables, name)["llama_monitoring_retention_days"]
+            for name in arguments.monitors
+        }
+        addresses = {
+            name: files.address_of(name, self.variables["hostvars"][name], given) for name, given in facts.items()
+        }
+        known = inventory.packages()["monitoring"]
+        packages = {name: known.get((given.get("distribution") or {}).get("family")) for name, given in facts.items()}
+        found = files.watch(
+            plan,
+            monitors,
+            addresses,
+            {name: files.Packages(**given) if given else None for name, given in packages.items()},
+        )
+        if arguments.path:
+            output.write_folder("llama_monitoring_path", arguments.path, found.texts)
+        if found.left and monitors:
+            Display().warning(
+                f"{', '.join(found.left)} is not Debian, or the run has no root there: install node exporter yourself, which {', '.join(monitors)} asks."
+            )
+        return {"changed": False, "hosts": typed_json.dump(found.hosts), "monitors": typed_json.dump(found.monitors)}

@@ -1,0 +1,178 @@
+"""Files that monitoring writes, and that rules and dashboards name no metric that is not there."""
+
+import json
+import re
+import subprocess
+
+import pytest
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards, files
+from conftest import typed
+from test_alerts import PROMTOOL, needs_promtool
+
+PACKAGES = files.Packages(**inventory.packages()["monitoring"]["debian"])
+ADDRESSES = {"head": "192.0.2.10", "worker1": "192.0.2.11", "worker2": "192.0.2.12", "watcher": "192.0.2.50"}
+RULES = yaml.safe_load(files.RULES.read_text())
+NODE = {
+    "node_cpu_scaling_frequency_hertz",
+    "node_cpu_seconds_total",
+    "node_disk_read_bytes_total",
+    "node_filesystem_avail_bytes",
+    "node_filesystem_size_bytes",
+    "node_hwmon_power_average_watt",
+    "node_hwmon_temp_celsius",
+    "node_hwmon_temp_crit_celsius",
+    "node_memory_MemAvailable_bytes",
+    "node_memory_MemTotal_bytes",
+    "node_network_receive_bytes_total",
+    "node_network_transmit_bytes_total",
+}
+"""Of node exporter 1.5 on Linux."""
+
+
+def expressions():
+    """Where each query stands, and the query."""
+    for group in RULES["groups"]:
+        yield from ((rule.get("alert") or rule["record"], rule["expr"]) for rule in group["rules"])
+    for name, dashboard in dashboards.described().items():
+        yield from ((f"{name}: {label}", metric) for label, metric in dashboard.variables.items())
+        for row in dashboard.rows:
+            yield from ((f"{name}: {panel.title}", query) for panel in row for query in panel.queries.values())
+
+
+def unknown(query):
+    """Names in a query that are nobody's metric."""
+    recorded = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
+    ours = {metrics.PREFIX + metric.name for metric in metrics.METRICS}
+    named = set(re.findall(r"\b(?:llamacpp|node)[a-zA-Z0-9_:]*", re.sub(r'"[^"]*"', "", query)))
+    return named - recorded - ours - NODE
+
+
+def test_rules_and_dashboards_name_metrics_that_are_there():
+    wrong = {place: names for place, query in expressions() if (names := unknown(query))}
+    assert wrong == {}
+    assert len([*expressions()]) > 60
+
+
+def test_a_metric_that_is_not_there_is_named():
+    assert unknown('sum(llamacpp_cluster_stat{host="node_x"}) + llamacpp:prompt_tokens_total') == {
+        "llamacpp_cluster_stat",
+        "llamacpp:prompt_tokens_total",
+    }
+
+
+def test_each_metric_is_shown_or_judged():
+    """But those that say the same as another one."""
+    used = " ".join(query for _place, query in expressions())
+    unused = {metric.name for metric in metrics.METRICS if not re.search(rf"{metrics.PREFIX}{metric.name}\b", used)}
+    assert unused == {"worker_connected", "worker_held"}
+
+
+def test_panels_fill_the_grid_and_select_what_the_dashboard_s_variables_say():
+    for name, dashboard in dashboards.described().items():
+        panels = dashboards.page(name, dashboard)["panels"]
+        taken = [
+            (place["x"] + step, place["y"])
+            for place in (panel["gridPos"] for panel in panels)
+            for step in range(place["w"])
+        ]
+        assert sorted(taken) == sorted({(x, y) for _x, y in taken for x in range(24)})
+        queries = [target["expr"] for panel in panels for target in panel["targets"]]
+        assert all("{}" not in query for query in queries)
+        assert {*re.findall(r"\$(\w+)", " ".join(queries))} == {*dashboard.variables}
+
+
+@pytest.fixture
+def plan(pair):
+    for host in pair.hosts.values():
+        host["variables"]["llama_metrics"] = "textfile"
+    return pair
+
+
+def watch(cluster, *monitors, addresses=ADDRESSES, **packages):
+    known = {**dict.fromkeys([*cluster.hosts, *monitors], PACKAGES), **packages}
+    return files.watch(typed(cluster.plan()), dict.fromkeys(monitors, 30), addresses, known)
+
+
+def command(part, package):
+    (text,) = (file.content for file in part.files if f"/{package}.service.d/" in file.path)
+    return text
+
+
+def test_node_exporter_listens_for_those_who_look(plan):
+    watched = watch(plan, "watcher")
+    part = watched.hosts["worker1"]
+    assert part.packages == ("prometheus-node-exporter",)
+    assert [(rule.address, rule.port, rule.sources) for rule in part.rules] == [("192.0.2.11", 9100, ("192.0.2.50",))]
+    text = command(part, "prometheus-node-exporter")
+    assert (
+        "--web.listen-address=192.0.2.11:9100 --collector.textfile.directory=/var/lib/prometheus/node-exporter\n"
+        in text
+    )
+    assert "IPAddressAllow=localhost 192.0.2.50\n" in text
+    (target,) = (
+        target for target in json.loads(watched.texts["targets-llama_cluster.json"]) if "worker1" in str(target)
+    )
+    assert target == {"targets": ["192.0.2.11:9100"], "labels": {"host": "worker1"}}
+
+
+def test_a_host_that_watches_itself_opens_no_port(plan):
+    part = watch(plan, "head").hosts["head"]
+    assert part.rules == ()
+    assert "--web.listen-address=127.0.0.1:9100 " in command(part, "prometheus-node-exporter")
+    part = watch(plan, "head", "watcher").hosts["head"]
+    assert part.rules[0].sources == ("192.0.2.10", "192.0.2.50")
+
+
+def test_prometheus_is_reached_on_its_own_host_alone(plan):
+    part = watch(plan, "watcher").monitors["watcher"]
+    assert part.rules == ()
+    assert "--web.listen-address=127.0.0.1:9090" in command(part, "prometheus")
+    assert "--storage.tsdb.retention.time=30d" in command(part, "prometheus")
+    assert "--web.listen-address=127.0.0.1:9093 --cluster.listen-address=\n" in command(part, "prometheus-alertmanager")
+
+
+def test_a_host_on_which_nothing_can_be_installed_stays_a_target(plan):
+    watched = watch(plan, "watcher", worker2=None)
+    assert watched.left == ("worker2",)
+    assert "192.0.2.12:9100" in watched.texts["targets-llama_cluster.json"]
+    plan.hosts["worker1"]["facts"].update(scope="user", service_manager="systemd_user")
+    assert "worker1" in watch(plan).left
+
+
+@needs_promtool
+@pytest.mark.programs
+def test_prometheus_takes_the_configuration(plan, tmp_path):
+    output.write_folder("llama_monitoring_path", str(tmp_path / "new"), watch(plan).texts)
+    for name, syntax in (("prometheus.yml", ()), ("scrape.yml", ("--syntax-only",))):
+        done = subprocess.run(
+            [PROMTOOL, "check", "config", *syntax, tmp_path / "new" / name], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "new" / "dashboards").iterdir()} == {
+        "cluster.json",
+        "hosts.json",
+        "models.json",
+    }
+
+
+def test_whose_monitoring_is_refused(plan, pair):
+    with pytest.raises(Refusal, match=r"^watcher is in the group llama_monitoring and is neither Debian"):
+        watch(plan, "watcher", watcher=None)
+    with pytest.raises(Refusal, match=r"^Other hosts do not reach worker1 at 127\.0\.0\.1: set its ansible_host"):
+        watch(plan, "watcher", addresses={**ADDRESSES, "worker1": "127.0.0.1"})
+    pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
+    with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
+        watch(pair)
+
+
+def test_at_which_address_others_reach_a_host():
+    reached = {"reached_at": "192.0.2.7"}
+    assert files.address_of("a", {"ansible_host": "192.0.2.1"}, reached) == "192.0.2.1"
+    assert files.address_of("a", {"ansible_host": "a.lan"}, reached) == "192.0.2.7"
+    assert files.address_of("a", {"ansible_connection": "local"}, reached) == "127.0.0.1"
+    with pytest.raises(Refusal, match=r"^The address of a is not known: set its ansible_host"):
+        files.address_of("a", {}, {})
