@@ -132,6 +132,7 @@ test-full: test ## Run all tests: fuzzers, injected faults, those that compile m
 	@$(MAKE) --no-print-directory molecule SCENARIO=clusters ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=benchmark ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=monitoring ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/kills.py 5
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py

@@ -1,0 +1,104 @@
+"""Prometheus sees the whole cluster, and what goes wrong there raises the alert that names it, and no other."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import HOSTS, PLAN, on
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "failure" / "tests"))
+import faults
+
+pytestmark = pytest.mark.timeout(1800)
+
+LONGEST = 420
+"""Seconds until an alert is raised, or ends."""
+KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 9100), 1.5)"
+
+
+def asked(path, **parameters):
+    """What Prometheus answers on its own host."""
+    words = [word for key, value in parameters.items() for word in ("--data-urlencode", f"{key}={value}")]
+    url = f"http://127.0.0.1:9090/api/v1/{path}"
+    return json.loads(on("watcher").check_output(shlex.join(["curl", "-fsS", "-G", url, *words])))["data"]
+
+
+def firing():
+    """Alert → hosts."""
+    raised = {}
+    for found in asked("query", query='ALERTS{alertstate="firing"}')["result"]:
+        raised.setdefault(found["metric"]["alertname"], set()).add(found["metric"].get("host"))
+    return raised
+
+
+def until(wanted):
+    """Waits until these alerts are raised; meanwhile, no other may be."""
+    deadline, others = time.time() + LONGEST, {}
+    while (raised := firing()) != wanted:
+        others |= {alert: hosts for alert, hosts in raised.items() if alert not in wanted and wanted}
+        assert time.time() < deadline, f"{raised} are raised, not {wanted}"
+        time.sleep(5)
+    assert others == {}
+
+
+def test_every_host_is_a_target_and_every_rule_runs():
+    found = asked("query", query="up")["result"]
+    assert {target["metric"]["host"]: target["value"][1] for target in found} == dict.fromkeys(PLAN["hosts"], "1")
+    rules = [rule for group in asked("rules")["groups"] for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    states = asked("query", query="llamacpp_cluster_state == 1")["result"]
+    assert [found["metric"]["state"] for found in states] == ["serving"]
+
+
+def test_metrics_are_as_prometheus_wants_them():
+    (node,) = faults.HOSTS["mo1"]["test_addresses"]
+    checked = on("watcher").run(
+        f"curl -fsS http://{node}:9100/metrics | grep llamacpp_cluster | promtool check metrics"
+    )
+    assert (checked.rc, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", list(PLAN["hosts"]))
+def test_node_exporter_is_for_the_watcher_alone(name):
+    (address,) = HOSTS[name]["test_addresses"]
+    others = [other for other in PLAN["hosts"] if other != name]
+    reached = [other for other in ("watcher", *others) if on(other).run("python3 -c %s %s", KNOCK, address).rc == 0]
+    assert reached == ["watcher"]
+
+
+def test_a_healthy_cluster_raises_nothing():
+    until({})
+    time.sleep(60)
+    assert firing() == {}
+
+
+def host_off(name):
+    subprocess.run(["podman", "stop", "--time", "5", faults.container(name)], check=True, capture_output=True)
+    return lambda: subprocess.run(["podman", "start", faults.container(name)], check=True, capture_output=True)
+
+
+FAULTS = [
+    (faults.worker_killed, "mo1", {"LlamaRestarted": {"mo1"}}),
+    (faults.worker_cut_off, "mo2", {"LlamaWorkerLost": {"mo2"}}),
+    (host_off, "mo1", {"LlamaHostUnreached": {"mo1"}}),
+    (faults.head_killed, "mo-head", {"LlamaRestarted": {"mo-head"}}),
+    (faults.head_hung, "mo-head", {"LlamaRestarted": {"mo-head"}}),
+]
+
+
+@pytest.mark.parametrize("fault, name, alerts", FAULTS, ids=[fault.__name__ for fault, *_more in FAULTS])
+def test_a_fault_raises_the_alert_that_names_it_until_it_is_healed(fault, name, alerts):
+    until({})
+    heal = fault(name)
+    try:
+        until(alerts)
+        sent = json.loads(on("watcher").check_output("curl -fsS http://127.0.0.1:9093/api/v2/alerts"))
+        assert {alert["labels"]["alertname"] for alert in sent if alert["status"]["state"] == "active"} >= {*alerts}
+    finally:
+        if heal:
+            heal()
+    until({})
