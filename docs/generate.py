@@ -34,7 +34,16 @@ SCHEMAS = {
     "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
 """Name of a schema in docs → its title, and the types whose JSON it describes."""
-ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark", "llama_monitoring"]
+ROLES = [
+    "llama_host",
+    "llama_link",
+    "llama_build",
+    "llama_worker",
+    "llama_model",
+    "llama_server",
+    "llama_benchmark",
+    "llama_monitoring",
+]
 
 INTRODUCTION = """# Variables
 

@@ -12,6 +12,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import files
@@ -30,24 +31,26 @@ class ActionModule(Action):
     def perform(self, arguments: Arguments) -> dict:
         if arguments.plan["refused"]:
             raise Refusal(f"The plan is refused, so there is nothing to watch: {' '.join(arguments.plan['reasons'])}")
-        plan = typed_json.parse(Plan, arguments.plan)
+        for name, answer in arguments.monitors.items():
+            if not answer.get("facts"):
+                raise Refusal(
+                    f"{name} of the group llama_monitoring could not be reached: bring it up, or take it out of the group."
+                )
+            cluster_inputs.check_facts(name, answer["facts"])
         _cluster, hosts = inventory.hosts(self.variables, arguments.facts)
-        facts = {name: host["facts"] or {} for name, host in hosts.items()}
-        facts.update((name, answer["facts"]) for name, answer in arguments.monitors.items())
-        monitors = {
-            name: inventory.variables_of(self.variables, name)["llama_monitoring_retention_days"]
-            for name in arguments.monitors
-        }
-        addresses = {
-            name: files.address_of(name, self.variables["hostvars"][name], given) for name, given in facts.items()
-        }
-        known = inventory.packages()["monitoring"]
-        packages = {name: known.get((given.get("distribution") or {}).get("family")) for name, given in facts.items()}
+        facts = {name: answer["facts"] for name, answer in arguments.monitors.items()}
+        facts.update((name, host["facts"] or {}) for name, host in hosts.items())
+        variables, known = self.variables["hostvars"], inventory.packages()["monitoring"]
+        families = {name: known.get(given.get("distribution", {}).get("family")) for name, given in facts.items()}
+        monitors = [*arguments.monitors]
         found = files.watch(
-            plan,
-            monitors,
-            addresses,
-            {name: files.Packages(**given) if given else None for name, given in packages.items()},
+            typed_json.parse(Plan, arguments.plan),
+            {
+                name: inventory.variables_of(self.variables, name)["llama_monitoring_retention_days"]
+                for name in monitors
+            },
+            {name: files.address_of(name, variables[name], given) for name, given in facts.items()},
+            {name: files.Packages(**given) if given else None for name, given in families.items()},
         )
         if arguments.path:
             output.write_folder("llama_monitoring_path", arguments.path, found.texts)

@@ -143,7 +143,7 @@ FAULTS = [
     ("slow", SLOW, 45, {"LlamaGenerationSlow": "head"}),
     ("slow, earlier", {"head generated_tokens_total": slows(3.5, 5.5)}, 45, {}),
     ("slow prompts", {"head prompt_tokens_total": rising(7)}, 45, {"LlamaPromptsSlow": "head"}),
-    ("slow for a link", {**SLOW, "w2 worker_round_trip_seconds": turns(0.0002, 0.02)}, 23, {"LlamaHostSlows": "w2"}),
+    ("slow for a link", {**SLOW, "w2 worker_round_trip_seconds": turns(0.0002, 0.02)}, 22, {"LlamaHostSlows": "w2"}),
     ("head waits for nobody", states("waiting"), 5, {"LlamaHeadDown": "head"}),
     ("head waits for a worker", {**states("waiting"), **W1_AWAITED}, 5, {"LlamaWorkerLost": "w1"}),
     (

@@ -6,11 +6,12 @@ import subprocess
 
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import monitoring as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards, files
-from conftest import typed
+from conftest import FACTS, refused, typed
 from test_alerts import PROMTOOL, needs_promtool
 
 PACKAGES = files.Packages(**inventory.packages()["monitoring"]["debian"])
@@ -167,6 +168,20 @@ def test_whose_monitoring_is_refused(plan, pair):
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
     with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
         watch(pair)
+
+
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        ({}, r"^watcher of the group llama_monitoring could not be reached: bring it up"),
+        ({"facts": {**FACTS, "reached_at": "1\nExecStart=x"}}, r"^the facts of watcher are not as"),
+    ],
+)
+def test_a_host_that_watches_says_nothing_or_anything(plan, answer, said):
+    with pytest.raises(Refusal, match=said):
+        action.ActionModule.perform(None, action.Arguments(plan.plan(), {}, {"watcher": answer}))
+    with pytest.raises(Refusal, match=r"so there is nothing to watch: it is too small"):
+        action.ActionModule.perform(None, action.Arguments(refused("c", Refusal("it is too small")), {}))
 
 
 def test_at_which_address_others_reach_a_host():

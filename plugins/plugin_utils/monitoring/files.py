@@ -4,6 +4,8 @@
 """What monitoring writes on hosts: node exporter where a cluster runs, Prometheus and Alertmanager where it is looked at. Packages keep their units and their
 own configuration: drop-ins start them with ours."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -107,7 +109,11 @@ def watch(
         for name, installed in packages.items()
         if name in plan.hosts and installed and plan.hosts[name].host_settings
     }
-    seeing = {name: _of_monitor(packages[name], texts, days) for name, days in monitors.items()}
+    seeing = {
+        name: _of_monitor(installed, texts, monitors[name])
+        for name, installed in packages.items()
+        if name in monitors and installed
+    }
     return Watched(texts, parts, seeing, tuple(name for name in plan.hosts if name not in parts))
 
 
@@ -163,9 +169,8 @@ def _of_cluster_host(packages: Packages, address: str, monitors: Sequence[str], 
     return Part((packages.exporter,), (file,), True, () if names.is_loopback(address) else (rule,))
 
 
-def _of_monitor(packages: Packages | None, written: Mapping[str, str], retention_days: int) -> Part:
+def _of_monitor(packages: Packages, written: Mapping[str, str], retention_days: int) -> Part:
     """Prometheus and Alertmanager, which only their own host reaches."""
-    assert packages
     arguments = [
         f"--config.file={FOLDER}/prometheus.yml",
         f"--storage.tsdb.retention.time={retention_days}d",

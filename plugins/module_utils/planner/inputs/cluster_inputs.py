@@ -180,7 +180,7 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = given["variables"]
     if given["facts"]:
-        _check_facts(name, given["facts"])
+        check_facts(name, given["facts"])
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
     if facts and is_numeric(str(given["ansible_host"])):
         facts.pop("reached_at", None)
@@ -448,7 +448,7 @@ def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
     return {str(name): int(mib) for name, mib in given.items()}
 
 
-def _check_facts(name: str, given: Any) -> None:
+def check_facts(name: str, given: Any) -> None:
     """Refuses facts that planning cannot read: a host may report anything."""
     read = {key: value for key, value in given.items() if key in SHAPE} if isinstance(given, Mapping) else given
     problem = validation.problem("", read) or validation.mismatch("", read, SHAPE)
