@@ -56,6 +56,6 @@ class ActionModule(Action):
             output.write_folder("llama_monitoring_path", arguments.path, found.texts)
         if found.left and monitors:
             Display().warning(
-                f"{', '.join(found.left)} is not Debian, or the run has no root there: install node exporter yourself, which {', '.join(monitors)} asks."
+                f"Install node exporter on {', '.join(found.left)}, which {', '.join(monitors)} asks: runs do that on Debian, as root and with systemd alone."
             )
         return {"changed": False, "hosts": typed_json.dump(found.hosts), "monitors": typed_json.dump(found.monitors)}

@@ -32,24 +32,18 @@ class Metric(NamedTuple):
 
 
 def _planned(what: str, of: str) -> tuple[Metric, ...]:
-    bounds = (
-        ("", "Predicted"),
-        ("lowest_", "Least of the predicted range of"),
-        ("highest_", "Most of the predicted range of"),
-    )
     empty = "with an empty context"
-    full = f"Predicted tokens per second of {of}, at the end of a request's context"
-    return (
-        *(
-            Metric(
-                f"planned_{what}_{bound}tokens_per_second",
-                GAUGE,
-                f"{said} tokens per second of {of}, {empty}",
-                ("model",),
-            )
-            for bound, said in bounds
-        ),
-        Metric(f"planned_{what}_full_tokens_per_second", GAUGE, full, ("model",)),
+    figures = (
+        ("", "Predicted", empty),
+        ("lowest_", "Least of the predicted range of", empty),
+        ("highest_", "Most of the predicted range of", empty),
+        ("full_", "Predicted", "at the end of a request's context"),
+    )
+    return tuple(
+        Metric(
+            f"planned_{what}_{name}tokens_per_second", GAUGE, f"{said} tokens per second of {of}, {when}", ("model",)
+        )
+        for name, said, when in figures
     )
 
 

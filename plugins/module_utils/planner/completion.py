@@ -157,21 +157,21 @@ def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
-    full = estimate.at_context[-1:]
+    full = estimate.at_context[-1] if estimate.at_context else None
     figures = {"planned_load_seconds": estimate.load_s}
     for what, expected, bounds, last in (
         (
             "generation",
             estimate.generation_tokens_per_s,
             estimate.generation_range,
-            [at.generation_tokens_per_s for at in full],
+            full and full.generation_tokens_per_s,
         ),
-        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, [at.prompt_tokens_per_s for at in full]),
+        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, full and full.prompt_tokens_per_s),
     ):
         figures[f"planned_{what}_tokens_per_second"] = expected
         figures[f"planned_{what}_lowest_tokens_per_second"] = bounds and bounds.low
         figures[f"planned_{what}_highest_tokens_per_second"] = bounds and bounds.high
-        figures[f"planned_{what}_full_tokens_per_second"] = last[0] if last else None
+        figures[f"planned_{what}_full_tokens_per_second"] = last
     return figures
 
 

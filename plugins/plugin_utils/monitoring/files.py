@@ -100,10 +100,10 @@ def watch(
     :param packages: of the same; None where none are known.
     :raises Refusal: nothing would be seen.
     """
+    _check(plan, monitors, addresses, packages)
     listens = {name: names.LOOPBACK if [*monitors] == [name] else addresses[name] for name in plan.hosts}
     texts = _texts(plan.cluster, listens)
     looking = sorted(addresses[name] for name in monitors)
-    _check(plan, monitors, addresses, packages)
     parts = {
         name: _of_cluster_host(installed, listens[name], looking, plan.hosts[name].metrics or "")
         for name, installed in packages.items()
