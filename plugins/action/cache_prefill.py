@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
@@ -31,7 +32,15 @@ class ActionModule(Action):
             "changed": any(answer.changed for answer in done.values()),
             "missing": missing,
             "lacking": len({worker for own in missing.values() for worker, names in own.items() if names}),
-            "why": [sentence for answer in done.values() for sentence in answer.why],
+            "why": [
+                *(sentence for answer in done.values() for sentence in answer.why),
+                *(
+                    f"The cache of the worker {worker} lacks {len(names)} of its large tensors of {os.path.basename(path)}."
+                    for path, workers in missing.items()
+                    for worker, names in workers.items()
+                    if names
+                ),
+            ],
         }
 
     def _fill(self, arguments: Arguments, path: str) -> prefill.Answer:

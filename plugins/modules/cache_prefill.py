@@ -57,7 +57,7 @@ missing:
   returned: success
   type: dict
 why:
-  description: Why caches could not be filled, a sentence each.
+  description: Why caches could not be filled, and what they lack, a sentence each.
   returned: success
   type: list
   elements: str

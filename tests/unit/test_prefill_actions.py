@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import cache_prefill, cache_prefill_info, cache_upload
@@ -98,6 +99,7 @@ def test_a_host_that_gets_no_further_is_not_asked_for_ever(run):
     answer = {"changed": False, "copied_mib": 0, "left_mib": 40, "missing": {"cpu": NAMES}, "why": []}
     result, _shown = fill(run, answer)
     assert (result["missing"], result["lacking"]) == ({PATH: {"cpu": NAMES}}, 1)
+    assert result["why"] == [f"The cache of the worker cpu lacks 3 of its large tensors of {os.path.basename(PATH)}."]
     lying = {**answer, "changed": True, "copied_mib": 20}
     assert fill(run, lying, lying)[0]["missing"] == {PATH: {"cpu": NAMES}}
     result, shown = fill(run, {"failed": True, "msg": "no python"})

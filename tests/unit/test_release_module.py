@@ -31,7 +31,7 @@ from support.hosts import build_plan, host_plan
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 ROOT = Path(__file__).resolve().parents[2]
-LEFT, RUNS, PLANNED, BROUGHT, INSTALLED = (f"b860{number}-cpu-0123abcd" for number in range(5))
+LEFT, RUNS, PLANNED = (f"b860{number}-cpu-0123abcd" for number in range(3))
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 
 
@@ -183,19 +183,11 @@ def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, p
 
 def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     call(**programs)
-    builds, sources = tmp_path / "cache" / "builds", tmp_path / "cache" / "sources"
-    sources.mkdir(parents=True)
+    builds = tmp_path / "cache" / "builds"
     for identity in (LEFT, RUNS, PLANNED):
         (builds / identity / "source").mkdir(parents=True)
         for ending in (".log", ".lock", ".unpacked"):
             (builds / (identity + ending)).write_text("")
-    (tmp_path / "prefix" / "releases" / INSTALLED).mkdir()
-    for name in (
-        *(f"{identity}.tar.gz" for identity in (LEFT, BROUGHT, INSTALLED)),
-        "832db0699007f1be.tar.gz",
-        "git-832db0699007f1be.tar.gz",
-    ):
-        (sources / name).write_text("")
     for name in ("mine/file", "mine.log", "mine.lock", "notes.unpacked"):  # an operator's
         (builds / name).parent.mkdir(exist_ok=True)
         (builds / name).write_text("")
@@ -204,21 +196,16 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     with (builds / f"{RUNS}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         told = call(check=True, module=release_prune, host=planned)
-        assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT, BROUGHT])
-        assert told["diff"]["before"] == f"builds/{LEFT}\nbuilds/{BROUGHT}\n"
+        assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT])
+        assert told["diff"]["before"] == f"builds/{LEFT}\n"
         assert (builds / LEFT).exists()
-        assert call(module=release_prune, host=planned)["abandoned"] == [LEFT, BROUGHT]
+        assert call(module=release_prune, host=planned)["abandoned"] == [LEFT]
         assert call(module=release_prune, host=planned)["changed"] is False
         assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED, "mine"}
     assert call(module=release_prune, host=planned)["abandoned"] == [RUNS]
     assert {path.name for path in builds.iterdir()} == {
         *("mine", "mine.log", "mine.lock", "notes.unpacked", PLANNED),
         *(PLANNED + end for end in (".log", ".lock", ".unpacked")),
-    }
-    assert {path.name for path in sources.iterdir()} == {
-        f"{INSTALLED}.tar.gz",
-        "832db0699007f1be.tar.gz",
-        "git-832db0699007f1be.tar.gz",
     }
 
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from ansible_collections.llamacpp.cluster.plugins.filter.failure_reason import failure_reason
 from support import playbook_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,13 +39,36 @@ def test_what_others_say_is_shown_without_control_characters():
         for path in FILES
         for task in tasks_of(path)
     ]
+    templar = Templar(DataLoader(), known)
+    templar.environment.filters["llamacpp.cluster.failure_reason"] = failure_reason
     rendered = [
-        Templar(DataLoader(), known).template(trust_as_template(message))
+        templar.template(trust_as_template(message))
         for message in messages
         if "ansible_failed_result" in message or "llama_cluster_group" in message
     ]
     assert rendered
     assert all(text.isprintable() for text in rendered)
+
+
+@pytest.mark.parametrize(
+    "result, before, reason",
+    [
+        ({"msg": " E: no\nspace "}, {}, "E: no space"),
+        ({"msg": "the same"}, {"msg": "the same"}, ""),
+        ({}, {}, ""),
+        ({"rc": 1}, {}, "no reason was given"),
+        (
+            {
+                "msg": "One or more items failed",
+                "results": [{"msg": "fine"}, *[{"failed": True, "msg": "ended"}] * 2, {"failed": True, "msg": "full"}],
+            },
+            {},
+            "ended full",
+        ),
+    ],
+)
+def test_why_a_task_failed(result, before, reason):
+    assert failure_reason(result, before) == reason
 
 
 def test_a_link_is_measured_at_a_worker_without_a_tunnel(pair):

@@ -50,15 +50,14 @@ def builds_under_way(cache: str) -> list[str]:
 
 
 def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
-    """Ids of builds that never ended and do not run now, and of releases that were copied here to be installed and were not.
+    """Ids of builds that never ended and do not run now.
 
     :param exceptions: ids that are planned or installed, and left out.
     """
-    builds, sources = Path(cache) / "builds", Path(cache) / "sources"
+    builds = Path(cache) / "builds"
     identities = {path.name for path in builds.glob("*") if path.is_dir()}
     for ending in UNFINISHED:
         identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
-    identities.update(path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED))
     identities = {identity for identity in identities - set(exceptions) if backends.backend_of(identity)}
     return sorted(identity for identity in identities if not under_way(cache, identity))
 
@@ -77,7 +76,6 @@ def clear_build(cache: str, identity: str) -> bool:
                     (builds / (identity + ending)).unlink(missing_ok=True)
         except locks.BusyError:
             return False
-    (Path(cache) / "sources" / (identity + PACKED)).unlink(missing_ok=True)
     return True
 
 
