@@ -117,12 +117,12 @@ def test_what_a_unit_tries_knows_a_refusal():
 
 
 def test_whether_accounts_can_be_created(tmp_path):
-    assert host.useradd(str(tmp_path)) is None
+    assert host.tool_of_root("useradd", str(tmp_path)) is None
     program = tmp_path / "useradd"
     program.write_text("")
     program.chmod(0o755)
-    assert host.useradd(str(tmp_path)) == "installed"
-    assert "useradd" in host.facts("user")["toolchain"]
+    assert host.tool_of_root("useradd", str(tmp_path)) == "installed"
+    assert set(host.TOOLS_OF_ROOT) < set(host.facts("user")["toolchain"])
 
 
 POLICY = """llama.cpp-tools:

@@ -309,7 +309,7 @@ def test_nothing_changes_where_it_is_off(pair):
     off = complete(pair.plan())
     assert defaults()["llama_metrics"] == "off"
     text = json.dumps({**off, "hosts": {name: {**host, "files": []} for name, host in off["hosts"].items()}})
-    assert not re.search("metrics|tmpfiles", text)
+    assert not re.search("metrics|setfacl", text)
     assert {file["path"] for host in off["hosts"].values() for file in host["files"] if "metrics" in file["path"]} == {
         f"{off['head']['runtime']}/metrics.py"
     }
@@ -323,8 +323,6 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
         assert host["metrics"] == folder
         assert {"path": folder, "owner": None, "mode": None} in host["folders"]
         (told,) = [file["content"] for file in host["files"] if file["path"] == f"{host['prefix']}/{names.METRICS}"]
-        (access,) = [file["content"] for file in host["files"] if file["path"].endswith(names.METRICS_ACCESS)]
-        assert access == f"a+ {folder} - - - - u:llamacpp:rwx\n"
         (tmp_path / name).write_text(told)
         for service, before in zip(host["services"], off["hosts"][name]["services"]):
             place = service["argv"].index("--metrics")
@@ -339,7 +337,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
                 line for line in service["definition"].splitlines() if line not in before["definition"].splitlines()
             ]
             assert sorted(added)[1:] == [
-                f"ExecStartPre=+-/usr/bin/systemd-tmpfiles --create {host['prefix']}/{names.METRICS_ACCESS}",
+                f"ExecStartPre=+-/usr/bin/setfacl --modify user:llamacpp:rwx {folder}",
                 f"ReadWritePaths=-{folder}",
             ]
             described = exporter.description_of(tmp_path / name, service["name"])
@@ -352,7 +350,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
     assert {tuple(worker) for worker in head.workers.values()} == {("worker1", "cpu"), ("worker2", "cpu")}
     ((predicted,),) = [[*head.planned.values()]]
     assert predicted["planned_generation_tokens_per_second"] == wanted["estimate"]["generation_tokens_per_s"]
-    assert {names.METRICS, names.METRICS_ACCESS} < set(names.INSTALLED)
+    assert names.METRICS in names.INSTALLED
 
 
 def test_a_folder_that_a_unit_cannot_name_is_refused(pair):

@@ -874,6 +874,16 @@ def test_what_creates_accounts_is_installed_where_it_is_missing(pair, facts, too
         assert {tool: found[tool] for tool in set(found) - set(before)} == expected
 
 
+@pytest.mark.parametrize("metrics, tools", [("off", {}), ("textfile", {"setfacl": "acl"})])
+def test_what_lets_accounts_write_metrics_is_installed_where_it_is_missing(pair, metrics, tools):
+    worker = pair.hosts["worker1"]
+    worker["variables"]["llama_metrics"] = metrics
+    before = pair.plan()["hosts"]["worker1"]["tools"]
+    worker["facts"]["toolchain"]["setfacl"] = None
+    found = pair.plan()["hosts"]["worker1"]["tools"]
+    assert {tool: found[tool] for tool in set(found) - set(before)} == tools
+
+
 def tuned(pair, **variables):
     worker = pair.hosts["worker1"]
     worker["facts"].update(memory_mib=128200, accelerators=strix_halo()["accelerators"][:1])

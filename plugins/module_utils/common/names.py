@@ -60,7 +60,7 @@ FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
 PRESETS = "models.ini"
 """File below the prefix of the head with the command lines of models that take turns."""
-METRICS, METRICS_ACCESS = "metrics.json", "metrics.conf"
+METRICS = "metrics.json"
 """Files below the prefix of each host whose launchers write metrics: what they get to know for it, and who may write where these go."""
 SWAP, SWAP_PROGRAMS = "swap.yaml", "llama-swap"
 """File below the prefix of the head with the configuration of llama-swap, and the folder with its program."""
@@ -108,7 +108,6 @@ INSTALLED = (
     FALLBACKS,
     PRESETS,
     METRICS,
-    METRICS_ACCESS,
     SWAP,
     SWAP_PROGRAMS,
     PLANS,

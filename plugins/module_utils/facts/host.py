@@ -46,6 +46,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
+TOOLS_OF_ROOT = ("useradd", "setfacl")
 """Where root's programs are; not all accounts have these in their search path."""
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
@@ -176,9 +177,9 @@ def _venv(interpreter: str | None) -> str | None:
     return version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None
 
 
-def useradd(folders: str = ROOT_FOLDERS) -> str | None:
-    """Whether accounts can be created, as a tool without a version."""
-    return "installed" if shutil.which("useradd", path=folders) else None
+def tool_of_root(name: str, folders: str = ROOT_FOLDERS) -> str | None:
+    """Whether a tool that has no version is there."""
+    return "installed" if shutil.which(name, path=folders) else None
 
 
 def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
@@ -354,7 +355,7 @@ def facts(
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
-    tools = {**toolchain(installed), "venv": _venv(interpreter), "useradd": useradd()}
+    tools = {**toolchain(installed), "venv": _venv(interpreter), **{name: tool_of_root(name) for name in TOOLS_OF_ROOT}}
     distributed = _distribution()
     packages = _packaged(catalogue or {}, distributed["family"])
     devices = hardware.accelerators(memory)

@@ -71,8 +71,6 @@ def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define
         folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
         files += [_file(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime]
-    if host.metrics and host.account:
-        files.append(_file(f"{host.prefix}/{names.METRICS_ACCESS}", _access(host).encode()))
     defined = []
     for service in host.services:
         try:
@@ -110,11 +108,6 @@ def _fallbacks(plan: Plan) -> str:
         for fallback in plan.fallbacks
     ]
     return json.dumps(entries, indent=1) + "\n"
-
-
-def _access(host: HostPlan) -> str:
-    """Lets the services' account write in a folder that belongs to others, for systemd-tmpfiles."""
-    return f"a+ {host.metrics} - - - - u:{host.account}:rwx\n"
 
 
 def _metrics(plan: Plan, name: str) -> str:

@@ -207,9 +207,9 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
     else:
         needs = _needs_of_compiler(host, backend, beside, release, packages, present)
     manager = service_managers.MANAGERS[host.facts.service_manager]
-    creates_accounts = host.facts.scope == "system" and "useradd" in packages
-    accounts = ["useradd"] * (creates_accounts and host.facts.toolchain.get("useradd", True) is None)
-    return needs._replace(wanted=[*needs.wanted, *manager.tools, *accounts])
+    of_root = ["useradd", *["setfacl"] * bool(host.metrics)] if host.facts.scope == "system" else []
+    lacking = [name for name in of_root if name in packages and host.facts.toolchain.get(name, True) is None]
+    return needs._replace(wanted=[*needs.wanted, *manager.tools, *lacking])
 
 
 def _needs_of_package(

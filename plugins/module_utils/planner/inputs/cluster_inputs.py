@@ -233,7 +233,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
 
 MOST_VISIT_MS = 10_000
 FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
-"""That a unit and systemd-tmpfiles take as it is."""
+"""That a unit takes as it is."""
 
 
 def _visit_ms(name: str, given: float | None) -> float | None:
