@@ -177,12 +177,11 @@ def _of_monitor(packages: Packages, written: Mapping[str, str], retention_days: 
         f"--web.listen-address={names.LOOPBACK}:9090",
     ]
     alerting = [
-        "--config.file=${CREDENTIALS_DIRECTORY}/alertmanager.yml",
+        f"--config.file={FOLDER}/alertmanager.yml",
         f"--web.listen-address={names.LOOPBACK}:9093",
         "--cluster.listen-address=",
     ]
-    secret = f"LoadCredential=alertmanager.yml:{FOLDER}/alertmanager.yml"
-    drop_ins = (_drop_in(packages.prometheus, arguments), _drop_in(packages.alertmanager, alerting, [secret]))
+    drop_ins = (_drop_in(packages.prometheus, arguments), _drop_in(packages.alertmanager, alerting))
     files = tuple(File(f"{FOLDER}/{name}", text) for name, text in written.items())
     return Part((packages.prometheus, packages.alertmanager), (*files, *drop_ins), False)
 
