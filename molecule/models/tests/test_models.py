@@ -1,4 +1,4 @@
-"""Models that take turns: what clients get during changes and faults, and what is left behind."""
+"""Models that take turns, or of which one is kept: what clients get during changes and faults, and what is left behind."""
 
 import json
 import os
@@ -25,7 +25,9 @@ CHANGES, CLIENTS, LONGEST = 100, 4, 240
 ONLY = os.environ.get("LLAMA_TEST_FAULTS", "").split()
 LEFT_MIB = 32
 """What a worker's process may have grown by after all changes, as its allocator keeps it."""
-STARTS = "spawning server instance with name="
+SWAPS = "engine" in PLAN["head"]
+KEPT = [name for name, model in MODELS.items() if model.get("keep")]
+STARTS = "load_model: initializing, n_slots" if SWAPS else "spawning server instance with name="
 BARE_PORT = 18090
 
 
@@ -58,6 +60,7 @@ def ask(model, seconds=120, url=URL, **more):
         "--silent",
         f"--max-time={seconds}",
         "--write-out=\n%{http_code} %{time_total}",
+        "--header=Content-Type: application/json",
     ]
     done = subprocess.run(
         [*argv, f"--data={question}", f"{url}/v1/completions"], capture_output=True, text=True, check=False
@@ -77,8 +80,8 @@ def ask(model, seconds=120, url=URL, **more):
 class Clients:
     """Ask for models in random order, all at the same time, until they are closed."""
 
-    def __init__(self, number=CLIENTS):
-        self.all, self.closing = [], threading.Event()
+    def __init__(self, number=CLIENTS, models=tuple(MODELS)):
+        self.all, self.closing, self.models = [], threading.Event(), models
         self.threads = [threading.Thread(target=self._run, args=(random.Random(SEED + one),)) for one in range(number)]
 
     def __enter__(self):
@@ -94,7 +97,7 @@ class Clients:
     def _run(self, chance):
         while not self.closing.wait(chance.random() / 5):
             more = chance.choice([{}, {"max_tokens": 8}])
-            self.all.append(ask(chance.choice(list(MODELS)), **more))
+            self.all.append(ask(chance.choice(self.models), **more))
 
     @property
     def wrong(self):
@@ -137,20 +140,26 @@ def changes(since):
 def unload_all():
     for name in MODELS:
         body = shlex.quote(json.dumps({"model": name}))
-        inside(HEAD, f"curl --silent --data {body} {URL}/models/unload")
+        path = f"api/models/unload/{name}" if SWAPS else "models/unload"
+        inside(HEAD, f"curl --silent --data {body} {URL}/{path}")
     until(lambda: not any(clients_of(name) for name in WORKERS), 30, "workers without a client")
 
 
 def clients_of(name):
-    """Established connections to a worker, as its host sees them."""
-    port = PLAN["hosts"][name]["workers"][0]["endpoint"].split(":")[1]
-    return len(inside(name, f"ss -Htn state established 'sport = :{port}'").splitlines())
+    """Established connections to the workers of a host, as it sees them."""
+    ports = [worker["endpoint"].split(":")[1] for worker in PLAN["hosts"][name]["workers"]]
+    return sum(len(inside(name, f"ss -Htn state established 'sport = :{port}'").splitlines()) for port in ports)
 
 
 def memory(name):
-    """MiB of a worker's process."""
-    process = inside(name, f"pgrep --full '^[^ ]*/bin/{faults.WORKER_PROGRAM} '").split()[0]
-    return int(inside(name, f"awk '/^VmRSS/ {{print $2}}' /proc/{process}/status")) // 1024
+    """MiB of the processes of a host's workers."""
+    processes = inside(name, f"pgrep --full '^[^ ]*/bin/{faults.WORKER_PROGRAM} '").split()
+    status = " ".join(f"/proc/{process}/status" for process in processes)
+    return sum(map(int, inside(name, f"awk '/^VmRSS/ {{print $2}}' {status}").split())) // 1024
+
+
+def processes_of(name):
+    return inside(HEAD, f"pgrep --full '^[^ ]*/bin/llama-server .*--alias {name}( |$)'", check=False)
 
 
 def test_a_hundred_changes_with_questions_in_flight(measured):
@@ -161,9 +170,12 @@ def test_a_hundred_changes_with_questions_in_flight(measured):
         {name: memory(name) for name in WORKERS},
         inside(HEAD, f"systemctl show --property=MainPID {SERVER}"),
     )
+    assert all(ask(name).right for name in KEPT)
+    kept = {name: processes_of(name) for name in KEPT}
     began = time.time()
     with Clients() as clients:
         until(lambda: changes(began) >= CHANGES, 1800, f"{CHANGES} changes", pause=5)
+    assert {name: processes_of(name) for name in KEPT} == kept
     measured["changes"] = changes(began)
     measured["asked"] = len(clients.all)
     measured["wrong_answers"] = len(clients.wrong)
@@ -183,16 +195,17 @@ def test_a_change_beside_a_bare_start(measured):
     head = PLAN["head"]
     account = PLAN["hosts"][HEAD]["account"]
     environment = [f"--setenv={name}={value}" for name, value in head["environment"].items()]
-    changed, bare = {name: [] for name in MODELS}, {name: [] for name in MODELS}
+    turns = [name for name in MODELS if name not in KEPT]
+    changed, bare = {name: [] for name in turns}, {name: [] for name in turns}
     for _round in range(5):
-        for name in MODELS:
+        for name in turns:
             asked = ask(name)
             assert asked.right, asked
             changed[name].append(asked.seconds)
-    for name, model in MODELS.items():
+    for name in turns:
         for _round in range(5):
             unload_all()
-            argv = [*model["argv"], "--host", "127.0.0.1", "--port", str(BARE_PORT), "--alias", name]
+            argv = [*MODELS[name]["argv"], "--host", "127.0.0.1", "--port", str(BARE_PORT), "--alias", name]
             run = shlex.join(
                 ["systemd-run", "--quiet", "--unit=bare", "--collect", f"--uid={account}", *environment, *argv]
             )
@@ -205,8 +218,22 @@ def test_a_change_beside_a_bare_start(measured):
     measured["change_s"] = {name: round(statistics.median(found), 2) for name, found in changed.items()}
     measured["bare_start_s"] = {name: round(statistics.median(found), 2) for name, found in bare.items()}
     measured["change_to_bare_start"] = {
-        name: round(measured["change_s"][name] / measured["bare_start_s"][name], 2) for name in MODELS
+        name: round(measured["change_s"][name] / measured["bare_start_s"][name], 2) for name in turns
     }
+
+
+def test_a_kept_model_does_not_notice_a_lost_worker_of_others():
+    if not KEPT:
+        pytest.skip("no model is kept")
+    (other, *_others) = [name for name in MODELS if name not in KEPT]
+    assert all(ask(name).right for name in (*KEPT, other))
+    (entry, *_entries) = MODELS[other]["placement"]
+    with Clients(1, KEPT) as clients:
+        port = entry["endpoint"].split(":")[1]
+        inside(entry["host"], f"pkill -KILL --full '^[^ ]*/bin/{faults.WORKER_PROGRAM} .*-p {port}( |$)'")
+        until(lambda: ask(other).right, LONGEST, f"an answer of {other}")
+    assert clients.all
+    assert all(asked.right for asked in clients.all)
 
 
 def model_killed(_name):
