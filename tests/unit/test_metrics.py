@@ -273,6 +273,33 @@ def test_nothing_that_is_wrong_with_metrics_stops_a_head(exported, spoil):
     assert expected not in said, "once"
 
 
+def test_what_a_run_describes_holds_from_the_next_start_on(exported, tmp_path, monkeypatch):
+    """But what it predicts of the same model."""
+    monkeypatch.setattr(exporter, "EVERY", 0)
+    planned = {"m": {"planned_load_seconds": 5}, "other": {"planned_load_seconds": 7}}
+    _option, description, service = exported.describe(
+        "llamacpp-server", kind="head", workers={"192.0.2.1:1": ["one", "cpu"]}, planned={"m": {}}
+    )
+    exports = exporter.Exporter(description, service)
+    exported.describe(service, kind="head", release="b2", planned=planned)
+    exports.of_head(serving.Record(tmp_path, lambda _path, _content: True, print))
+    found = exported.found()
+    assert one(found, "service_info") == one(found, "service_info", release="b1")
+    assert one(found, "worker_awaited", host="one", worker="cpu") == 0
+    assert one(found, "planned_load_seconds") == one(found, "planned_load_seconds", model="m") == 5
+
+
+def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):
+    monkeypatch.setattr(exporter, "EVERY", 0)
+    _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
+    exports, file = exporter.Exporter(description, service), exported.file
+    exported.describe("llamacpp-worker-gpu", kind="worker", worker="gpu")
+    exports.of_worker(True, None, 0)
+    assert file.exists()
+    exports.stop()
+    assert list(exported.folder.iterdir()) == []
+
+
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
     _file, description, service = exported.describe("llamacpp-server", kind="head")
     (exported.folder / "llamacpp-server.prom").write_text(

@@ -68,16 +68,18 @@ class Exporter:
     """Of one service."""
 
     def __init__(self, path: Path | None = None, service: str = "") -> None:
-        """:param path: file with the description, which a run may replace at any time; None where nothing is exported."""
+        """:param path: file with the description; None where nothing is exported."""
         self.path, self.service = path, service
         self.written = -EVERY
         self.started: float | None = None
         self.load: progress.Load | None = None
         self.restarts: dict[str, int] = {}
+        self.told: Description | None = None
+        """What runs. A run replaces the description long before it starts services again, and leaves out those that it drops."""
         if path:
             with self._spared():
-                told = description_of(path, service)
-                self.restarts = {**dict.fromkeys(metrics.CAUSES[told.kind], 0), **self._before(told)}
+                self.told = description_of(path, service)
+                self.restarts = {**dict.fromkeys(metrics.CAUSES[self.told.kind], 0), **self._before(self.told)}
 
     @contextmanager
     def _spared(self) -> Iterator[None]:
@@ -109,16 +111,25 @@ class Exporter:
 
     def stop(self) -> None:
         """The service ends for good."""
-        if self.path:
+        if self.told:
+            with suppress(OSError):
+                self._file(self.told).unlink()
+
+    def _now(self) -> Description | None:
+        """What runs, with what is predicted now of the same models."""
+        if self.path and self.told:
             with suppress(OSError, ValueError):
-                self._file(description_of(self.path, self.service)).unlink()
+                planned = description_of(self.path, self.service).planned
+                same = {model: planned.get(model, before) for model, before in self.told.planned.items()}
+                self.told = self.told._replace(planned=same)
+        return self.told
 
     def _export(self, add: Callable[[metrics.Figures, Description], object]) -> None:
-        if not self.path or time.monotonic() - self.written < EVERY:
+        if time.monotonic() - self.written < EVERY or not (told := self._now()):
             return
         self.written = time.monotonic()
         with self._spared():
-            told, own = description_of(self.path, self.service), {"service": self.service}
+            own = {"service": self.service}
             figures = metrics.Figures(told.cluster, told.host)
             figures.add("service_info", 1, **own, kind=told.kind, release=told.release, plan=told.plan)
             figures.add("updated_timestamp_seconds", time.time(), **own)
