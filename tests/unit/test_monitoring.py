@@ -6,13 +6,16 @@ import subprocess
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.action import monitoring as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards, files
 from conftest import FACTS, refused, typed
-from test_alerts import PROMTOOL, needs_promtool
+from test_alerts import PROMTOOL, ROOT, needs_promtool
+from test_tasks import tasks_of
 
 PACKAGES = files.Packages(**inventory.packages()["monitoring"]["debian"])
 ADDRESSES = {"head": "192.0.2.10", "worker1": "192.0.2.11", "worker2": "192.0.2.12", "watcher": "192.0.2.50"}
@@ -134,6 +137,29 @@ def test_prometheus_is_reached_on_its_own_host_alone(plan):
     assert "--web.listen-address=127.0.0.1:9090" in command(part, "prometheus")
     assert "--storage.tsdb.retention.time=30d" in command(part, "prometheus")
     assert "--web.listen-address=127.0.0.1:9093 --cluster.listen-address=\n" in command(part, "prometheus-alertmanager")
+
+
+@pytest.mark.parametrize(
+    "state, drop_in, refused",
+    [
+        ("active", "", True),
+        ("active", "operators.conf", True),
+        ("active", "llamacpp.conf", False),
+        ("active", "llamacpp-other.conf", False),
+        ("inactive", "", False),
+    ],
+)
+def test_a_service_of_the_operator_s_own_is_left_alone(state, drop_in, refused):
+    tasks = tasks_of(ROOT / "roles/llama_monitoring/tasks/main.yml")
+    (refuses,) = (task for task in tasks if "ansible.builtin.fail" in task)
+    before = [key for task in tasks[: tasks.index(refuses)] for key in task if key.startswith(("ansible", "llamacpp"))]
+    assert before == ["ansible.builtin.command"]
+    drop_in = drop_in and f"/etc/systemd/system/prometheus.service.d/{drop_in}"
+    found = {"item": "prometheus", "stdout": f"ActiveState={state}\nDropInPaths={drop_in}"}
+    templar = Templar(DataLoader(), {"item": found, "inventory_hostname": "watcher"})
+    assert templar.template(trust_as_template(f"{{{{ {' and '.join(refuses['when'])} }}}}")) is refused
+    said = templar.template(trust_as_template(refuses["ansible.builtin.fail"]["msg"]))
+    assert said.startswith("prometheus runs on watcher already, and this collection did not start it: have it watch")
 
 
 def test_a_host_on_which_nothing_can_be_installed_stays_a_target(plan):
