@@ -17,7 +17,7 @@ needs_promtool = pytest.mark.skipif(
     not PROMTOOL, reason="promtool is not installed, so nobody tries the alerts (Debian: its package prometheus)"
 )
 pytestmark = [pytest.mark.programs, needs_promtool]
-STEPS = 4 * 50
+STEPS = 4 * 90
 """Of a quarter of a minute."""
 SERVICES = {"head": "llamacpp-server", "w1": "llamacpp-worker-cpu", "w2": "llamacpp-worker-cpu"}
 
@@ -133,6 +133,12 @@ def promtool(tmp_path, test):
 SLOW = {"head generated_tokens_total": slows(5.5, 3.5)}
 """7 tokens per second; 8 are the least that is planned."""
 LOADING = {**states("loading"), "head load_seconds": rising(1)}
+ENDS_EACH_MINUTE = {
+    **states("loading"),
+    "head state loading": " ".join(["1 1 1 0"] * (STEPS // 4)),
+    "head state waiting": " ".join(["0 0 0 1"] * (STEPS // 4)),
+    "head restarts_total ended": " ".join(str(step // 4) for step in range(STEPS)),
+}
 W1_AWAITED = {"w1 worker_awaited": 1}
 FAULTS = [
     ("nothing", {}, 45, {}),
@@ -145,12 +151,32 @@ FAULTS = [
     ("slow prompts", {"head prompt_tokens_total": rising(7)}, 45, {"LlamaPromptsSlow": "head"}),
     ("slow for a link", {**SLOW, "w2 worker_round_trip_seconds": turns(0.0002, 0.02)}, 22, {"LlamaHostSlows": "w2"}),
     ("head waits for nobody", states("waiting"), 5, {"LlamaHeadDown": "head"}),
+    ("head ends while it loads", ENDS_EACH_MINUTE, 20, {"LlamaHeadDown": "head", "LlamaRestarted": "head"}),
+    (
+        "head has ended twice, and loads after it has served",
+        {"head state serving": turns(1, 0), "head state loading": turns(0, 1), "head restarts_total ended": turns(0, 2)},
+        26,
+        {},
+    ),
     ("head waits for a worker", {**states("waiting"), **W1_AWAITED}, 5, {"LlamaWorkerLost": "w1"}),
     (
         "host of a worker off",
         {**states("waiting"), **W1_AWAITED, "w1 up": 0, "w1 updated_timestamp_seconds": None, "w1 service_info": None},
         5,
         {"LlamaHostUnreached": "w1"},
+    ),
+    (
+        "no metrics from the beginning",
+        {"w1 service_info": None, "w1 updated_timestamp_seconds": None},
+        65,
+        {"LlamaNoMetrics": "w1"},
+    ),
+    ("metrics that cannot be read", {"w1 node_textfile_scrape_error": 1}, 65, {"LlamaNoMetrics": "w1"}),
+    (
+        "stopped",
+        {"w1 service_info": "1+0x79 stale", "w1 updated_timestamp_seconds": "0+15x79 stale"},
+        85,
+        {},
     ),
     ("launcher gone", {"w1 updated_timestamp_seconds": 300}, 8, {"LlamaServiceSilent": "w1"}),
     (

@@ -33,6 +33,7 @@ NODE = {
     "node_memory_MemTotal_bytes",
     "node_network_receive_bytes_total",
     "node_network_transmit_bytes_total",
+    "node_textfile_scrape_error",
 }
 """Of node exporter 1.5 on Linux."""
 
