@@ -188,6 +188,12 @@ FAULTS = [
     ("worker ended", {"w1 restarts_total ended": turns(0, 1)}, 22, {"LlamaRestarted": "w1"}),
     ("worker ended, earlier", {"w1 restarts_total ended": turns(0, 1)}, 27, {}),
     ("restart for a lost worker", {"head restarts_total lost_worker": turns(0, 1)}, 22, {}),
+    (
+        "one of several models lost a worker",
+        {"head restarts_total model_lost_worker": turns(0, 1)},
+        22,
+        {"LlamaRestarted": "head"},
+    ),
     ("load gets on", {**LOADING, "head load_seconds": 300, "head load_read_bytes": rising(1e6)}, 45, {}),
     ("load sends", {**LOADING, "head load_seconds": 400, "w1 load_sent_bytes": rising(9)}, 9, {}),
     ("load stands", LOADING, 8, {"LlamaLoadStands": "head"}),

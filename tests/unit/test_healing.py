@@ -120,6 +120,7 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     better = look._replace(links=[link._replace(retransmissions=0) for link in links])
     assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
     fault = head._lost_workers(look, 51)
+    assert (fault.cause, fault._replace(model="m").cause) == ("lost_worker", "model_lost_worker")
     assert fault.lost == ["192.0.2.11:50052"]
     assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
 

@@ -16,8 +16,11 @@ GAUGE, COUNTER = "gauge", "counter"
 COMMON = ("cluster", "host")
 """Labels of every metric: name of the cluster's group, and in the inventory of the host that the figure is about."""
 HEAD, WORKER = "head", "worker"
-CAUSES = {HEAD: ("ended", "lost_worker", "silent", "stopped", "start_failed", "returned"), WORKER: ("ended", "hung")}
-"""Why programs are started again, by the kind of service."""
+CAUSES = {
+    HEAD: ("ended", "lost_worker", "model_lost_worker", "silent", "stopped", "start_failed", "returned"),
+    WORKER: ("ended", "hung"),
+}
+"""Why programs are started again, by the kind of service. A head waits for a worker that it has lost; one of several models does not."""
 LONGEST = 128
 """Characters of a label's value."""
 

@@ -199,7 +199,8 @@ class Fault(NamedTuple):
     @property
     def cause(self) -> str:
         """For metrics."""
-        return "returned" if self.wanted else "lost_worker" if self.lost else "silent" if self.silent else "stopped"
+        lost = "model_lost_worker" if self.model else "lost_worker"
+        return "returned" if self.wanted else lost if self.lost else "silent" if self.silent else "stopped"
 
     @property
     def how(self) -> str:
