@@ -46,7 +46,14 @@ def states(now):
     }
 
 
-OWN = {"state": "state", "restarts_total": "cause", "service_info": "release"}
+OWN = {
+    "state": "state",
+    "restarts_total": "cause",
+    "service_info": "release",
+    "node_filesystem_avail_bytes": "fstype",
+    "node_filesystem_size_bytes": "fstype",
+    "node_filesystem_readonly": "fstype",
+}
 """Metric → the label whose value is written after its name."""
 LABELS = {metric.name: metric.labels for metric in metrics.METRICS}
 HEALTHY = {
@@ -66,14 +73,16 @@ HEALTHY = {
     # 11 tokens per second, in half of the time.
     "head generated_tokens_total": rising(5.5),
     "head generation_seconds_total": rising(0.5),
-    "head prompt_tokens_total": rising(11),
-    "head prompt_seconds_total": rising(0.1),
+    # 110 tokens per second, in prompts of 660.
+    "head prompt_tokens_total": rising(44),
+    "head prompt_seconds_total": rising(0.4),
 }
 for _host in SERVICES:
     HEALTHY |= {
         f"{_host} up": 1,
         f"{_host} node_filesystem_avail_bytes": 50e9,
         f"{_host} node_filesystem_size_bytes": 100e9,
+        f"{_host} node_filesystem_readonly": 0,
         f"{_host} node_hwmon_temp_celsius": 60,
         f"{_host} node_hwmon_temp_crit_celsius": 90,
         f"{_host} node_cpu_scaling_frequency_hertz": 3e9,
@@ -98,7 +107,7 @@ for _host in SERVICES:
 def series(key):
     """A series as node exporter and Prometheus label it, of «host metric» or «host metric value»."""
     host, name, *own = key.split(" ")
-    known = {"worker": "cpu", "model": "m", "service": SERVICES[host], "plan": "p", "release": "b1"}
+    known = {"worker": "cpu", "model": "m", "service": SERVICES[host], "plan": "p", "release": "b1", "fstype": "ext4"}
     known["kind"] = "head" if host == "head" else "worker"
     known.update({OWN[name]: own[0]} if own else {})
     # What is of a worker, and not of its cache, is exported by the head.
@@ -107,7 +116,7 @@ def series(key):
     if name in LABELS:
         labels |= {"cluster": "c", **{label: known[label] for label in LABELS[name]}}
     labels |= {"mode": "user"} if "cpu_seconds" in name else {}
-    labels |= {"mountpoint": "/", "fstype": "ext4"} if "filesystem" in name else {}
+    labels |= {"mountpoint": "/", "fstype": known["fstype"]} if "filesystem" in name else {}
     shown = ", ".join(f"{label}={json.dumps(value)}" for label, value in labels.items())
     return f"{metrics.PREFIX if name in LABELS else ''}{name}{{{shown}}}"
 
@@ -148,7 +157,13 @@ FAULTS = [
     ("slow on a fallback", {**SLOW, **states("fallback")}, 45, {"LlamaServesOnFallback": "head"}),
     ("slow", SLOW, 45, {"LlamaGenerationSlow": "head"}),
     ("slow, earlier", {"head generated_tokens_total": slows(3.5, 5.5)}, 45, {}),
-    ("slow prompts", {"head prompt_tokens_total": rising(7)}, 45, {"LlamaPromptsSlow": "head"}),
+    (
+        "slow prompts",
+        {"head prompt_tokens_total": rising(35), "head prompt_seconds_total": rising(0.5)},
+        45,
+        {"LlamaPromptsSlow": "head"},
+    ),
+    ("turns of a chat", {"head prompt_tokens_total": rising(7), "head prompt_seconds_total": rising(0.1)}, 45, {}),
     ("slow for a link", {**SLOW, "w2 worker_round_trip_seconds": turns(0.0002, 0.02)}, 22, {"LlamaHostSlows": "w2"}),
     ("head waits for nobody", states("waiting"), 5, {"LlamaHeadDown": "head"}),
     ("head ends while it loads", ENDS_EACH_MINUTE, 20, {"LlamaHeadDown": "head", "LlamaRestarted": "head"}),
@@ -207,7 +222,35 @@ FAULTS = [
         5,
         {"LlamaHot": "w1"},
     ),
+    (
+        "hot, below its limit",
+        {"w1 node_hwmon_temp_celsius": 97, "w1 node_hwmon_temp_crit_celsius": 110},
+        5,
+        {},
+    ),
     ("disk", {"w1 node_filesystem_avail_bytes": 1e9}, 7, {"LlamaDiskFull": "w1"}),
+    (
+        "a twentieth of a large disk",
+        {"w1 node_filesystem_avail_bytes": 190e9, "w1 node_filesystem_size_bytes": 4e12},
+        7,
+        {},
+    ),
+    (
+        "disk that nobody fills",
+        {"w1 node_filesystem_avail_bytes": 1e9, "w1 node_filesystem_readonly": 1},
+        7,
+        {},
+    ),
+    (
+        "disk of another host",
+        {
+            "w1 node_filesystem_avail_bytes nfs4": 1e9,
+            "w1 node_filesystem_size_bytes nfs4": 100e9,
+            "w1 node_filesystem_readonly nfs4": 0,
+        },
+        7,
+        {},
+    ),
     ("releases", {"w1 service_info": None, "w1 service_info b0": 1}, 20, {"LlamaReleasesMixed": None}),
     ("verified long ago", {"head verified_timestamp_seconds": -700000}, 20, {"LlamaKnownAnswerOld": "head"}),
     ("verification failed", {"head verified_passed": 0}, 20, {"LlamaKnownAnswerOld": "head"}),

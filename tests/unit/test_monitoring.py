@@ -25,6 +25,7 @@ NODE = {
     "node_cpu_seconds_total",
     "node_disk_read_bytes_total",
     "node_filesystem_avail_bytes",
+    "node_filesystem_readonly",
     "node_filesystem_size_bytes",
     "node_hwmon_power_average_watt",
     "node_hwmon_temp_celsius",
