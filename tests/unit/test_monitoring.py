@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import m
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards, files
 from conftest import FACTS, refused, typed
+from support import playbook_runs
 from test_alerts import PROMTOOL, ROOT, needs_promtool
 from test_tasks import tasks_of
 
@@ -162,6 +163,72 @@ def test_a_service_of_the_operator_s_own_is_left_alone(state, drop_in, refused):
     assert templar.template(trust_as_template(f"{{{{ {' and '.join(refuses['when'])} }}}}")) is refused
     said = templar.template(trust_as_template(refuses["ansible.builtin.fail"]["msg"]))
     assert said.startswith("prometheus runs on watcher already, and this collection did not start it: have it watch")
+
+
+def test_clusters_of_one_host_start_its_services_each_by_a_file_of_its_own(plan):
+    known = dict.fromkeys([*plan.hosts, "watcher"], PACKAGES)
+    watched = files.watch(typed(plan.plan())._replace(cluster="other"), {"watcher": 30}, ADDRESSES, known)
+    paths = [file.path for part in (watched.hosts["head"], watched.monitors["watcher"]) for file in part.files]
+    assert [path for path in paths if ".service.d/" in path] == [
+        f"/etc/systemd/system/{package}.service.d/llamacpp-other.conf" for package in PACKAGES
+    ]
+
+
+STOPS = "Stop the services with the last one"
+REMOVES = "Remove what starts them for this one"
+
+
+@pytest.mark.parametrize(
+    "watched, clusters, done",
+    [
+        (True, ["llamacpp"], {STOPS, REMOVES, "Remove the rules of the firewall"}),
+        (True, ["llamacpp", "llamacpp-other"], {REMOVES}),
+        (True, [], {"Remove the rules of the firewall"}),
+        (False, ["llamacpp"], {STOPS, REMOVES, "Remove the other files"}),
+        (False, ["llamacpp", "llamacpp-other"], {REMOVES}),
+        (False, ["llamacpp-other"], set()),
+        (False, [], {"Remove the other files"}),
+    ],
+)
+def test_removal_leaves_what_other_clusters_need_and_services_that_it_did_not_start(watched, clusters, done):
+    (block,) = yaml.safe_load((ROOT / "roles/llama_monitoring/tasks/remove.yml").read_text())
+    drop_ins = [f"/etc/systemd/system/prometheus.service.d/{name}.conf" for name in clusters]
+    known = {
+        **{name: trust_as_template(text) for name, text in block["vars"].items()},
+        "__llama_host_facts": {"names": {"account": "llamacpp"}},
+        "__llama_monitoring_made": ["/etc/prometheus/llamacpp"],
+        "__llama_monitoring_part": {"watched": watched, "packages": ["prometheus"]},
+        "__llama_monitoring_found": {"files": [{"path": path} for path in drop_ins]},
+    }
+
+    def templated(text, **more):
+        return Templar(DataLoader(), {**known, **more}).template(trust_as_template(text))
+
+    def items(task):
+        """For which the task is run."""
+        conditions = task.get("when", [])
+        given = templated(task["loop"]) if "loop" in task else [{}]
+        needed = [conditions] if isinstance(conditions, str) else conditions
+        return [item for item in given if all(templated(f"{{{{ {one} }}}}", item=item) for one in needed)]
+
+    look, *tasks = block["block"]
+    assert templated(look["ansible.builtin.find"]["paths"]) == ["/etc/systemd/system/prometheus.service.d"]
+    run = {task["name"]: found for task in tasks if (found := items(task))}
+    assert run.keys() - {"Have systemd forget it", "Forget the hosts of the cluster"} == done
+    assert [item["path"] for item in run.get(REMOVES, ())] == [file for file in drop_ins if file.endswith("/llamacpp.conf")]
+    (stops,) = (task for task in tasks if task["name"] == STOPS)
+    for item in run.get(STOPS, ()):
+        assert templated(stops["ansible.builtin.systemd_service"]["name"], item=item) == "prometheus.service"
+
+
+@pytest.mark.programs
+def test_removal_is_refused_where_nobody_is_left_of_whom_something_could_be_taken(tmp_path):
+    hosts = {"head": {**playbook_runs.LOCAL, "llama_host_scope": "user"}}
+    groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}}
+    playbook, remove = ROOT / "playbooks/monitoring.yml", ["-e", "llama_monitoring_remove=true"]
+    status, printed = playbook_runs.run(tmp_path, playbook, {"all": {"children": groups}}, *remove)
+    assert status == 2
+    assert "The group llama_monitoring has no host, so nothing can be taken back" in " ".join(printed.split())
 
 
 def test_a_host_on_which_nothing_can_be_installed_stays_a_target(plan):

@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What monitoring writes on hosts: node exporter where a cluster runs, Prometheus and Alertmanager where it is looked at. Packages keep their units and their
-own configuration: drop-ins start them with ours."""
+own configuration: drop-ins start them with ours, one for each cluster of the host, so that the last one to go takes them with it."""
 
 from __future__ import annotations
 
@@ -104,13 +104,14 @@ def watch(
     listens = {name: names.LOOPBACK if [*monitors] == [name] else addresses[name] for name in plan.hosts}
     texts = _texts(plan.cluster, listens)
     looking = sorted(addresses[name] for name in monitors)
+    owner = names.of(plan.cluster)
     parts = {
-        name: _of_cluster_host(installed, listens[name], looking, plan.hosts[name].metrics or "")
+        name: _of_cluster_host(owner, installed, listens[name], looking, plan.hosts[name].metrics or "")
         for name, installed in packages.items()
         if name in plan.hosts and installed and plan.hosts[name].host_settings
     }
     seeing = {
-        name: _of_monitor(installed, texts, monitors[name])
+        name: _of_monitor(owner, installed, texts, monitors[name])
         for name, installed in packages.items()
         if name in monitors and installed
     }
@@ -155,7 +156,9 @@ def _check(
         )
 
 
-def _of_cluster_host(packages: Packages, address: str, monitors: Sequence[str], folder: str) -> Part:
+def _of_cluster_host(
+    owner: names.Names, packages: Packages, address: str, monitors: Sequence[str], folder: str
+) -> Part:
     """Node exporter, for those alone who look.
 
     :param address: at which it listens.
@@ -165,11 +168,11 @@ def _of_cluster_host(packages: Packages, address: str, monitors: Sequence[str], 
     rule = FirewallRule(PORT, "tcp", tuple(monitors), address)
     arguments = [f"--web.listen-address={address}:{PORT}", f"--collector.textfile.directory={folder}"]
     lines = ["IPAddressDeny=any", f"IPAddressAllow={' '.join(['localhost', *monitors])}"]
-    file = _drop_in(packages.exporter, arguments, lines)
+    file = _drop_in(owner, packages.exporter, arguments, lines)
     return Part((packages.exporter,), (file,), True, () if names.is_loopback(address) else (rule,))
 
 
-def _of_monitor(packages: Packages, written: Mapping[str, str], retention_days: int) -> Part:
+def _of_monitor(owner: names.Names, packages: Packages, written: Mapping[str, str], retention_days: int) -> Part:
     """Prometheus and Alertmanager, which only their own host reaches."""
     arguments = [
         f"--config.file={FOLDER}/prometheus.yml",
@@ -181,17 +184,17 @@ def _of_monitor(packages: Packages, written: Mapping[str, str], retention_days: 
         f"--web.listen-address={names.LOOPBACK}:9093",
         "--cluster.listen-address=",
     ]
-    drop_ins = (_drop_in(packages.prometheus, arguments), _drop_in(packages.alertmanager, alerting))
+    drop_ins = (_drop_in(owner, packages.prometheus, arguments), _drop_in(owner, packages.alertmanager, alerting))
     files = tuple(File(f"{FOLDER}/{name}", text) for name, text in written.items())
     return Part((packages.prometheus, packages.alertmanager), (*files, *drop_ins), False)
 
 
-def _drop_in(package: str, arguments: Sequence[str], lines: Sequence[str] = ()) -> File:
+def _drop_in(owner: names.Names, package: str, arguments: Sequence[str], lines: Sequence[str] = ()) -> File:
     """Starts a package's program with these arguments, again and again until its address is there."""
     command = " ".join([f"/usr/bin/{package}", *arguments])
     text = ["[Unit]", "StartLimitIntervalSec=0", "", "[Service]", "ExecStart=", f"ExecStart={command}", "RestartSec=5"]
     content = "\n".join([f"# {names.DEFINITION_MARK}", *text, *lines]) + "\n"
-    return File(f"/etc/systemd/system/{package}.service.d/llamacpp.conf", content)
+    return File(f"/etc/systemd/system/{package}.service.d/{owner.root}.conf", content)
 
 
 def _yaml(value: Any) -> str:
