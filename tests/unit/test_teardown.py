@@ -1,5 +1,6 @@
 """The empty plan, what a teardown does with it, and that it removes all that a plan installs."""
 
+import json
 import os
 import re
 import shutil
@@ -151,6 +152,26 @@ def test_nothing_stays_where_no_model_is_somebody_elses(tmp_path, remove):
     assert not remove(prefix)["left"]
     assert not prefix.exists()
     assert not remove(prefix)["changed"]
+
+
+@pytest.mark.parametrize("scope, asked", [("system", ["user:llamacpp"]), ("user", [])])
+def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
+    tmp_path, monkeypatch, remove, scope, asked
+):
+    prefix, folder, ran = tmp_path / "llamacpp", tmp_path / "node-exporter", []
+    monkeypatch.setattr(ownership.System, "output", lambda _self, *argv: ran.append(argv))
+    for path in (prefix / names.FOLDER_MARK, folder):
+        path.mkdir(parents=True)
+    described = {name: {"folder": str(folder)} for name in ("llamacpp-server", "llamacpp-worker-cpu")}
+    (prefix / names.METRICS).write_text(json.dumps({"services": described}))
+    for name in ("llamacpp-server", "llamacpp-other-server"):
+        (folder / f"{name}.prom").touch()
+    told = remove(prefix, check=True, scope=scope)
+    assert (len([*folder.iterdir()]), ran) == (2, [])
+    assert remove(prefix, scope=scope) == told
+    assert told["removed"][0] == str(folder / "llamacpp-server.prom")
+    assert [path.name for path in folder.iterdir()] == ["llamacpp-other-server.prom"]
+    assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
 
 
 @pytest.mark.parametrize("files", [[], ["glm.gguf"]])

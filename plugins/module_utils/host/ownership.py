@@ -84,6 +84,7 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     left = [_left(prefix, validation.printable(entry), name) for entry in rest]
+    metrics = _take_metrics_back(place, owner, check)
     for steps in [] if check else installed:
         try:
             removal.remove_below(str(prefix), *steps)
@@ -94,7 +95,19 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
             os.rmdir(prefix)
     except OSError as error:  # a link, or a disk is mounted there
         left.append(f"{prefix} on {name} stays, empty: {error.strerror}.")
-    return [str(prefix.joinpath(*steps)) for steps in installed], left + others
+    return [*metrics, *(str(prefix.joinpath(*steps)) for steps in installed)], left + others
+
+
+def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> list[str]:
+    """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
+    described = host.kept_facts(place.prefix, names.METRICS).get("services", {})
+    paths = [path for service, one in described.items() if (path := Path(one["folder"], f"{service}.prom")).exists()]
+    if not check:
+        for path in paths:
+            path.unlink()
+        for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
+            System(owner).output("setfacl", "--remove", f"user:{owner.account}", folder)
+    return [str(path) for path in paths]
 
 
 def _installed(prefix: Path) -> list[tuple[str, ...]]:
