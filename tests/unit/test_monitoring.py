@@ -165,6 +165,16 @@ def test_a_service_of_the_operator_s_own_is_left_alone(state, drop_in, refused):
     assert said.startswith("prometheus runs on watcher already, and this collection did not start it: have it watch")
 
 
+def test_packages_are_there_before_anything_is_written_and_start_nothing():
+    """Where they cannot be installed, the next run still finds that files differ, and restarts services that ran before."""
+    tasks = tasks_of(ROOT / "roles/llama_monitoring/tasks/main.yml")
+    known = ("apt", "copy", "systemd_service")
+    steps = [module for task in tasks for module in known if f"ansible.builtin.{module}" in task]
+    assert steps == ["apt", "copy", "copy", "systemd_service"]
+    (installs,) = (task["ansible.builtin.apt"] for task in tasks if "ansible.builtin.apt" in task)
+    assert installs["policy_rc_d"] == 101
+
+
 def test_clusters_of_one_host_start_its_services_each_by_a_file_of_its_own(plan):
     known = dict.fromkeys([*plan.hosts, "watcher"], PACKAGES)
     watched = files.watch(typed(plan.plan())._replace(cluster="other"), {"watcher": 30}, ADDRESSES, known)
