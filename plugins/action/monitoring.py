@@ -51,6 +51,7 @@ class ActionModule(Action):
             },
             {name: files.address_of(name, variables[name], given) for name, given in facts.items()},
             {name: files.Packages(**given) if given else None for name, given in families.items()},
+            [address for answer in arguments.monitors.values() for address in answer["facts"].get("addresses", ())],
         )
         if arguments.path:
             output.write_folder("llama_monitoring_path", arguments.path, found.texts)

@@ -99,9 +99,9 @@ def plan(pair):
     return pair
 
 
-def watch(cluster, *monitors, addresses=ADDRESSES, **packages):
+def watch(cluster, *monitors, addresses=ADDRESSES, sources=(), **packages):
     known = {**dict.fromkeys([*cluster.hosts, *monitors], PACKAGES), **packages}
-    return files.watch(typed(cluster.plan()), dict.fromkeys(monitors, 30), addresses, known)
+    return files.watch(typed(cluster.plan()), dict.fromkeys(monitors, 30), addresses, known, sources)
 
 
 def command(part, package):
@@ -124,6 +124,12 @@ def test_node_exporter_listens_for_those_who_look(plan):
         target for target in json.loads(watched.texts["targets-llama_cluster.json"]) if "worker1" in str(target)
     )
     assert target == {"targets": ["192.0.2.11:9100"], "labels": {"host": "worker1"}}
+
+
+def test_a_host_that_watches_may_ask_from_each_of_its_addresses(plan):
+    part = watch(plan, "watcher", sources=["192.0.2.50", "198.51.100.7"]).hosts["worker1"]
+    assert part.rules[0].sources == ("192.0.2.50", "198.51.100.7")
+    assert "IPAddressAllow=localhost 192.0.2.50 198.51.100.7\n" in command(part, "prometheus-node-exporter")
 
 
 def test_a_host_that_watches_itself_opens_no_port(plan):
@@ -268,8 +274,9 @@ def test_prometheus_takes_the_configuration(plan, tmp_path):
 def test_whose_monitoring_is_refused(plan, pair):
     with pytest.raises(Refusal, match=r"^watcher is in the group llama_monitoring and is neither Debian"):
         watch(plan, "watcher", watcher=None)
-    with pytest.raises(Refusal, match=r"^Other hosts do not reach worker1 at 127\.0\.0\.1: set its ansible_host"):
-        watch(plan, "watcher", addresses={**ADDRESSES, "worker1": "127.0.0.1"})
+    for monitors in (["watcher"], []):
+        with pytest.raises(Refusal, match=r"^Other hosts do not reach worker1 at 127\.0\.0\.1: set its ansible_host"):
+            watch(plan, *monitors, addresses={**ADDRESSES, "worker1": "127.0.0.1"})
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
     with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
         watch(pair)

@@ -91,19 +91,24 @@ class Watched(NamedTuple):
 
 
 def watch(
-    plan: Plan, monitors: Mapping[str, int], addresses: Mapping[str, str], packages: Mapping[str, Packages | None]
+    plan: Plan,
+    monitors: Mapping[str, int],
+    addresses: Mapping[str, str],
+    packages: Mapping[str, Packages | None],
+    sources: Collection[str] = (),
 ) -> Watched:
     """What is written to watch the cluster of a plan.
 
     :param monitors: host with Prometheus → days that it remembers.
     :param addresses: of these and of the cluster's hosts.
     :param packages: of the same; None where none are known.
+    :param sources: IPv4 addresses of those with Prometheus, from any of which they may ask.
     :raises Refusal: nothing would be seen.
     """
     _check(plan, monitors, addresses, packages)
     listens = {name: names.LOOPBACK if [*monitors] == [name] else addresses[name] for name in plan.hosts}
     texts = _texts(plan.cluster, listens)
-    looking = sorted(addresses[name] for name in monitors)
+    looking = sorted({*sources, *(addresses[name] for name in monitors)})
     owner = names.of(plan.cluster)
     parts = {
         name: _of_cluster_host(owner, installed, listens[name], looking, plan.hosts[name].metrics or "")
@@ -144,7 +149,7 @@ def _check(
         )
     others = {*plan.hosts, *monitors}
     local = [name for name in others if names.is_loopback(addresses[name])]
-    if local and monitors and len(others) > 1:
+    if 0 < len(local) < len(others):
         raise Refusal(
             f"Other hosts do not reach {local[0]} at {addresses[local[0]]}: set its ansible_host to a numeric IPv4 address of their network."
         )
