@@ -247,6 +247,23 @@ def test_removal_is_refused_where_nobody_is_left_of_whom_something_could_be_take
     assert "The group llama_monitoring has no host, so nothing can be taken back" in " ".join(printed.split())
 
 
+def test_grafana_gets_a_data_source_of_its_own_that_goes_with_its_file(plan):
+    part = watch(plan, "watcher").monitors["watcher"]
+    _look, copies = tasks_of(ROOT / "roles/llama_monitoring/tasks/grafana.yml")
+    known = {"__llama_monitoring_part": {"files": [file._asdict() for file in part.files]}}
+    text = copies["ansible.builtin.copy"]["content"]
+    given = [
+        yaml.safe_load(Templar(DataLoader(), {**known, "item": item}).template(trust_as_template(text)))
+        for item in copies["loop"]
+    ]
+    (source,) = given[0]["datasources"]
+    assert (source["name"], source["uid"], given[0]["prune"]) == ("llama.cpp", "llamacpp", True)
+    assert given[1]["providers"][0]["folder"] == "llama.cpp"
+    for name, text in dashboards.files().items():
+        shown = json.loads(text)["templating"]["list"][0]["current"]
+        assert shown == {"text": source["name"], "value": source["uid"]}, name
+
+
 def test_a_host_on_which_nothing_can_be_installed_stays_a_target(plan):
     watched = watch(plan, "watcher", worker2=None)
     assert watched.left == ("worker2",)

@@ -19,6 +19,8 @@ SCHEMA_VERSION = 39
 COLUMNS, HEIGHT = 24, 8
 """Of Grafana's grid: its width, and the height of a panel."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
+OURS = {"name": "llama.cpp", "uid": "llamacpp"}
+"""The data source that dashboards show first, where there is such a one."""
 LAST = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "timeseries": {
@@ -101,6 +103,7 @@ def page(name: str, dashboard: Dashboard) -> dict[str, Any]:
         for column, panel in enumerate(row)
     ]
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
+    source["current"] = {"text": OURS["name"], "value": OURS["uid"]}
     return {
         "uid": f"llamacpp-{name}",
         "title": dashboard.title,

@@ -64,14 +64,14 @@ def _texts(cluster: str, hosts: Mapping[str, str]) -> dict[str, str]:
         "rule_files": [RULES.name],
         "scrape_configs": [scrape],
     }
-    source = {"name": "Prometheus", "type": "prometheus", "access": "proxy", "url": f"http://{names.LOOPBACK}:9090"}
+    source = {**dashboards.OURS, "type": "prometheus", "access": "proxy", "url": f"http://{names.LOOPBACK}:9090"}
     provider = {"name": "llama.cpp", "folder": "llama.cpp", "type": "file", "options": {"path": f"{FOLDER}/dashboards"}}
     return {
         f"targets-{cluster}.json": json.dumps(targets, indent=1) + "\n",
         "scrape.yml": _yaml({"scrape_configs": [scrape]}),
         "prometheus.yml": _yaml(whole),
         RULES.name: RULES.read_text(),
-        "grafana-datasources.yml": _yaml({"apiVersion": 1, "datasources": [source]}),
+        "grafana-datasources.yml": _yaml({"apiVersion": 1, "prune": True, "datasources": [source]}),
         "grafana-dashboards.yml": _yaml({"apiVersion": 1, "providers": [provider]}),
         **{f"dashboards/{name}": text for name, text in dashboards.files().items()},
     }
