@@ -169,7 +169,11 @@ FAULTS = [
     ("head ends while it loads", ENDS_EACH_MINUTE, 20, {"LlamaHeadDown": "head", "LlamaRestarted": "head"}),
     (
         "head has ended twice, and loads after it has served",
-        {"head state serving": turns(1, 0), "head state loading": turns(0, 1), "head restarts_total ended": turns(0, 2)},
+        {
+            "head state serving": turns(1, 0),
+            "head state loading": turns(0, 1),
+            "head restarts_total ended": turns(0, 2),
+        },
         26,
         {},
     ),
