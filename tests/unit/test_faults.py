@@ -547,10 +547,8 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, call, kind):
             (root / "prefix/releases" / name / "bin").mkdir(parents=True)
             (root / "prefix/releases" / name / "bin/llama-server").write_text(PROGRAM)
         (root / "cache/builds" / left / "source").mkdir(parents=True)
-        (root / "cache/sources").mkdir()
         for name in (f"{gone}.log", f"{gone}.tar.gz", f"{gone}.lock", f"{left}.log", f"{left}.lock", "new.log"):
             (root / "cache/builds" / name).write_text("text")
-        (root / f"cache/sources/{gone}.tar.gz").write_text("text")
         return root
 
     def run(root):
