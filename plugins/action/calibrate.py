@@ -135,8 +135,8 @@ def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary 
         for name, host in served.hosts.items()
         for worker in host.workers
     ]
-    head = served.head.host
-    own = [entry.device for entry in served.placement if entry.host == head and not entry.endpoint]
+    head, lent = served.head.host, {entry.device for entry in served.placement if entry.endpoint}
+    own = [entry.device for entry in served.estimate.devices if entry.device not in lent]
     ways += [(head, device, backends.CPU.name if device == backends.CPU.device else "", None) for device in own]
     alike: dict[tuple[str, str, bool], list[tuple[str, str, str | None]]] = {}
     for host, device, backend, endpoint in ways:

@@ -185,6 +185,19 @@ def test_each_device_is_measured_and_its_rates_are_kept(calibrated):
     assert any("GB/s" in text and "ms a visit" in text for text in measuring.said)
 
 
+def test_the_heads_processor_is_measured_where_it_has_layers(calibrated):
+    measuring = calibrated(llama_server_gpu_layers=8)
+    rates = run(measuring)["rates"]
+    assert {name: list(own) for name, own in rates.items()} == {"head": ["CPU"], "worker1": ["CPU lent"]}
+    argv = next(load["argv"] for load in measuring.host.loads if "-rpc" not in load["argv"])
+    assert {"-dev": "none", "-ngl": "0"}.items() <= dict(zip(argv, argv[1:])).items()
+    found = cluster_of("worker1", **MEASURED, llama_server_gpu_layers=8)
+    assert changes.decide(served_by(found), {}).uncalibrated[0] == "CPU"
+    for name, own in rates.items():
+        found.hosts[name]["facts"]["calibrated"] = own
+    assert changes.decide(served_by(found), {}).uncalibrated == [], "site.yml does not measure it each time"
+
+
 def test_check_mode_measures_nothing(calibrated):
     measuring = calibrated()
     assert run(measuring, check=True)["changed"]
