@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -267,6 +268,8 @@ def test_each_generation_gets_the_words_that_it_knows(version):
     assert (given["-dev"], given["-rpc"]) == ("RPC0/RPC1", "192.0.2.11:50052,192.0.2.12:50052")
     assert re.fullmatch(r"\d+/\d+", given["-ts"])
     assert (given["-p"], given["-n"], given["-d"]) == ("512,2048", "128", "0,64")
+    calibrated = command_line.of_device(plan, "/m.gguf", calibration.Trial("wide", "F16", 2), "CUDA0", None)
+    assert dict(zip(calibrated, calibrated[1:]))["-fa"] == given["-fa"]
 
 
 def test_flash_attention_is_as_planned_where_other_builds_have_a_switch_of_its_name():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import Load, micro_batch_of
@@ -46,9 +46,6 @@ def argv_of(plan: Plan, load: Load, repetitions: int) -> list[str]:
     if plan.release.fork:
         return [program, *_sweep_words(argv, load)]
     server = options_of(argv)
-    flash = server.get("flash-attention")
-    if flash and plan.release.generation < FLASH_WORDS_SINCE:
-        flash = {"on": "1", "off": "0"}.get(flash)
     turns = max(1, len(load.latencies_ms))
     words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(repetitions * turns)]
     words += [options.SAYS_REPETITIONS] if turns > 1 else []
@@ -57,7 +54,7 @@ def argv_of(plan: Plan, load: Load, repetitions: int) -> list[str]:
         **{word: server.get(name) for word, name in SAME_VALUES.items()},
         "-dev": server.get("device", "").replace(",", "/") if takes_devices else None,
         "-ts": server.get("tensor-split", "").replace(",", "/"),
-        "-fa": flash,
+        "-fa": _flash(plan, server),
         "-ot": server.get("override-tensor", "").replace(",", ";"),
         "--repack": "0" if server.get("repack") == "off" else None,
         **_load_mode(server.get("load-mode"), argv),
@@ -81,7 +78,7 @@ def of_device(plan: Plan, path: str, trial: Trial, device: str, endpoint: str | 
         "-dev": "RPC0" if endpoint else "none" if processor else device,
         "-ngl": "0" if processor else "99",
         "-t": server.get("threads"),
-        "-fa": server.get("flash-attention"),
+        "-fa": _flash(plan, server),
         "--repack": "0" if server.get("repack") == "off" else None,
         "-p": str(trial.tests[0]),
         "-n": str(trial.tests[1]),
@@ -101,6 +98,14 @@ def of_device(plan: Plan, path: str, trial: Trial, device: str, endpoint: str | 
         str(trial.repetitions),
         *(word for name, value in pairs.items() if value for word in (name, value)),
     ]
+
+
+def _flash(plan: Plan, server: Mapping[str, str]) -> str | None:
+    """Flash attention in the words of the plan's release."""
+    word = server.get("flash-attention")
+    if plan.release.generation >= FLASH_WORDS_SINCE:
+        return word
+    return {"on": "1", "off": "0"}.get(word or "")
 
 
 def _numbers(values: Sequence[int]) -> str:
