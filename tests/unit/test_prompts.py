@@ -60,6 +60,20 @@ def test_nothing_is_kept_where_fetching_takes_longer_than_computing_again():
     assert f"not kept; the KV cache of 8192 tokens takes {moved:g} seconds over the network" in pages(plans[50])
 
 
+def test_conversations_are_kept_where_computing_them_again_takes_longer_with_what_is_before_each_token():
+    summary = {"kv_heads": 8, "heads": 32, "key_dimension": 128, "width": 4096}
+    cluster = cards_of(4, 1, summary, llama_server_context=65536, llama_server_micro_batch=512)
+    between = 0
+    for mbit in (500, 1000, 2000, 4000, 8000):
+        cluster.hosts["head"]["facts"]["measured"] = {"gpu1": {"round_trip_ms": 0.2, "mbit_per_second": mbit}}
+        plan = cluster.plan()
+        found, half = plan["estimate"], plan["estimate"]["at_context"][0]
+        empty, filled = (65536 / one["prompt_tokens_per_s"] for one in (found, half))
+        assert (argument(plan, "--cache-ram") != "0") is (found["conversation_s"] < filled)
+        between += empty < found["conversation_s"] < filled
+    assert between
+
+
 def test_what_is_asked_for_is_taken_from_the_memory_of_layers():
     assert strix_halo_head(100).plan()["fits"]
     plan = strix_halo_head(100, llama_server_prompt_cache_mib=16384).plan()

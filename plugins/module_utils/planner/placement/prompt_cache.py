@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     device_load,
     devices,
     estimate,
+    prompts,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
@@ -66,8 +67,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         checkpoints = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
         checkpoints_mib = -(-checkpoints * size // MIB)
     tokens = server_settings.context_per_request(server, case.summary)
-    compute_s = tokens * cost_model.prompt_ms(release, works, case.summary.width) / cost_model.PROMPT / 1000
-    pays = move_s(case, server) < compute_s and "prompt-cache" in known
+    pays = "prompt-cache" in known and works and move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
     planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
     mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)

@@ -199,6 +199,13 @@ def prompt_tokens(server: Server, summary: ModelSummary) -> int:
     return max(1, server_settings.context_of(server, summary) // PART)
 
 
+def seconds_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work], tokens: int) -> float:
+    """Seconds for a prompt in the pieces that the server takes."""
+    settings = server_settings.settings_of(server, case.summary, case.release.fork)
+    filled, micro_batch = at_depth(case, works, settings, tokens // 2), min(settings.micro_batch, settings.batch)
+    return prompt_s(case, filled, tokens, micro_batch, is_overlapped(case, server))
+
+
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
     """A prompt in the planned pieces, and what the pipeline would make of it."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
