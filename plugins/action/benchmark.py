@@ -101,6 +101,7 @@ class Arguments(NamedTuple):
 
 class ActionModule(Action):
     ARGUMENTS = Arguments
+    AGAIN = "Run this playbook again, which goes on with what is missing."
 
     def perform(self, arguments: Arguments) -> dict:
         arguments = self._of_one_model(arguments)
@@ -315,7 +316,7 @@ class ActionModule(Action):
             if not running:
                 raise AnsibleActionFail(
                     f"the benchmark on {self._head.name} was ended while {program} measured: somebody stopped it or started the server, or the host "
-                    "restarted. Run this playbook again, which goes on with what is missing."
+                    f"restarted. {self.AGAIN}"
                 )
             doing = "loads" if written.load_s is None else "measures"
             display.display(f"  [{self._head.name}] {program} {doing}, {time.monotonic() - began:.0f} s")

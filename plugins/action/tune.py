@@ -18,11 +18,14 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import ben
 
 
 class ActionModule(benchmark.ActionModule):
+    AGAIN = "Run this playbook again, which begins anew."
+
     def perform(self, arguments: benchmark.Arguments) -> dict:
         arguments = self._of_one_model(arguments)
         self._head, self._model = benchmark.Head(self, arguments.plan), arguments.model
         inputs = self._inputs()
         variables = inputs.hosts[inputs.cluster.head]["variables"]
+        self._path, self._wanted = arguments.path, variables["llama_tune_for"]
         self._from = inputs._replace(request=tuning.request_of(variables, inputs.request))
         self._loads: dict[str, benchmark.PlannedLoad] = {}
         self._tried: dict[str, tuning.Tried] = {}
@@ -33,7 +36,8 @@ class ActionModule(benchmark.ActionModule):
         cores = int(inputs.cluster.places[self._head.name].facts.cpu["cores"])
         for settings in tuning.candidates(own.plan, cores, self._from.request.prompts) if own else ():
             self._add(settings)
-        self._show(f"{len(self._loads)} settings to measure, {len(self._skipped)} not possible")
+        shown = "" if self._path else "; what is found is only shown, since llama_benchmark_path is not set"
+        self._show(f"{len(self._loads)} settings to measure, {len(self._skipped)} not possible{shown}")
         if self.check_mode:
             return {"changed": bool(own)}
         if own:
@@ -42,13 +46,23 @@ class ActionModule(benchmark.ActionModule):
         if not tried or not tried[0].turns:
             why = self._skipped.get(tuning.OWN, tuning.OVER)
             raise Refusal(f"the plan's own settings cannot be measured: {why}")
-        found, is_over = tuning.gains(tried), self._is_over()
-        if arguments.path:
-            text = tuning.as_yaml(self._record, variables["llama_tune_for"], tried, self._skipped, is_over)
-            output.write_folder("llama_benchmark_path", arguments.path, {"tuned.yml": text})
-        self._show(tuning.sentence(found, is_over))
-        top = tuning.best(found)
+        self._show(self._write(tuning.MORE if self._is_over() else ""))
+        top = tuning.best(tuning.gains(tried))
         return {"changed": True, "settings": top.settings if top else {}}
+
+    def _write(self, early: str) -> str:
+        """Writes what was found so far; what is to be shown of it: all where no folder is given, nothing where there is nothing.
+
+        :param early: as of tuning.sentence.
+        """
+        tried = list(self._tried.values())
+        if not tried[0].turns:
+            return ""
+        text = tuning.as_yaml(self._record, self._wanted, tried, self._skipped, early)
+        if not self._path:
+            return f"\n{text}"
+        output.write_folder("llama_benchmark_path", self._path, {"tuned.yml": text})
+        return tuning.sentence(tuning.gains(tried), early)
 
     def _show(self, text: str) -> None:
         benchmark.display.display(f"  [{self._head.name}] tune: {text}")
@@ -112,8 +126,6 @@ class ActionModule(benchmark.ActionModule):
         self._record = benchmark.record_of(self._head.plan, inputs, cells, models)
         whole = benchmark.Matrix(inputs.request, loads, self._record, inputs.cluster.model.token_file)
         problem = self._measure(whole, None)
-        if problem:
-            raise AnsibleActionFail(problem)
         for (turn, name, _one), load in zip(parts, loads):
             mine = [cell for cell in self._record.cells if cell.key in load.keys]
             speeds = {benchmark_table.test_of(cell): cell.measured.mean for cell in mine if cell.measured}
@@ -121,6 +133,10 @@ class ActionModule(benchmark.ActionModule):
                 self._tried[name] = self._tried[name]._replace(turns={**self._tried[name].turns, turn: speeds})
             failed = [cell.skipped for cell in mine if cell.skipped and cell.skipped != tuning.OVER]
             self._skipped.update(dict.fromkeys([name], failed[0]) if failed else {})
+        text = self._write(tuning.CUT)
+        if problem:
+            self._show(text or "nothing was found")
+            raise AnsibleActionFail(problem)
 
     def _follow(self, one: benchmark.PlannedLoad, log: str) -> None:
         """As a benchmark, until the minutes are over: what is not measured then is not waited for, and ends with the job."""

@@ -181,6 +181,36 @@ def test_when_the_minutes_are_over_the_server_serves_and_the_plan_stays(monkeypa
     assert (search.host.calls.count("started"), search.host.calls[-1]) == (1, "absent")
 
 
+def test_what_was_found_is_written_before_a_later_round_fails(monkeypatch, tmp_path):
+    search = Tuning(monkeypatch, small_pieces, llama_tune_for="prompts")
+    answer = search.host.answer
+
+    def fails(name, arguments):
+        last = arguments.get("state") == "started" and search.host.calls.count("started") == 2
+        return {"failed": True, "msg": "no"} if last else answer(name, arguments)
+
+    search.host.answer = fails
+    with pytest.raises(AnsibleActionFail, match="benchmark_job on head: no"):
+        search.tune(tmp_path)
+    text = (tmp_path / "tuned.yml").read_text()
+    assert "faster than the plan's settings. The search was cut off: run tune.yml again.\n" in text
+    assert yaml.safe_load(text)["llama_server_micro_batch"] == 256
+    assert "3 turns" in text
+
+
+def test_a_search_that_somebody_ends_begins_anew(monkeypatch):
+    search = Tuning(monkeypatch, small_pieces)
+    search.host.lies = {"benchmark_info": {"running": False, "lines": ""}}
+    with pytest.raises(AnsibleActionFail, match=r"restarted\. Run this playbook again, which begins anew\."):
+        search.tune()
+
+
+def test_without_a_folder_the_file_is_shown(monkeypatch):
+    search = Tuning(monkeypatch, small_pieces, llama_tune_for="prompts")
+    wanted = search.tune()
+    assert yaml.safe_load(search.said[-1].split("tune: ", 1)[1]) == wanted != {}
+
+
 REFUSED = [
     ({"llama_benchmark_programs": False}, "the release on head has no llama-bench: set llama_benchmark_programs"),
     ({"llama_tune_minutes": 0}, "the plan's own settings cannot be measured: llama_tune_minutes are over"),
@@ -200,7 +230,10 @@ def test_what_cannot_be_searched_is_said(monkeypatch, tmp_path, variables, messa
 def test_a_head_that_does_not_measure_fails_the_task_and_check_mode_asks_nothing_of_it(monkeypatch):
     search = Tuning(monkeypatch, small_pieces)
     search.tune(check=True)
-    assert (search.said, search.host.calls) == (["  [head] tune: 9 settings to measure, 0 not possible"], [])
+    said = (
+        "  [head] tune: 9 settings to measure, 0 not possible; what is found is only shown, since llama_benchmark_path"
+    )
+    assert ([text.startswith(said) for text in search.said], search.host.calls) == ([True], [])
     search.host.lies = {"started": {"failed": True, "msg": "it is there already"}}
     with pytest.raises(AnsibleActionFail, match="benchmark_job on head: it is there already"):
         search.tune()

@@ -28,6 +28,8 @@ LEAST_TURNS, LEAST_GAIN = 3, 1.02
 LEAST_PIECE, MOST_PIECE = 32, 8192
 """Tokens of a micro-batch that are tried."""
 OWN, OVER = "the plan's", "llama_tune_minutes are over"
+MORE, CUT = f"{OVER}: more of them may find more.", "The search was cut off: run tune.yml again."
+"""Why it ended early."""
 
 
 def request_of(variables: Mapping[str, Any], request: matrix.Request) -> matrix.Request:
@@ -152,27 +154,31 @@ def best(found: Sequence[Gain]) -> Gain | None:
     return min(near, key=lambda gain: len(gain.settings), default=None)
 
 
-def sentence(found: Sequence[Gain], is_over: bool) -> str:
-    """What was found."""
-    top, hint = best(found), f" {OVER}: more of them may find more." if is_over else ""
+def sentence(found: Sequence[Gain], early: str) -> str:
+    """What was found.
+
+    :param early: MORE or CUT; empty where the search came to its end.
+    """
+    top, hint = best(found), f" {early}" if early else ""
     if top:
         return f"{name_of(top.settings)} is {top} faster than the plan's settings.{hint}"
-    if is_over and not any(gain.turns >= LEAST_TURNS for gain in found):
+    if early and not any(gain.turns >= LEAST_TURNS for gain in found):
         return f"The plan's settings stay, since nothing was measured often enough.{hint}"
     return f"The plan's settings are the best: nothing is faster by 2 % and more than noise.{hint}"
 
 
-def as_yaml(record: Benchmark, wanted: str, tried: Sequence[Tried], skipped: Mapping[str, str], is_over: bool) -> str:
+def as_yaml(record: Benchmark, wanted: str, tried: Sequence[Tried], skipped: Mapping[str, str], early: str) -> str:
     """A file of variables, with its evidence as comments.
 
     :param record: of the last round.
     :param skipped: setting → why it was not measured.
+    :param early: as of sentence.
     """
     found = gains(tried)
     top, faster = best(found), {name_of(gain.settings): f"; {gain}" for gain in found}
     day = time.strftime("%Y-%m-%d", time.gmtime(record.time))
     lines = [
-        sentence(found, is_over),
+        sentence(found, early),
         f"Measured by playbooks/tune.yml for {wanted} on {day}: cluster {record.cluster}, plan {record.plan}, {record.release}",
         *(f"{name}: {what}" for name, what in [*record.hosts.items(), *record.models.items()]),
         "Tokens per second, mean of the turns, and how much faster than the plan's settings in the same turns:",
