@@ -84,6 +84,7 @@ class ActionModule(benchmark.ActionModule):
             argv = command_line.argv_of(plan, load, request.repetitions)
             same = [other for other, one in self._loads.items() if one.argv == argv]
             why = f"the program that measures gets the same command line as with {same[0]}" if same else None
+            why = why or tuning.loss(served, plan)
         if why or not isinstance(plan, Plan):
             self._skipped[name] = str(why)
             return

@@ -205,6 +205,17 @@ def test_a_search_that_somebody_ends_begins_anew(monkeypatch):
         search.tune()
 
 
+@pytest.mark.parametrize("fallback", [True, False])
+def test_no_setting_takes_the_fallbacks_away(monkeypatch, tmp_path, fallback):
+    search = Tuning(monkeypatch, small_pieces, llama_server_fallback=fallback)
+    assert search.plan["fallbacks"]
+    search.tune(tmp_path)
+    lines = [line for line in (tmp_path / "tuned.yml").read_text().splitlines() if "tensor_split" in line]
+    assert len(lines) == 2
+    lost = "not measured, nothing could be served without worker1:cpu (llama_server_tensor_split says"
+    assert [lost in line for line in lines] == [fallback] * 2
+
+
 def test_without_a_folder_the_file_is_shown(monkeypatch):
     search = Tuning(monkeypatch, small_pieces, llama_tune_for="prompts")
     wanted = search.tune()

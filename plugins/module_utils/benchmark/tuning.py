@@ -88,6 +88,13 @@ def _splits(plan: Plan) -> list[list[int]]:
     ]
 
 
+def loss(served: Plan, plan: Plan) -> str | None:
+    """What a plan lacks of the fallbacks on which the head serves now; None where that is nothing."""
+    spared = {entry.without for entry in served.fallbacks} if served.head.fallback_after is not None else ()
+    lost = [f"{entry.without} ({entry.reason})" for entry in plan.no_fallback if entry.without in spared]
+    return f"nothing could be served without {', '.join(lost)}" if lost else None
+
+
 def name_of(settings: Settings) -> str:
     """``batch=2048, micro_batch=256``."""
     texts = matrix.settings_of(settings).items()
