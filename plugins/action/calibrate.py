@@ -138,21 +138,21 @@ def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary 
     head, lent = served.head.host, {entry.device for entry in served.placement if entry.endpoint}
     own = [entry.device for entry in served.estimate.devices if entry.device not in lent]
     ways += [(head, device, backends.CPU.name if device == backends.CPU.device else "", None) for device in own]
-    alike: dict[tuple[str, str, bool], list[tuple[str, str, str | None]]] = {}
+    alike: dict[tuple[str, str, str], list[tuple[str, str, str | None]]] = {}
     for host, device, backend, endpoint in ways:
         facts = cluster.hosts[host].facts
         accelerator = devices.accelerator_of(facts, device)
         name = accelerator.name if accelerator else str(facts.cpu.get("model", ""))
-        alike.setdefault((host, name, bool(endpoint)), []).append((device, backend, endpoint))
+        alike.setdefault((host, name, calibration.key("", endpoint)), []).append((device, backend, endpoint))
     sums = calibration.sums_of(summary.named_tensors, cost_model.active_share(summary)) if summary else {}
     order = sorted(sums, key=lambda kind: -sums[kind].read)
     types_read = [kind for kind, _experts in order]
     experts = next((kind for kind, of_experts in order if of_experts), None)
-    for (host, name, lent), found in alike.items():
+    for (host, name, _way), found in alike.items():
         device, backend, endpoint = found[0]
         planned = Device(host, backend, device, device, 0, {})
         rate = cost_model.rate_of(planned, cluster.hosts[host].facts, served.release.generation).prompt_gflops
-        keys = tuple(calibration.key(device, lent) for device, _backend, _endpoint in found)
+        keys = tuple(calibration.key(device, endpoint) for device, _backend, endpoint in found)
         yield Measured(host, keys, name, device, endpoint, tuple(calibration.trials(types_read, experts, rate)))
 
 

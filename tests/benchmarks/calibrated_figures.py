@@ -40,6 +40,7 @@ from fast_load import PORT, WORKER_PROGRAMS, listens, running
 from first_run import machine
 
 GPU_PORT, CPU_PORT = PORT + 10, PORT + 11
+ENDPOINT = "127.0.0.1:1"
 DEPTH = 8192
 CALIBRATION_S = 60
 
@@ -124,7 +125,7 @@ class Place(NamedTuple):
     """A device, and how llama-bench reaches it."""
 
     key: str
-    """As calibration.key names it."""
+    """In the results."""
     words: tuple[str, ...]
     gflops: float
     """That it is taken to reach in prompts, as the plan's table would say."""
@@ -240,14 +241,19 @@ def planned(results: Results, name: str, case: str, device: str, build: int) -> 
     """Tokens per second of the plan, by the same names."""
     what = calibration.Measured(device, "today", f"b{build}", build)
     speeds = {place.key: speeds_of(results, place.key) for place in places(device)}
-    rates = {key: calibration.fit(what, found) for key, found in speeds.items() if found}
+    ways = {place.key: None if place.key == device else ENDPOINT for place in places(device)}
+    rates = {
+        calibration.key(key.split()[0], ways[key]): calibration.fit(what, found)
+        for key, found in speeds.items()
+        if found
+    }
     summary = summaries.parse(results.rows["summary", name]["summary"])
     host = Host("host", True, True, "127.0.0.1", facts_of(device, {"model": device})._replace(calibrated=rates))
     host = cost_model.with_calibration(host, summary)
     able = capabilities.of_build(build)
     release = Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able.protocol, {}, (), able)
     gpu = Device("host", "cuda", device, device, 1 << 20, {})
-    lent = gpu._replace(buffer="RPC0", worker=SimpleNamespace(endpoint="127.0.0.1:1"))
+    lent = gpu._replace(buffer="RPC0", worker=SimpleNamespace(endpoint=ENDPOINT))
     processor = lent._replace(backend="cpu", name="CPU")
     devices = {ALONE: (gpu,), LENT: (lent,), MIXED_DEVICES: (processor, gpu)}[case]
     split = (quarter(summary.layers), summary.layers + 1 - quarter(summary.layers)) if len(devices) > 1 else (1.0,)

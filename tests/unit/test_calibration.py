@@ -46,6 +46,7 @@ def test_what_was_recorded_is_what_the_device_is():
     assert 3 < lent.gbit < 20 < rates.gbit
 
 
+LENT = "CPU lent 192.0.2.11"
 WORSE = {"pp": 0.26, "pp8192": 0.33}
 """Test → by how much the experts of 30B are off."""
 
@@ -174,8 +175,8 @@ def test_each_device_is_measured_and_its_rates_are_kept(calibrated):
     result = run(measuring)
     assert "problem" not in result
     assert measuring.kept["rates"] == result["rates"]
-    assert list(result["rates"]["worker1"]) == ["CPU lent"]
-    assert result["rates"]["worker1"]["CPU lent"]["cache_gb_per_s"] == pytest.approx(7.3, rel=0.2)
+    assert list(result["rates"]["worker1"]) == [LENT]
+    assert result["rates"]["worker1"][LENT]["cache_gb_per_s"] == pytest.approx(7.3, rel=0.2)
     deep = next(load["argv"] for load in measuring.host.loads if "-deep-" in load["argv"][2])
     assert deep[deep.index("-d") + 1] == "1024,4096"
     argv = measuring.host.loads[0]["argv"]
@@ -188,7 +189,7 @@ def test_each_device_is_measured_and_its_rates_are_kept(calibrated):
 def test_the_heads_processor_is_measured_where_it_has_layers(calibrated):
     measuring = calibrated(llama_server_gpu_layers=8)
     rates = run(measuring)["rates"]
-    assert {name: list(own) for name, own in rates.items()} == {"head": ["CPU"], "worker1": ["CPU lent"]}
+    assert {name: list(own) for name, own in rates.items()} == {"head": ["CPU"], "worker1": [LENT]}
     argv = next(load["argv"] for load in measuring.host.loads if "-rpc" not in load["argv"])
     assert {"-dev": "none", "-ngl": "0"}.items() <= dict(zip(argv, argv[1:])).items()
     found = cluster_of("worker1", **MEASURED, llama_server_gpu_layers=8)
@@ -221,6 +222,13 @@ def test_what_was_measured_is_in_the_plan_and_older_than_another_release(calibra
     assert (device.source, device.measured) == ("measured", next(iter(rates.values()))["date"])
     assert f"Rates of devices are measured on {device.measured}" in " ".join(plan_text.speed_notes(plan))
     assert changes.decide(plan, {}).uncalibrated == []
+    visits = "Visits to worker1 cost what was measured (calibrate.yml)."
+    assert visits in " ".join(plan_text.plan_page(plan).split())
+    found.hosts["worker1"]["ansible_host"] = "192.0.2.99"
+    moved = served_by(found)
+    assert changes.decide(moved, {}).uncalibrated == [moved.estimate.devices[0].device], "it is reached over another link"
+    assert visits not in " ".join(plan_text.plan_page(moved).split())
+    found.hosts["worker1"]["ansible_host"] = "192.0.2.11"
     found.hosts["worker1"]["facts"]["calibrated"] = {key: {**rate, "generation": 1} for key, rate in rates.items()}
     older = served_by(found)
     assert changes.decide(older, {}).uncalibrated == [device.device]

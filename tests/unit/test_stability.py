@@ -87,7 +87,7 @@ def test_what_was_measured_of_devices_is_not_left_twice_on_the_head(facts):
     }
     experts = {"experts_read": 1.0, "experts_nodes": 19.0, "experts_multiplied": 1.0}
     rates = {"name": GPU["name"], **release, **speed, **experts, "spread": 0.1, "gbit": None}
-    facts["head"]["calibrations"] = {"two": {"ROCm0 lent": rates}}
+    facts["head"]["calibrations"] = {"two": {f"ROCm0 lent {ADDRESSES['two']}": rates}}
     again, kept_again = run(facts)
     assert kept_again == kept
     assert again["estimate"] != first["estimate"]

@@ -224,9 +224,9 @@ def is_read(name: str, tensors: Iterable[TensorGroup]) -> bool:
     return tied or "token_embd" not in name
 
 
-def key(device: str, lent: bool) -> str:
-    """Of what was measured of a device of a host, by itself or behind a worker."""
-    return f"{device} lent" if lent else device
+def key(device: str, endpoint: Optional[str]) -> str:
+    """Of what was measured of a device of a host, by itself or behind a worker, whose address says which link that takes."""
+    return f"{device} lent {endpoint.rsplit(':', 1)[0]}" if endpoint else device
 
 
 Name = Annotated[str, Text()]

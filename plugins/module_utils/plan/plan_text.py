@@ -624,8 +624,11 @@ def _network(plan: Plan) -> list[str]:
         return ["  nothing: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
-    hosts = list(dict.fromkeys(link.host for link in estimate.links if link.visit_ms is not None))
-    visits = f" Visits to {', '.join(hosts)} cost what was measured (llama_link_visit_ms)." if hosts else ""
+    sources: dict[str, dict[str, None]] = {}
+    for link in estimate.links:
+        if link.visit_source:
+            sources.setdefault(link.visit_source, {})[link.host] = None
+    visits = "".join(f" Visits to {', '.join(hosts)} cost what was measured ({by})." for by, hosts in sources.items())
     return _wrapped(
         "  ",
         f"{estimate.bound} {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "

@@ -319,6 +319,9 @@ class SingleHostEstimate(NamedTuple):
     """whether devices of another backend take part, through workers of its own"""
 
 
+CALIBRATED, GIVEN = "calibrate.yml", "llama_link_visit_ms"
+
+
 class LinkEstimate(NamedTuple):
     """What a worker with layers costs besides computing."""
 
@@ -337,7 +340,9 @@ class LinkEstimate(NamedTuple):
     ms_per_token: float
     """milliseconds of a token that the worker takes besides computing"""
     visit_ms: Absent[float] = None
-    """milliseconds of a visit as a benchmark measured it, where `llama_link_visit_ms` says so"""
+    """milliseconds of a visit, where they were measured"""
+    visit_source: Absent[Annotated[str, (CALIBRATED, GIVEN)]] = None
+    """what says so"""
 
 
 class ContextSpeed(NamedTuple):

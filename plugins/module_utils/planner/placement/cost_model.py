@@ -82,9 +82,10 @@ MEMORY_SHARE = 0.6
 worker with 32, less with 16 (docs/hardware.md)."""
 
 
-def _measured(rate: Rate, facts: Facts, device: str, name: str, lent: bool, generation: int) -> Rate:
-    """The rate with what was measured of the device, where it is still the same one."""
-    keys = [calibration.key(device, way) for way in (lent, not lent)]
+def _measured(rate: Rate, facts: Facts, device: str, name: str, endpoint: str | None, generation: int) -> Rate:
+    """The rate with what was measured of the device, where it is still the same one: as it is reached, else by itself, or behind a worker."""
+    known = facts.fitted if endpoint is None else (device,)
+    keys = [calibration.key(device, endpoint), *(key for key in known if key.split()[0] == device)]
     own, fitted = next(((key, facts.fitted[key]) for key in keys if key in facts.fitted), ("", None))
     if fitted:
         same = not generation or fitted.generation == generation
@@ -116,15 +117,15 @@ def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
     """
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
-        return processor_rate(facts, bool(device.endpoint), generation)
+        return processor_rate(facts, device.endpoint, generation)
     row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     kind = "unified" if accelerator.unified else "discrete"
     row, source = (row, TABLE) if row else (device_rates.ASSUMED[kind], ASSUMED)
     rate = rate_of_row(row, source, accelerator.backend, generation)
-    return _measured(rate, facts, device.name, accelerator.name, bool(device.endpoint), generation)
+    return _measured(rate, facts, device.name, accelerator.name, device.endpoint, generation)
 
 
-def processor_rate(facts: Facts, lent: bool = False, generation: int = 0) -> Rate:
+def processor_rate(facts: Facts, endpoint: str | None = None, generation: int = 0) -> Rate:
     """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
     model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
@@ -137,7 +138,7 @@ def processor_rate(facts: Facts, lent: bool = False, generation: int = 0) -> Rat
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
             rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, FACTORS[ASSUMED]))
-    return _measured(rate, facts, backends.CPU.device, model, lent, generation)
+    return _measured(rate, facts, backends.CPU.device, model, endpoint, generation)
 
 
 def _assumed_processor(facts: Facts) -> device_rates.Known:

@@ -17,6 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    CALIBRATED,
+    GIVEN,
     DeviceEstimate,
     DiskEstimate,
     Estimate,
@@ -58,7 +60,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host], device: str = 
 
     :param device: of the worker, as llama.cpp calls it.
     """
-    fitted = host.facts.fitted.get(calibration.key(device, lent=True))
+    fitted = host.facts.fitted.get(calibration.key(device, endpoint))
     kind = kind_of(endpoint, host.links, host.facts.interfaces)
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
@@ -343,6 +345,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     measured=link.measured,
                     ms_per_token=rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
                     visit_ms=link.visit_ms,
+                    visit_source=None if link.visit_ms is None else GIVEN if host.visit_ms is not None else CALIBRATED,
                 )
             )
     return tuple(links)
