@@ -51,7 +51,7 @@ class ActionModule(benchmark.ActionModule):
         result = super().perform(arguments)
         record = result.pop("record")
         rates = {
-            host: dict(found)
+            host: calibration.readable(found)
             for host, found in (arguments.facts[served.head.host]["facts"].get("calibrations") or {}).items()
         }
         problems = [result["problem"]] if "problem" in result else []

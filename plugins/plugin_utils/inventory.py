@@ -17,7 +17,8 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import CALIBRATION
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -283,8 +284,15 @@ def hosts(
         host["facts"] = cluster_inputs.with_kept_rates(
             _with_last_known(host["facts"], _entry(kept, name)), _entry(kept, name)
         )
-        if isinstance(host["facts"], Mapping) and _entry(measured, name):
-            host["facts"] = {**host["facts"], "calibrated": _entry(measured, name)}
+        given = _entry(measured, name)
+        rates = calibration.readable(given)
+        if given and rates != given:
+            Display().warning(
+                f"{CALIBRATION} below the head's prefix has figures of {name} that cannot be read, so the plan leaves them out: run calibrate.yml, "
+                "which replaces them"
+            )
+        if isinstance(host["facts"], Mapping) and rates:
+            host["facts"] = {**host["facts"], "calibrated": rates}
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}

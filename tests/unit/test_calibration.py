@@ -97,6 +97,20 @@ def test_noise_widens_the_range_and_what_cannot_be_is_refused():
         )
 
 
+def test_a_worker_that_is_far_away_is_measured():
+    near = speeds("CPU lent")
+    far = {
+        trial: {
+            test: [tokens / (tokens / sample + 0.2) for sample in samples]
+            for test, samples in found.items()
+            for tokens in (calibration.PROMPT if test.startswith("pp") else 1,)
+        }
+        for trial, found in near.items()
+    }
+    expected = calibration.fit(WHAT, near).visit_ms + 200
+    assert calibration.fit(WHAT, far).visit_ms == pytest.approx(expected, rel=0.02)
+
+
 def test_what_the_served_model_needs_is_measured_first():
     found = calibration.trials(["MXFP4", "Q8_0"], "MXFP4", 10_000)
     assert [trial.kind for trial in found[:8]] == ["wide", "short", "long", "half", "link", "deep", "experts", "odd"]

@@ -10,8 +10,9 @@ that it sends to the device: a wide model, one of half the width, and one that s
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.device_rates import cost_of_type
@@ -270,6 +271,17 @@ class Rates(NamedTuple):
     """Reached in prompts by attention to a filled cache."""
 
 
+def readable(found: Any) -> dict[str, Any]:
+    """Of what the head kept of a host's devices, as JSON, what Rates can be made of."""
+    return {
+        device: rates
+        for device, rates in (found.items() if isinstance(found, Mapping) else ())
+        if not (validation.problem("", {device: rates}) or typed_json.problem("", rates, Rates))
+        and rates["gb_per_s"]
+        and rates["prompt_gflops"]
+    }
+
+
 Speeds = Mapping[Trial, Mapping[str, Sequence[float]]]
 """Of each model that was measured: ``tg`` and ``pp``, with the depth unless that is 0 → tokens per second of each repetition."""
 MOST_SPREAD = 0.5
@@ -278,7 +290,7 @@ LIMITS = {
     "GFLOPS in prompts": (1, 4e6),
     "µs for a node": (0.0, 60),
     "µs for a node in prompts": (0.0, 2000),
-    "ms for a visit": (0.0, 60),
+    "ms for a visit": (0.0, 1000),
     "Gbit per second": (0.02, 4000),
 }
 """What there is: anything else was not the device."""
