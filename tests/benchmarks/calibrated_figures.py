@@ -260,7 +260,8 @@ def planned(results: Results, name: str, case: str, device: str, build: int) -> 
     settings = kv_cache.Settings(DEPTH, flash_attention="on")
     load = Load(summary, settings, build)
     placed = Placed(devices, tuple(map(float, split)), load, summary.layers + 1)
-    case_of = estimate.Case(release, placed, summary, "host", {"host": host}, {"host": host}, True, {}, None)
+    server: Any = SimpleNamespace(batch=None, micro_batch=None)
+    case_of = estimate.Case(release, placed, summary, "host", {"host": host}, {"host": host}, True, {}, server)
     works = estimate.works_of(case_of)
     found = {}
     for depth, these in (("", works), (str(DEPTH), prompts.at_depth(case_of, works, settings, DEPTH))):

@@ -233,6 +233,16 @@ def test_pieces_suit_the_memory(pair):
     assert argument(pair.plan(staging=True), "--ubatch-size") is None
 
 
+def test_a_short_prompt_is_computed_in_the_given_pieces_too():
+    speeds = []
+    for size in (512, 32, 1):
+        found = cards_of(4, 1, llama_server_batch=max(size, 32), llama_server_micro_batch=size).plan()["estimate"]
+        speeds.append(found["prompt_tokens_per_s"])
+    assert speeds[0] > 1.5 * speeds[1] > 10 * speeds[2]
+    assert found["prompt_range"]["low"] < speeds[2] < found["prompt_range"]["high"] < speeds[0]
+    assert speeds[2] < 1.1 * found["generation_tokens_per_s"], "one token at a time"
+
+
 def test_small_batches_overlap_too():
     """llama-server waits for the last device at the end of a prompt, not after each batch: -b 512 is as fast as 2048 (docs/performance.md)."""
     speeds = [

@@ -75,6 +75,11 @@ def batch_of(server: Server) -> int:
     return server.batch or max(kv_cache.BATCH, server.micro_batch or 0)
 
 
+def micro_batch_of(server: Server) -> int:
+    """Tokens that are computed together."""
+    return min(server.micro_batch or kv_cache.MICRO_BATCH, batch_of(server))
+
+
 def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:
     """The value of a further argument; None where it is not given."""
     if field not in given:

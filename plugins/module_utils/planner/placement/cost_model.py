@@ -508,17 +508,17 @@ def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT)
     return costs
 
 
-def prompt_ms(release: Release, works: Sequence[Work], width: int) -> float:
-    """Milliseconds for a prompt of PROMPT tokens; see prompt_costs."""
-    return sum(sum(prompt_costs(release, work, width).values()) for work in works)
+def prompt_ms(release: Release, works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
+    """Milliseconds for a prompt of PROMPT tokens, of which so many are computed together; see prompt_costs."""
+    return PROMPT / tokens * sum(sum(prompt_costs(release, work, width, tokens).values()) for work in works)
 
 
-def prompt_factor(release: Release, works: Sequence[Work], width: int) -> float:
+def prompt_factor(release: Release, works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
     """By which prompts may be faster or slower than prompt_ms says."""
     costs = []
     for work in works:
         of_device = work.rate.factor**PROMPT_SURE
-        each = prompt_costs(release, work, width).items()
+        each = prompt_costs(release, work, width, tokens).items()
         costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each]
     return _factor(costs)
 

@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     SingleHostEstimate,
     SpeedRange,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface, MeasuredLink
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     cost_model,
@@ -239,7 +240,7 @@ def _limit_of_generation(release: Release, works: Sequence[cost_model.Work]) -> 
 def _limit_of_prompts(case: Case, works: Sequence[cost_model.Work]) -> str:
     costs = []
     for work in works:
-        cost = cost_model.prompt_costs(case.release, work, case.summary.width)
+        cost = cost_model.prompt_costs(case.release, work, case.summary.width, _together(case))
         costs += [(f"{kind} {{}}", work.host, ms) for kind, ms in cost.items()]
     return _most(costs)
 
@@ -265,16 +266,21 @@ def _range(speed: float, factor: float) -> SpeedRange:
     return SpeedRange(float(f"{speed / factor:.2g}"), float(f"{speed * factor:.2g}"))
 
 
+def _together(case: Case) -> int:
+    """Tokens of a short prompt that are computed together."""
+    return min(cost_model.PROMPT, server_settings.micro_batch_of(case.server))
+
+
 def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
-    width = case.summary.width
+    width, tokens = case.summary.width, _together(case)
     generation = 1000 / cost_model.token_ms(case.release, works)
-    prompt_ms = cost_model.prompt_ms(case.release, works, width)
+    prompt_ms = cost_model.prompt_ms(case.release, works, width, tokens)
     prompt = 1000 * cost_model.PROMPT / prompt_ms if prompt_ms else 0.0
     return Speeds(
         rounded(generation),
         rounded(prompt),
         _range(generation, cost_model.token_factor(case.release, works)),
-        _range(prompt, cost_model.prompt_factor(case.release, works, width)),
+        _range(prompt, cost_model.prompt_factor(case.release, works, width, tokens)),
     )
 
 

@@ -140,7 +140,7 @@ def prompt_s(
 def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> Batches:
     """The pieces in which a prompt of a part of the context takes the fewest predicted seconds, of those that devices have room for."""
     batch = server_settings.batch_of(server)
-    default = server.micro_batch or min(kv_cache.MICRO_BATCH, batch)
+    default = server_settings.micro_batch_of(server)
     if not case.placed.devices or server.override_tensor or server.micro_batch:
         return Batches(batch, default)
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
@@ -202,14 +202,14 @@ def prompt_tokens(server: Server, summary: ModelSummary) -> int:
 def seconds_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work], tokens: int) -> float:
     """Seconds for a prompt in the pieces that the server takes."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    filled, micro_batch = at_depth(case, works, settings, tokens // 2), min(settings.micro_batch, settings.batch)
-    return prompt_s(case, filled, tokens, micro_batch, is_overlapped(case, server))
+    filled = at_depth(case, works, settings, tokens // 2)
+    return prompt_s(case, filled, tokens, server_settings.micro_batch_of(server), is_overlapped(case, server))
 
 
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
     """A prompt in the planned pieces, and what the pipeline would make of it."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    tokens, micro_batch = prompt_tokens(server, case.summary), min(settings.micro_batch, settings.batch)
+    tokens, micro_batch = prompt_tokens(server, case.summary), server_settings.micro_batch_of(server)
     filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
     steps = obstacles(case, server) if _hold_all(case, settings) and not overlapped else []
     speed, possible = (
