@@ -148,7 +148,18 @@ def test_a_filled_context_slows_down_as_owners_measured():
         more = [1000 / one[figure] - 1000 / empty[figure] for one in (half, whole)]
         assert more[0] == pytest.approx(measured, rel=within)
         assert more[1] == pytest.approx(2 * more[0], rel=0.1)
-    assert f"after 65536 tokens {whole['generation_tokens_per_s']:g} tokens per second" in pages(plan)
+    fastest, slowest = (whole[f"{what}_range"] for what in ("generation", "prompt"))
+    shown = "after 65536 tokens {low:g} to {high:g} tokens per second prompts: ".format(**fastest)
+    assert f"{shown}{slowest['low']:g} to {slowest['high']:g}" in pages(plan)
+
+
+def test_what_a_filled_context_adds_is_less_sure():
+    summary = {"kv_heads": 8, "heads": 32, "key_dimension": 128, "width": 4096}
+    empty = cards_of(4, 1, summary, llama_server_context=65536).plan()["estimate"]
+    for what, least in (("generation", 1.2), ("prompt", 1.8)):
+        ranges = (one[f"{what}_range"] for one in (empty, empty["at_context"][1]))
+        sure, unsure = (found["high"] / found["low"] for found in ranges)
+        assert unsure > least * sure
 
 
 def test_windows_do_not_slow_down():
@@ -225,7 +236,10 @@ def test_pieces_suit_the_memory(pair):
     prompt = plan["estimate"]["prompt"]
     assert (prompt["tokens"], prompt["pipelined"], prompt["obstacles"]) == (16384, True, [])
     assert prompt["tokens_per_s"] == prompt["pipelined_tokens_per_s"]
-    assert f"a prompt of 16384 {prompt['tokens_per_s']:g} tokens per second pipeline, -b 2048 -ub " in pages(plan)
+    shown = "a prompt of 16384 {low:g} to {high:g} tokens per second pipeline, -b 2048 -ub ".format(
+        **prompt["speed_range"]
+    )
+    assert shown in pages(plan)
     given = cards_of(30, 2, llama_server_micro_batch=128).plan()
     assert (argument(given, "--ubatch-size"), given["estimate"]["prompt"]["micro_batch"]) == ("128", 128)
     for entry in plan["placement"]:

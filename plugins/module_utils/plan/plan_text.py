@@ -541,8 +541,8 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         *(
             [
                 f"after {speed.context} tokens",
-                f"{speed.generation_tokens_per_s:g} tokens per second",
-                f"prompts: {speed.prompt_tokens_per_s:g}",
+                f"{speed.generation_range} tokens per second",
+                f"prompts: {speed.prompt_range}",
             ]
             for speed in estimate.at_context
         ),
@@ -563,7 +563,7 @@ def _speculation(found: SpeculationEstimate) -> list[str]:
 def _long_prompt(prompt: PromptEstimate) -> list[list[str]]:
     how = "one device after the other, " if prompt.tokens_per_s < prompt.pipelined_tokens_per_s else ""
     pieces = f"{how or 'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}"
-    return [[f"a prompt of {prompt.tokens}", f"{prompt.tokens_per_s:g} tokens per second", pieces]]
+    return [[f"a prompt of {prompt.tokens}", f"{prompt.speed_range} tokens per second", pieces]]
 
 
 def speed_notes(plan: Plan) -> list[str]:

@@ -352,8 +352,12 @@ class ContextSpeed(NamedTuple):
     """tokens"""
     generation_tokens_per_s: float
     """predicted"""
+    generation_range: SpeedRange
+    """how sure that is"""
     prompt_tokens_per_s: float
     """predicted of the next 512 tokens of a prompt"""
+    prompt_range: SpeedRange
+    """how sure that is"""
 
 
 class PromptEstimate(NamedTuple):
@@ -363,6 +367,8 @@ class PromptEstimate(NamedTuple):
     """of it: a quarter of the context"""
     tokens_per_s: float
     """predicted"""
+    speed_range: SpeedRange
+    """how sure that is"""
     batch: int
     """tokens that llama-server takes at a time"""
     micro_batch: int

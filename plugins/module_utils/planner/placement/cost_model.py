@@ -51,6 +51,9 @@ class Rate(NamedTuple):
     (ggml-org/llama.cpp#15405)."""
     attention_cost: float = 2.0
     """So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
+    cache_factor: float = 1.25
+    attention_factor: float = 2.2
+    """By which these two may be larger or smaller besides, as in these reports."""
     measured: str = ""
     """When calibrate.yml measured it, and with which release if that is another one."""
 
@@ -101,7 +104,9 @@ def _measured(rate: Rate, facts: Facts, device: str, name: str, endpoint: str | 
             rows_gbit=fitted.gbit if own == device else None,
             result_ms=fitted.result_ms if own == device else 0.0,
             cache_share=fitted.cache_share or rate.cache_share,
+            cache_factor=1.0 if fitted.cache_share else rate.cache_factor,
             attention_cost=fitted.attention_cost or rate.attention_cost,
+            attention_factor=1.0 if fitted.attention_cost else rate.attention_factor,
             measured=fitted.date if same else f"{fitted.date} with {fitted.release}",
         )
     found = facts.rates.get(device)
@@ -402,6 +407,8 @@ class Work(NamedTuple):
     """Of the weights that a token is multiplied with, those of less than 16 bits."""
     output: float = 0.0
     """Of the weights that a token is multiplied with, those of the output: a prompt needs it for its last token alone. Rates of the table count it."""
+    cached: float = 0.0
+    """Of what a token reads, the bytes of KV cache, as if they were weights."""
     attended: float = 0.0
     """Numbers that each token of a prompt is multiplied with by attention."""
     masked: float = 0.0
@@ -458,8 +465,11 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
 
 def token_factor(release: Release, works: Sequence[Work]) -> float:
     """By which generation may be faster or slower than token_ms says."""
-    devices = [(device_ms(work), work.rate.factor) for work in works]
-    return _factor([*devices, *((link_ms(release, work), LINK_FACTOR) for work in works)])
+    costs = [(link_ms(release, work), LINK_FACTOR) for work in works]
+    for work in works:
+        cached = generation_ms(work.rate, work.cached, 0)
+        costs += [(device_ms(work) - cached, work.rate.factor), (cached, work.rate.factor * work.rate.cache_factor)]
+    return _factor(costs)
 
 
 LEAST_GAIN = 1.05
@@ -517,9 +527,10 @@ def prompt_factor(release: Release, works: Sequence[Work], width: int, tokens: i
     """By which prompts may be faster or slower than prompt_ms says."""
     costs = []
     for work in works:
-        of_device = work.rate.factor**PROMPT_SURE
-        each = prompt_costs(release, work, width, tokens).items()
-        costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each]
+        of_device, each = work.rate.factor**PROMPT_SURE, prompt_costs(release, work, width, tokens)
+        attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
+        costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each.items()]
+        costs += [(-attended, of_device), (attended, of_device * work.rate.attention_factor)]
     return _factor(costs)
 
 

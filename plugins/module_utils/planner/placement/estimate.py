@@ -262,7 +262,7 @@ class Speeds(NamedTuple):
     prompt_range: SpeedRange
 
 
-def _range(speed: float, factor: float) -> SpeedRange:
+def range_of(speed: float, factor: float) -> SpeedRange:
     return SpeedRange(float(f"{speed / factor:.2g}"), float(f"{speed * factor:.2g}"))
 
 
@@ -279,8 +279,8 @@ def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     return Speeds(
         rounded(generation),
         rounded(prompt),
-        _range(generation, cost_model.token_factor(case.release, works)),
-        _range(prompt, cost_model.prompt_factor(case.release, works, width, tokens)),
+        range_of(generation, cost_model.token_factor(case.release, works)),
+        range_of(prompt, cost_model.prompt_factor(case.release, works, width, tokens)),
     )
 
 

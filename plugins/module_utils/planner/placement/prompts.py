@@ -71,6 +71,7 @@ def at_depth(
     return [
         work._replace(
             read=work.read + read.get(work.device, 0.0) / work.rate.cache_share,
+            cached=read.get(work.device, 0.0) / work.rate.cache_share,
             attended=attended.get(work.device, 0.0) * work.rate.attention_cost,
             masked=mask if attended.get(work.device) else 0.0,
         )
@@ -216,8 +217,9 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         estimate.rounded(tokens / (prompt_s(case, filled, tokens, micro_batch, flows) or math.inf))
         for flows in (overlapped, len(works) > 1)
     )
+    sure = estimate.range_of(speed, cost_model.prompt_factor(case.release, filled, case.summary.width, micro_batch))
     pipelined = is_pipelined(case, server)
-    return PromptEstimate(tokens, speed, settings.batch, settings.micro_batch, pipelined, possible, tuple(steps))
+    return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, pipelined, possible, tuple(steps))
 
 
 def speeds_at_context(
@@ -230,6 +232,6 @@ def speeds_at_context(
         (depth, estimate.speeds_of(case, at_depth(case, works, settings, depth))) for depth in (whole // 2, whole)
     ]
     return tuple(
-        ContextSpeed(depth, estimate.rounded(speed.generation), estimate.rounded(speed.prompt))
+        ContextSpeed(depth, speed.generation, speed.generation_range, speed.prompt, speed.prompt_range)
         for depth, speed in speeds
     )
