@@ -38,10 +38,11 @@ RETURN = r"""
 """
 
 import json
+import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, random_file
 
@@ -58,6 +59,13 @@ def apply(prefix, models, rates, check):
         for name in there - set(wanted):
             removal.remove_below(prefix, names.BENCHMARKS, name)
         folder.mkdir(mode=0o755, exist_ok=True)
+        sizes = [row.number * row.bytes for name in set(wanted) - there for row in wanted[name].tensors()]
+        free = shutil.disk_usage(folder).free
+        if sum(sizes) > free:
+            raise errors.Refusal(
+                f"the models of the calibration need {units.amount(sum(sizes))} on {errors.file_system(str(folder))}, which has {units.amount(free)} "
+                "left: free some space there and run the playbook again. None was written"
+            )
         for name in set(wanted) - there:
             part = folder / f"{name}.part"
             random_file.write(part, wanted[name])

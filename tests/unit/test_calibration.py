@@ -4,6 +4,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -240,7 +241,9 @@ def test_what_was_measured_is_in_the_plan_and_older_than_another_release(calibra
     assert visits in " ".join(plan_text.plan_page(plan).split())
     found.hosts["worker1"]["ansible_host"] = "192.0.2.99"
     moved = served_by(found)
-    assert changes.decide(moved, {}).uncalibrated == [moved.estimate.devices[0].device], "it is reached over another link"
+    assert changes.decide(moved, {}).uncalibrated == [moved.estimate.devices[0].device], (
+        "it is reached over another link"
+    )
     assert visits not in " ".join(plan_text.plan_page(moved).split())
     found.hosts["worker1"]["ansible_host"] = "192.0.2.11"
     found.hosts["worker1"]["facts"]["calibrated"] = {key: {**rate, "generation": 1} for key, rate in rates.items()}
@@ -269,9 +272,15 @@ def test_site_measures_devices_once_where_the_operator_says_so(wanted, devices, 
     assert cluster_inputs.read("c", cluster_of("worker1", llama_calibrate=wanted).hosts).measures is wanted
 
 
-def test_models_are_written_once_and_removed(tmp_path):
+def test_models_are_written_once_where_there_is_room_and_removed(tmp_path, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     models = [["short", "Q4_K", 4]]
+    with monkeypatch.context() as full:
+        full.setattr(module.shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1000))
+        with pytest.raises(
+            Refusal, match=r"the models of the calibration need [\d.]+ MB on .*, which has 0.0 MB left: free some"
+        ):
+            module.apply(str(tmp_path), models, None, False)
     assert module.apply(str(tmp_path), models, None, True)
     assert module.apply(str(tmp_path), models, None, False)
     assert not module.apply(str(tmp_path), models, None, False)

@@ -147,6 +147,12 @@ def test_exactly_what_is_named_goes(here, kind, gone):
     assert here.remove(kind) == []
 
 
+def test_models_of_a_calibration_that_was_killed_go_and_no_record_of_a_benchmark(here):
+    here.write("benchmarks/calibration-wide-q4_k-8.gguf", 60)
+    here.write("benchmarks/20251122-150000-1a2b3c4d.json", 60)
+    assert here.remove("models") == ["benchmarks/calibration-wide-q4_k-8.gguf"]
+
+
 def test_a_name_that_begins_like_a_used_one_is_not_used(here):
     here.write("state/cache/one/rpc/x")
     here.write("state/cache/on/rpc/x")

@@ -27,6 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history, removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
@@ -231,6 +232,9 @@ def _models(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
         model = path.with_name(path.name.split(".gguf")[0] + ".gguf")
         if is_generated(path) and not used.names(model):
             yield _unused(MODELS, path, "a known-answer model, which is generated again when it is needed")
+    for path in _entries(planned.prefix, names.BENCHMARKS):
+        if path.name.startswith(calibration.NAME) and _is_file(path) and not used.names(path):
+            yield _unused(MODELS, path, "of a calibration that did not end")
 
 
 def _is_whole(files: Sequence[Path]) -> bool:
