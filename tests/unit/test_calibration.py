@@ -14,10 +14,12 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.action import calibrate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, random_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, device_rates, random_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text
 from ansible_collections.llamacpp.cluster.plugins.modules import calibration as module
 from support import actions
@@ -60,6 +62,19 @@ def test_other_models_are_predicted_from_what_was_measured(key):
     for test, samples in RECORDED.rows[key]["found"].items():
         within = WORSE.get(test, 0.15) if "30B" in key[1] else 0.25 if test.startswith("pp") else 0.15
         assert planned[test] == pytest.approx(statistics.median(samples[1:]), rel=within), test
+
+
+def test_without_a_calibration_the_range_has_four_of_five_figures(monkeypatch):
+    known, card = figures.facts_of, Accelerator("cuda", WHAT.name, "9.0", 81559, unified=False)
+    monkeypatch.setattr(figures, "facts_of", lambda *given: known(*given)._replace(accelerators=(card,)))
+    monkeypatch.setattr(figures, "speeds_of", lambda *_given: {})
+    inside, factor = [], device_rates.FAMILIES["datacenter"].factor
+    for key in (key for key in RECORDED.rows if key[0] == "model" and key[2] == figures.ALONE):
+        planned = figures.planned(RECORDED, key[1], key[2], "CUDA0", 11063)
+        for test, most in (("tg", factor), ("pp", factor**cost_model.PROMPT_SURE)):
+            ratio = planned[test] / statistics.median(RECORDED.rows[key]["found"][test][1:])
+            inside.append(1 / most <= ratio <= most)
+    assert statistics.mean(inside) >= 0.8
 
 
 def test_what_was_not_measured_is_as_the_table_says():
