@@ -74,6 +74,8 @@ RATES = {
     ("", "NVIDIA A100-SXM4-40GB"): 1555,
     ("", "NVIDIA A100 80GB PCIe"): 1935,
     ("", "NVIDIA A10G"): 600,
+    ("8.6", "NVIDIA A2"): 200,
+    ("12.0", "NVIDIA RTX PRO 4500 Blackwell"): 896,
     ("", "NVIDIA TITAN RTX"): 672,
     ("", "NVIDIA GeForce GTX 1660 SUPER"): 336,
     ("", "NVIDIA GeForce GTX 1660 Ti"): 288,
