@@ -48,6 +48,32 @@ def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     )
 
 
+@pytest.mark.parametrize(
+    "architecture, family, least, most",
+    [
+        ("12.1", "nvidia", 336, 1008),
+        ("8.6", "nvidia", 336, 1008),
+        ("7.0", "volta", 653, 900),
+        ("9.0", "datacenter", 1935, 4800),
+        ("6.1", "pascal", 192, 484),
+    ],
+)
+def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair, architecture, family, least, most):
+    card = {**STRIX, "backend": "cuda", "name": "NVIDIA XYZ", "architecture": architecture, "unified": False}
+    given = rate(pair, "CUDA0", [card])
+    known = rates.FAMILIES[family]
+    assert given.source == cost_model.ASSUMED
+    assert least < given.gb_per_s / known.share < most
+    assert (given.node_us, given.quantised) == (known.node_us, known.quantised)
+    rows = [row for row in rates.NVIDIA if row.family == family]
+    ratios = (row.gb_per_s * known.share / given.gb_per_s for row in rows)
+    assert statistics.mean(1 / given.factor <= ratio <= given.factor for ratio in ratios) >= 0.8
+    ratios = (1000 * row.tflops * known.prompt_share / given.prompt_gflops for row in rows)
+    factor = given.factor**cost_model.PROMPT_SURE
+    assert statistics.mean(1 / factor <= ratio <= factor for ratio in ratios) >= 0.77, "seven of nine"
+    assert rate(pair, "CUDA0", [{**card, "architecture": ""}]).gb_per_s == pytest.approx(400 * 0.7)
+
+
 def test_measured_figures_are_predicted_within_their_bounds_and_half_of_them_closely():
     figures = predicted_speed.figures()
     assert [figure for figure in figures if abs(figure.error) > figure.within] == []

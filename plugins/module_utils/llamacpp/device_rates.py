@@ -11,7 +11,9 @@ the same for a whole family. docs/performance.md has predictions beside measured
 from __future__ import annotations
 
 import functools
+import math
 import re
+import statistics
 from typing import NamedTuple
 
 
@@ -110,6 +112,8 @@ class Known(NamedTuple):
     family: str
     least_mib: int = 0
     """Of the device's memory, where boards of one name differ in it."""
+    spread: float = 1.0
+    """At least by which the speed may be off."""
 
 
 AMD = (
@@ -319,6 +323,28 @@ ASSUMED = {
     "board": Known("", 17, 0.1, "board"),
 }
 """Kind of a device that no table has → what is assumed of it."""
+
+CAPABILITIES = ((7.5, "nvidia"), (7.0, "volta"), (0.0, "pascal"))
+DATACENTER = ("8.0", "9.0", "10.0", "10.3")
+"""CUDA's compute capability from which on cards are of a family, and those of cards with HBM."""
+FOUR_OF_FIVE = 1.28
+"""Standard deviations that hold so many."""
+
+
+@functools.lru_cache(maxsize=64)
+def assumed_card(backend: str, architecture: str) -> Known:
+    """What is assumed of one with memory of its own: one of NVIDIA is taken for the mean of its family in the table, of which it may be as far away as
+    those are."""
+    if backend != "cuda" or not re.fullmatch(r"\d+\.\d+", architecture):
+        return ASSUMED["discrete"]
+    family = next(name for least, name in CAPABILITIES if float(architecture) >= least)
+    family = "datacenter" if architecture in DATACENTER else family
+    known = [row for row in NVIDIA if row.family == family]
+    figures = [[math.log(getattr(row, name)) for row in known] for name in ("gb_per_s", "tflops")]
+    off = math.hypot(FOUR_OF_FIVE * max(map(statistics.pstdev, figures)), math.log(FAMILIES[family].factor))
+    means = (math.exp(statistics.fmean(one)) for one in figures)
+    return Known("", *means, family, spread=math.exp(off))
+
 
 CORE_GB_PER_S = 5.0
 """So much one core reads per second, threads counted each: 4 to 6 on processors with 4 to 24 cores."""

@@ -74,7 +74,7 @@ def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CP
         reached /= family.early ** min(1, max(0, (last - generation) / (last - first)))
         since, longer = backends.RECORDS[backend].early_steps
         node_us *= longer if generation < since else 1
-    factor = FACTORS.get(source, family.factor)
+    factor = max(FACTORS.get(source, family.factor), row.spread)
     return Rate(
         round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(node_us, 2), family.quantised, factor
     )
@@ -124,8 +124,10 @@ def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
     if not accelerator:
         return processor_rate(facts, device.endpoint, generation)
     row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
-    kind = "unified" if accelerator.unified else "discrete"
-    row, source = (row, TABLE) if row else (device_rates.ASSUMED[kind], ASSUMED)
+    source = TABLE if row else ASSUMED
+    if not row and accelerator.unified:
+        row = device_rates.ASSUMED["unified"]
+    row = row or device_rates.assumed_card(accelerator.backend, accelerator.architecture)
     rate = rate_of_row(row, source, accelerator.backend, generation)
     return _measured(rate, facts, device.name, accelerator.name, device.endpoint, generation)
 
