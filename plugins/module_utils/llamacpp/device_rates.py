@@ -342,8 +342,8 @@ def assumed_card(backend: str, architecture: str) -> Known:
     known = [row for row in NVIDIA if row.family == family]
     figures = [[math.log(getattr(row, name)) for row in known] for name in ("gb_per_s", "tflops")]
     off = math.hypot(FOUR_OF_FIVE * max(map(statistics.pstdev, figures)), math.log(FAMILIES[family].factor))
-    means = (math.exp(statistics.fmean(one)) for one in figures)
-    return Known("", *means, family, spread=math.exp(off))
+    gb_per_s, tflops = (math.exp(statistics.fmean(one)) for one in figures)
+    return Known("", gb_per_s, tflops, family, spread=math.exp(off))
 
 
 CORE_GB_PER_S = 5.0
