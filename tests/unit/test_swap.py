@@ -1,7 +1,10 @@
 """llama-swap in front of several models: its configuration by its published schema, and what the plan says of it."""
 
+import hashlib
+import io
 import json
 import shlex
+import tarfile
 from pathlib import Path
 
 import jsonschema_rs
@@ -16,8 +19,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import SwapProgram
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, SCHEMA, Cluster, complete, make, typed
+from model_server import answer
 from support.clusters import FORK
+from support.sources import cache
 from test_several import DEEP, SMALL, files_of, several
+
+__all__ = ["cache"]
 
 PUBLISHED = jsonschema_rs.validator_for(
     json.loads((Path(__file__).parent / "fixtures" / "llama_swap.schema.json").read_text())
@@ -166,26 +173,69 @@ def test_llama_swap_needs_its_program(pair):
     assert reason.startswith("llama_server_engine is llama-swap, and llama_server_swap_program does not say where")
 
 
-def test_the_program_is_read_on_the_controller(pair, tmp_path):
+@pytest.fixture
+def look_up(pair, cache):
+    def look_up(program, checksum=None):
+        variables = {"llama_server_swap_checksum": checksum} if checksum else {}
+        several(pair, KEPT, DEEP, llama_server_engine="llama-swap", llama_server_swap_program=str(program), **variables)
+        hosts = cluster_inputs.settle("llama_cluster", pair.hosts)
+        return sources.look_up(str, cluster_inputs.read("llama_cluster", hosts), CATALOGUE).swap
+
+    return look_up
+
+
+def test_the_program_is_read_on_the_controller(look_up, tmp_path):
     path = tmp_path / "llama-swap"
     path.write_bytes(b"\x7fELF\xff")
     digest = "22de4ba53ed7a4ec3c0a5dd2ad3fa6f7ab5a3ef5e2d17a5b2c2c1d8a3a0dbf6e"
-
-    def found(**variables):
-        several(pair, KEPT, DEEP, llama_server_engine="llama-swap", llama_server_swap_program="swap", **variables)
-        hosts = cluster_inputs.settle("llama_cluster", pair.hosts)
-        return sources.look_up(lambda _name: str(path), cluster_inputs.read("llama_cluster", hosts), CATALOGUE).swap
-
-    program = found()
+    program = look_up(path)
     assert (program.path, program.bytes) == (str(path), 5)
-    assert found(llama_server_swap_checksum=f"sha256:{program.sha256}") == program
+    assert look_up(path, f"sha256:{program.sha256}") == program
     with pytest.raises(
         Refusal, match=f"which has sha256:{program.sha256}, and llama_server_swap_checksum is sha256:{digest}"
     ):
-        found(llama_server_swap_checksum=f"sha256:{digest}")
+        look_up(path, f"sha256:{digest}")
     path.unlink()
-    with pytest.raises(Refusal, match="llama_server_swap_program is swap, which the controller cannot read"):
-        found()
+    with pytest.raises(Refusal, match=r"llama_server_swap_program is .*, which the controller cannot read"):
+        look_up(path)
+
+
+def packed(*names):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            tar.addfile(member, io.BytesIO(b"\x7fELF"))
+    return stream.getvalue()
+
+
+def test_the_program_is_taken_out_of_its_archive(look_up, server):
+    archive = packed("README.md", "llama-swap")
+    checksum = f"sha256:{hashlib.sha256(archive).hexdigest()}"
+    server.faults["/swap.tar.gz"] = answer(200, archive)
+    url = f"{server.url}/swap.tar.gz"
+    with pytest.raises(Refusal, match=r"which is a URL: set llama_server_swap_checksum"):
+        look_up(url)
+    program = look_up(url, checksum)
+    assert Path(program.path).read_bytes() == b"\x7fELF"
+    server.faults["/swap.tar.gz"] = answer(404, b"")
+    assert look_up(url, checksum) == program
+    with pytest.raises(Refusal, match=r"which its server does not give \(HTTP 404\): correct it, or download it and"):
+        look_up(url, f"sha256:{'ab' * 32}")
+    server.faults["/swap.tar.gz"] = answer(200, b"a page")
+    with pytest.raises(
+        Refusal, match=r"swap.tar.gz, which has sha256:.* and llama_server_swap_checksum is sha256:abab"
+    ):
+        look_up(url, f"sha256:{'ab' * 32}")
+
+
+@pytest.mark.parametrize("content", [packed("README.md"), packed("llama-swap")[:60]])
+def test_an_archive_without_the_program(look_up, tmp_path, content):
+    path = tmp_path / "swap.tar.gz"
+    path.write_bytes(content)
+    with pytest.raises(Refusal, match=r"which is no archive with a file llama-swap: give one of its releases"):
+        look_up(path)
 
 
 def test_the_program_is_not_in_the_history(pair, tmp_path):

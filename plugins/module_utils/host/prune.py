@@ -33,6 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 
 MODELS, PARTS, CACHES, RELEASES = KINDS = ("models", "parts", "caches", "releases")
+NOBODY = "no plan, no service and no process uses it"
 MOST = 200
 """Entries that are reported, the largest ones."""
 SOURCE = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", re.ASCII)
@@ -263,7 +264,7 @@ def _caches(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
 
 
 def _releases(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
-    """Installed releases that are neither planned nor built now, with which no kept plan can go back."""
+    """Installed releases that are neither planned nor built now, with which no kept plan can go back, and programs of llama-swap."""
     planned_builds = {build.id for build in planned.builds}
     kept = planned_builds | plan_history.builds(planned.prefix)
     for path in _entries(planned.prefix, "releases"):
@@ -271,7 +272,10 @@ def _releases(planned: HostPlan, used: Used) -> Iterator[UnusedFile]:
         if not _is_folder(path) or identity in kept or store.under_way(planned.cache, identity):
             continue
         if not used.names(path):
-            yield _unused(RELEASES, path, "no plan, no service and no process uses it")
+            yield _unused(RELEASES, path, NOBODY)
+    for path in _entries(planned.prefix, names.SWAP_PROGRAMS):
+        if _is_file(path) and not used.names(path):
+            yield _unused(RELEASES, path, NOBODY)
 
 
 # -------------------------------------------------------------------------------------------------------------- removal
@@ -326,7 +330,7 @@ def _no_download(prefix: str) -> Iterator[None]:
 
 def _remove(planned: HostPlan, unused: UnusedFile) -> None:
     path = Path(unused.path)
-    if unused.kind == RELEASES and not path.name.startswith("."):
+    if path.parent.name == RELEASES and not path.name.startswith("."):
         store.remove_release(planned.prefix, planned.cache, path.name)
         return
     removal.remove_below(planned.prefix, *path.relative_to(planned.prefix).parts)
