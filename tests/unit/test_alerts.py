@@ -87,6 +87,7 @@ for _host in SERVICES:
         f"{_host} node_hwmon_temp_crit_celsius": 90,
         f"{_host} node_cpu_scaling_frequency_hertz": 3e9,
         f"{_host} node_cpu_seconds_total": rising(1),
+        f"{_host} waiting_seconds_total": rising(0.05),
         f"{_host} service_info": 1,
         f"{_host} updated_timestamp_seconds": rising(1),
         f"{_host} restarts_total ended": 0,
@@ -269,6 +270,7 @@ FAULTS = [
 CAUSES = {
     "Most probably because of w2: round trip.": {"w2 worker_round_trip_seconds": turns(0.0002, 0.02)},
     "Most probably because of w2: packets sent again.": {"w2 worker_retransmissions_total": rising(1.5)},
+    "Most probably because of w2: waiting for processors.": {"w2 waiting_seconds_total": rising(0.5)},
     "Most probably because of w2: clock of the processor.": {"w2 node_cpu_scaling_frequency_hertz": turns(3e9, 1.5e9)},
     "Most probably because of w2: temperature.": {"w2 node_hwmon_temp_celsius": turns(60, 94)},
     "No host stands out.": {},

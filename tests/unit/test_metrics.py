@@ -300,6 +300,24 @@ def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_fil
     assert list(exported.folder.iterdir()) == []
 
 
+def test_a_service_says_how_long_it_had_no_processor(exported, tmp_path, monkeypatch):
+    for name in ("proc/self", "sys/fs/cgroup/system.slice/w.service"):
+        (tmp_path / name).mkdir(parents=True)
+    assert exporter.waited(tmp_path) is None
+    groups, pressure = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup/system.slice/w.service/cpu.pressure"
+    groups.write_text("1:name=systemd:/\n0::/system.slice/w.service\n")
+    pressure.write_text(
+        "some avg10=1.53 avg60=1.87 avg300=1.73 total=1088168194\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    )
+    assert exporter.waited(tmp_path) == pytest.approx(1088.168194)
+    groups.write_text("4:cpu:/\n")
+    assert exporter.waited(tmp_path) is None
+    _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
+    monkeypatch.setattr(exporter, "waited", lambda: 2.5)
+    exporter.Exporter(description, service).of_worker(True, None, 0)
+    assert one(exported.found(), "waiting_seconds_total", service=service) == 2.5
+
+
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
     _file, description, service = exported.describe("llamacpp-server", kind="head")
     (exported.folder / "llamacpp-server.prom").write_text(

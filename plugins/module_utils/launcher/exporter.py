@@ -136,6 +136,7 @@ class Exporter:
             figures.add("started_timestamp_seconds", self.started, **own)
             for cause, number in self.restarts.items():
                 figures.add("restarts_total", number, **own, cause=cause)
+            figures.add("waiting_seconds_total", waited(), **own)
             add(figures, told)
             journal.replace(self._file(told), figures.text(), 0o644)
 
@@ -218,6 +219,17 @@ def _add_verified(figures: metrics.Figures, path: Path) -> None:
         passed = bool(serving.read_json(path, FILE_BYTES)["passed"])
         figures.add("verified_passed", passed)
         figures.add("verified_timestamp_seconds", path.stat().st_mtime)
+
+
+def waited(root: Path = Path("/")) -> float | None:
+    """Seconds in which a thread of this service was ready and had no processor: others had them, or its quota was used up. None where the kernel does not
+    count them."""
+    with suppress(OSError, StopIteration):
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        group = next(line[4:] for line in groups if line.startswith("0::/"))
+        found = re.match(r"some .* total=(\d{1,18})\n", (root / "sys/fs/cgroup" / group / "cpu.pressure").read_text())
+        return int(found[1]) / 1e6 if found else None
+    return None
 
 
 def size_of(folder: Path) -> int:

@@ -55,6 +55,7 @@ METRICS = (
     Metric("updated_timestamp_seconds", GAUGE, "When the launcher wrote this", ("service",)),
     Metric("started_timestamp_seconds", GAUGE, "When the program was last started", ("service",)),
     Metric("restarts_total", COUNTER, "Ends of the program, by cause", ("service", "cause")),
+    Metric("waiting_seconds_total", COUNTER, "Time in which a thread of the service had no processor", ("service",)),
     Metric("state", GAUGE, "Whether this is the state of the head", ("state",)),
     Metric("state_since_timestamp_seconds", GAUGE, "Since when the head has had its state"),
     Metric("load_seconds", GAUGE, "Duration of the load in progress, or of the last one"),
