@@ -17,8 +17,11 @@ TRIES = 6
 class BySystemd:
     """Where the container's systemd has the controller for processors (cgroup v2)."""
 
+    def __init__(self, names):
+        self.names = names
+
     def limit(self, share):
-        for name in WORKERS:
+        for name in self.names:
             units = " ".join(SERVICES[name])
             inside(
                 name,
@@ -26,7 +29,7 @@ class BySystemd:
             )
 
     def close(self):
-        for name in WORKERS:
+        for name in self.names:
             inside(
                 name,
                 f"for unit in {' '.join(SERVICES[name])}; do systemctl set-property --runtime $unit CPUQuota=; done",
@@ -36,17 +39,18 @@ class BySystemd:
 class ByMachine:
     """Where the machine's own controller (cgroup v1) is not handed to containers: in a mount of this scenario's namespace."""
 
-    def __init__(self):
+    def __init__(self, names):
+        self.names = names
         self.mount = Path(tempfile.mkdtemp())
         subprocess.run(["mount", "-t", "cgroup", "-o", "cpu", "none", self.mount], check=True)
         self.groups = []
-        for name in WORKERS:
+        for name in names:
             group = self.mount / f"llamacpp-test-{name}"
             group.mkdir(exist_ok=True)
             self.groups.append(group)
 
     def limit(self, share):
-        for name, group in zip(WORKERS, self.groups):
+        for name, group in zip(self.names, self.groups):
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(max(1000, int(share * PERIOD_US))))
             for process in _processes(name):
@@ -76,10 +80,10 @@ def _processes(name):
 
 
 @contextlib.contextmanager
-def slowed(tokens_per_second):
-    """While it lasts, the model answers about so fast; the speed that was measured."""
-    controllers = inside(WORKERS[0], "cat /sys/fs/cgroup/cgroup.controllers", check=False).split()
-    throttle = BySystemd() if "cpu" in controllers else ByMachine()
+def slowed(tokens_per_second, names=WORKERS):
+    """While it lasts, the model answers about so fast, for these workers; the speed that was measured."""
+    controllers = inside(names[0], "cat /sys/fs/cgroup/cgroup.controllers", check=False).split()
+    throttle = (BySystemd if "cpu" in controllers else ByMachine)(names)
     try:
         share, speed = 0.05, None
         for _try in range(TRIES):
