@@ -153,7 +153,8 @@ def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary 
         planned = Device(host, backend, device, device, 0, {})
         rate = cost_model.rate_of(planned, cluster.hosts[host].facts, served.release.generation).prompt_gflops
         keys = tuple(calibration.key(device, endpoint) for device, _backend, endpoint in found)
-        yield Measured(host, keys, name, device, endpoint, tuple(calibration.trials(types_read, experts, rate)))
+        trials = calibration.trials(types_read, experts, rate, lent=bool(endpoint))
+        yield Measured(host, keys, name, device, endpoint, tuple(trials))
 
 
 def _reaching(plan: Plan, measured: Sequence[Measured]) -> Plan:

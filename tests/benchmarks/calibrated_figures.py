@@ -176,7 +176,8 @@ def measure(options: argparse.Namespace, results: Results, folder: Path) -> None
     ends = time.monotonic() + options.seconds
     spent: dict[str, float] = {}
     for place in places(options.device)[: len(options.cases)]:
-        for number, trial in enumerate(calibration.trials(options.types, options.types[0], place.gflops)):
+        lent = place.key != options.device
+        for number, trial in enumerate(calibration.trials(options.types, options.types[0], place.gflops, lent)):
             key = ("calibration", place.key, *trial)
             needed = number < len(calibration.NEEDED)
             if key in results.rows or time.monotonic() > ends:

@@ -113,6 +113,31 @@ def test_noise_widens_the_range_and_what_cannot_be_is_refused():
         )
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_a_visit_to_a_worker_that_sleeps_longer_does_not_make_bytes_slower(large):
+    found = speeds("CUDA0")
+    before = calibration.fit(WHAT, found)
+    kind, rate = "Q4_K", before.gb_per_s["Q4_K"]
+    if large:
+        most, wide = calibration.Trial("large", kind, 24, rapid=True), calibration.Trial("wide", kind, 8, rapid=True)
+        one = calibration._Counts(calibration.Trial("wide", kind, 1))
+        layer_ms = one.read / rate / 1e6 + one.nodes * before.node_us / 1e3
+        found[most] = {"tg": [1000 / (1000 / statistics.median(found[wide]["tg"][2:]) + 16 * layer_ms)] * 8}
+    woken = {"short": 0.2, "long": 0.2}
+    slept = {
+        trial: {
+            test: [
+                1 / (1 / sample + woken.get(trial.kind, 0.4) / 1000) if test == "tg" else sample for sample in samples
+            ]
+            for test, samples in tests.items()
+        }
+        for trial, tests in found.items()
+    }
+    after = calibration.fit(WHAT, slept)
+    assert (after.gb_per_s[kind] > 0.95 * rate) is large, "else what is slept longer counts as bytes"
+    assert after.visit_ms == pytest.approx(before.visit_ms + (0.4 if large else 0.2), abs=0.03)
+
+
 def test_a_worker_that_is_far_away_is_measured():
     near = speeds("CPU lent")
     far = {
@@ -128,15 +153,19 @@ def test_a_worker_that_is_far_away_is_measured():
 
 
 def test_what_the_served_model_needs_is_measured_first():
-    found = calibration.trials(["MXFP4", "Q8_0"], "MXFP4", 10_000)
+    found = calibration.trials(["MXFP4", "Q8_0"], "MXFP4", 10_000, lent=False)
     assert [trial.kind for trial in found[:8]] == ["wide", "short", "long", "half", "link", "deep", "experts", "odd"]
     assert [trial.type for trial in found[7:10]] == ["MXFP4", "Q8_0", "F16"]
-    few = calibration.trials(["Q4_K"], None, 100)
+    behind_a_worker = calibration.trials(["MXFP4"], "MXFP4", 10_000, lent=True)
+    assert [trial for trial in behind_a_worker if trial.kind == "large"] == [
+        calibration.Trial("large", "MXFP4", 24, rapid=True)
+    ]
+    few = calibration.trials(["Q4_K"], None, 100, lent=True)
     assert few[0].layers < found[0].layers
     assert few[0].tests[1] < found[0].tests[1], "the first tokens of a repetition take longer"
     assert few[-1].kind == "wide"
     assert "odd" not in {trial.kind for trial in few}, "bytes take so long there that steps do not matter"
-    assert calibration.trials(["NVFP4"], None, 100)[0].type == "F16", "what it cannot make is left out"
+    assert calibration.trials(["NVFP4"], None, 100, lent=False)[0].type == "F16", "what it cannot make is left out"
 
 
 def test_a_model_of_random_weights_is_one_that_llama_cpp_reads(tmp_path):

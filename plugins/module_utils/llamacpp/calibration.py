@@ -4,7 +4,7 @@
 """Models of random weights, and what their speeds say of a device with any model.
 
 A token takes a time for the visit, one for each node of the graph, and one for each byte, by type. A short and a long model of small matrices and a
-wide one say these three; a wide one of each further type says its bytes. A prompt takes one for each multiplication, for each node and for each byte
+wide one say these three, of a fast device behind a worker two wide ones; a wide one of each further type says its bytes. A prompt takes one for each multiplication, for each node and for each byte
 that it sends to the device: a wide model, one of half the width, and one that sends much and computes little.
 """
 
@@ -23,6 +23,8 @@ TYPES = {kind.name: number for number, kind in ALL.items()}
 COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 """Types that are measured after those of the served model, as far as the time reaches."""
 SHORT, LONG, WIDE, HALF, LINK, DEEP = "short", "long", "wide", "half", "link", "deep"
+LARGE = "large"
+"""As wide, with more layers: of fast devices behind workers, to which a visit takes longer where a token does, since who waits for it falls asleep."""
 EXPERTS, ODD = "experts", "odd"
 """Of a number of experts that is a power of two, among which backends choose in one step, and of another number."""
 HEAD, VOCABULARY = 128, 256
@@ -50,6 +52,7 @@ SHAPES = {
     WIDE: Shape(4096, 12288, 32, 8),
     HALF: Shape(2048, 6144, 16, 4),
     LINK: Shape(8192, 256, 2, 1),
+    LARGE: Shape(4096, 12288, 32, 8),
     DEEP: Shape(512, 256, 32, 8),
     ODD: Shape(2048, 768, 16, 4, 96, 8),
     EXPERTS: Shape(2048, 768, 16, 4, 64, 8),
@@ -60,6 +63,7 @@ LAYERS = {
     SHORT: (4, 4),
     LONG: (32, 32),
     WIDE: (2, 8),
+    LARGE: (24, 24),
     HALF: (4, 8),
     LINK: (1, 1),
     EXPERTS: (2, 6),
@@ -95,7 +99,9 @@ class Trial(NamedTuple):
     def tests(self) -> tuple[int, int]:
         """Tokens of the prompt, and generated ones."""
         generated = 64 if self.rapid else 16
-        return (0 if self.kind in (SHORT, LONG, ODD) else PROMPT), (0 if self.kind in (HALF, LINK) else generated)
+        return (0 if self.kind in (SHORT, LONG, LARGE, ODD) else PROMPT), (
+            0 if self.kind in (HALF, LINK) else generated
+        )
 
     @property
     def repetitions(self) -> int:
@@ -150,17 +156,19 @@ def group(name: str, kind: str, size: tuple[int, ...], layers: Optional[tuple[in
     return TensorGroup(name, kind, size, stored.size(size[-1], rows), layers)
 
 
-def trials(types: Sequence[str], experts: Optional[str], gflops: float) -> list[Trial]:
+def trials(types: Sequence[str], experts: Optional[str], gflops: float, lent: bool) -> list[Trial]:
     """What to measure of a device, the most important first.
 
     :param types: of the served model's weights, the one that it reads most first.
     :param experts: type of its experts.
     :param gflops: that it is taken to reach in prompts.
+    :param lent: whether it is behind a worker.
     """
     wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
     first = wanted[0]
-    start = [_trial(kind, first, gflops) for kind in (*NEEDED, DEEP)]
-    kinds = (EXPERTS, ODD) if gflops >= RAPID_GFLOPS else (EXPERTS,)
+    rapid = gflops >= RAPID_GFLOPS
+    start = [_trial(kind, first, gflops) for kind in (*NEEDED, DEEP, *((LARGE,) if rapid and lent else ()))]
+    kinds = (EXPERTS, ODD) if rapid else (EXPERTS,)
     of_experts = [_trial(kind, experts if experts in wanted else first, gflops) for kind in kinds]
     rest = [_trial(WIDE, kind, gflops) for kind in wanted[1:]]
     served = len(set(types) & set(wanted[1:]))
@@ -329,12 +337,18 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
     by_kind = {trial.kind: trial for trial in reversed(list(speeds))}
     short, long, wide = (counted[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
     short_ms, long_ms, wide_ms = (token[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
+    large = by_kind.get(LARGE)
     node = visit = 0.0
     per_byte = wide_ms / wide.read
     for _step in range(STEPS):
         node = max(0.0, (long_ms - short_ms - (long.read - short.read) * per_byte) / (long.nodes - short.nodes))
-        visit = max(0.0, short_ms - short.nodes * node - short.read * per_byte)
-        per_byte = (wide_ms - visit - wide.nodes * node) / wide.read
+        if large:
+            more, more_ms = counted[large], token[large] - wide_ms
+            per_byte = (more_ms - (more.nodes - wide.nodes) * node) / (more.read - wide.read)
+            visit = max(0.0, wide_ms - wide.nodes * node - wide.read * per_byte)
+        else:
+            visit = max(0.0, short_ms - short.nodes * node - short.read * per_byte)
+            per_byte = (wide_ms - visit - wide.nodes * node) / wide.read
     read = {
         trial.type: max(1e-12, (ms - visit - counted[trial].nodes * node) / counted[trial].read)
         for trial, ms in token.items()
