@@ -4,8 +4,9 @@
 """Models of random weights, and what their speeds say of a device with any model.
 
 A token takes a time for the visit, one for each node of the graph, and one for each byte, by type. A short and a long model of small matrices and a
-wide one say these three, of a fast device behind a worker two wide ones; a wide one of each further type says its bytes. A prompt takes one for each multiplication, for each node and for each byte
-that it sends to the device: a wide model, one of half the width, and one that sends much and computes little.
+wide one say these three, of a fast device behind a worker two wide ones; a wide one of each further type says its bytes. A prompt takes one for each
+multiplication, for each node and for each byte that it sends to the device: a wide model, one of half the width, and one that sends much and computes
+little.
 """
 
 import statistics
