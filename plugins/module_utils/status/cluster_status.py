@@ -147,8 +147,11 @@ def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
 
 def _calibrated(plan: Plan) -> str | None:
     """Devices that were measured with another release."""
-    found = [f"{one.device} on {one.measured}" for one in plan.estimate.devices if one.measured and " " in one.measured]
-    return ", ".join(found) or None
+    found: dict[str, list[str]] = {}
+    for one in plan.estimate.devices:
+        if one.measured and " " in one.measured:
+            found.setdefault(one.measured, []).append(one.device)
+    return "; ".join(f"{', '.join(alike)} on {when}" for when, alike in found.items()) or None
 
 
 def _cluster(

@@ -78,7 +78,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
     if cluster.benchmark:
         lines += _row("benchmark", f"{cluster.benchmark} is the last one")
     if cluster.calibrated:
-        lines += _row("calibrated", f"{cluster.calibrated}, and another release serves: run playbooks/calibrate.yml")
+        lines += _row("measured", f"{cluster.calibrated}, and another release serves: run playbooks/calibrate.yml")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
