@@ -246,10 +246,11 @@ class ActionModule(Action):
         return [cell for cell in self._record.cells if cell.key in keys and not cell.is_done]
 
     def _update(self, cells: Iterable[types.Cell]) -> None:
-        """Takes cells into the record, and shows those that are done now."""
+        """Takes cells into the record, and shows those that are done now: of those that lack a figure for one reason, the first."""
         known = {cell.key: cell for cell in self._record.cells}
         for cell in cells:
-            if cell.is_done and not known[cell.key].is_done:
+            said = {other.skipped for other in known.values() if other.skipped}
+            if cell.is_done and not known[cell.key].is_done and cell.skipped not in said:
                 speed = benchmark_table.speed(cell) if cell.measured else f"not measured: {cell.skipped}"
                 display.display(f"  [{self._head.name}] {cell.key}: {speed}")
             known[cell.key] = cell

@@ -425,6 +425,8 @@ def test_a_failure_says_how_the_program_ended_and_what_it_said():
     assert results.failure_of(results.read("0.3000 run ended with -15\n"), ["x"], ()) == (
         "x was ended by signal 15: it wrote nothing"
     )
+    over = "the 60 seconds of a GPU are over"
+    assert results.failure_of(log_of(f"err {over}"), ["x"], ()) == over, "it did not begin"
 
 
 def test_the_example_has_the_form_of_the_schema_and_the_tables_have_every_cell():
@@ -869,6 +871,13 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measur
     assert [len(cell["hosts"]) for cell in failed] == [1] * 4
     assert all(cell["argv"][0].endswith("llama-bench") for cell in failed)
     assert record["ended"]
+
+
+def test_why_a_program_did_not_measure_is_said_once(measuring, monkeypatch):
+    monkeypatch.setitem(globals(), "written_by", lambda _argv: "1.0000 err no room\n2.0000 run ended with 1")
+    measuring.run()
+    assert len([text for text in measuring.said if ": not measured: " in text]) == 1
+    assert "no room: 8 cells" in measuring.said[-1]
 
 
 def test_progress_is_shown_while_a_program_runs(measuring):
