@@ -34,7 +34,7 @@ class ActionModule(benchmark.ActionModule):
         self._add({})
         own = self._loads.get(tuning.OWN)
         cores = int(inputs.cluster.places[self._head.name].facts.cpu["cores"])
-        for settings in tuning.candidates(own.plan, cores, self._from.request.prompts) if own else ():
+        for settings in tuning.candidates(own.plan, cores, self._from.request) if own else ():
             self._add(settings)
         shown = "" if self._path else "; what is found is only shown, since llama_benchmark_path is not set"
         self._show(f"{len(self._loads)} settings to measure, {len(self._skipped)} not possible{shown}")
@@ -70,15 +70,16 @@ class ActionModule(benchmark.ActionModule):
     def _is_over(self) -> bool:
         return time.monotonic() > self._until
 
-    def _add(self, settings: tuning.Settings) -> None:
+    def _add(self, settings: tuning.Settings, name: str = "") -> None:
         """Plans the cluster as it would serve with these settings, and takes that among the loads, or notes why it is not possible."""
-        served, request, name = self._head.plan, self._from.request, tuning.name_of(settings)
+        served, request, name = self._head.plan, self._from.request, name or tuning.name_of(settings)
         cluster = self._from.with_values(settings)
         plan = benchmark.plan_of(cluster, self._model, self._from.catalogue)
         hosts = tuple(matrix.hosts_with_layers(plan if isinstance(plan, Plan) else served))
         backend, texts = cluster.server.backend or matrix.serving_backend(served), matrix.settings_of(settings)
-        tests = (request.prompts, request.generated, request.depths)
-        load = matrix.Load(hosts, backend, cluster.model, texts, (), *tests)
+        text = (request.text or "") if matrix.SPECULATION in settings or name == tuning.ASKED else ""
+        tests = ((), request.generated, (0,)) if text else (request.prompts, request.generated, request.depths)
+        load = matrix.Load(hosts, backend, cluster.model, texts, (), *tests, text)
         why, argv = matrix.obstacle(plan, served, load), []
         if isinstance(plan, Plan) and not why:
             argv = command_line.argv_of(plan, load, request.repetitions)
@@ -88,8 +89,12 @@ class ActionModule(benchmark.ActionModule):
         if why or not isinstance(plan, Plan):
             self._skipped[name] = str(why)
             return
-        self._loads[name] = benchmark.PlannedLoad(load, plan, argv, frozenset())
-        self._tried[name] = tuning.Tried(settings, {})
+        if text and name != tuning.ASKED and tuning.ASKED not in self._loads:
+            self._add({}, tuning.ASKED)
+        asks = matrix.asks_of(plan, load, request.repetitions)
+        self._loads[name] = benchmark.PlannedLoad(load, plan, argv, frozenset(), asks=asks)
+        if name != tuning.ASKED:
+            self._tried[name] = tuning.Tried(settings, {})
 
     def _search(self) -> None:
         """Measures in rounds, each time those that may still be the best, until the minutes are over.
@@ -115,11 +120,15 @@ class ActionModule(benchmark.ActionModule):
 
         :raises AnsibleActionFail: that was not possible.
         """
+        asked = [tuning.ASKED] if any(self._loads[name].load.text for name in names) else []
+        names = [*asked, *(name for name in names if name != tuning.ASKED)]
         parts = [(turn, name, self._loads[name]) for turn in turns for name in names]
         cells: list[types.Cell] = []
         loads: list[benchmark.PlannedLoad] = []
         for turn, _name, one in parts:
-            new = [cell._replace(key=f"{cell.key}/turn {turn}") for cell in matrix.cells_of(one.load, one.plan, None)]
+            way = "/llama-server" if one.load.text else ""
+            planned = matrix.cells_of(one.load, one.plan, None)
+            new = [cell._replace(key=f"{cell.key}{way}/turn {turn}") for cell in planned]
             loads.append(one._replace(keys=frozenset(cell.key for cell in new)))
             cells += new
         inputs, plan = self._from, self._loads[tuning.OWN].plan
@@ -127,11 +136,16 @@ class ActionModule(benchmark.ActionModule):
         self._record = benchmark.record_of(self._head.plan, inputs, cells, models)
         whole = benchmark.Matrix(inputs.request, loads, self._record, inputs.cluster.model.token_file)
         problem = self._measure(whole, None)
-        for (turn, name, _one), load in zip(parts, loads):
-            mine = [cell for cell in self._record.cells if cell.key in load.keys]
-            speeds = {benchmark_table.test_of(cell): cell.measured.mean for cell in mine if cell.measured}
+        for (turn, name, one), load in zip(parts, loads):
+            mine, by = (
+                [cell for cell in self._record.cells if cell.key in load.keys],
+                " of the text" * bool(one.load.text),
+            )
+            speeds = {benchmark_table.test_of(cell) + by: cell.measured.mean for cell in mine if cell.measured}
             if len(speeds) == len(mine):
-                self._tried[name] = self._tried[name]._replace(turns={**self._tried[name].turns, turn: speeds})
+                tried = self._tried[tuning.OWN if name == tuning.ASKED else name]
+                turned = {**tried.turns, turn: {**tried.turns.get(turn, {}), **speeds}}
+                self._tried[tuning.name_of(tried.settings)] = tried._replace(turns=turned)
             failed = [cell.skipped for cell in mine if cell.skipped and cell.skipped != tuning.OVER]
             self._skipped.update(dict.fromkeys([name], failed[0]) if failed else {})
         text = self._write(tuning.CUT)

@@ -8,7 +8,7 @@ import test_benchmark
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import tune
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -22,7 +22,9 @@ FAILED = "1.0000 err no room\n2.0000 run ended with 1"
 
 
 def candidates_of(*prompts, **variables):
-    return tuning.candidates(served_by(cluster_of(**MEASURED, **variables)), 16, prompts)
+    found = cluster_of(**MEASURED, **variables)
+    request = matrix.request_of(found.hosts["head"]["variables"])._replace(prompts=prompts)
+    return tuning.candidates(served_by(found), 16, request)
 
 
 def test_one_thing_changes_at_a_time_and_the_planner_takes_all_of_it():
@@ -62,7 +64,8 @@ def test_a_second_backend_of_the_head_is_tried():
     host = plan.hosts["head"]
     builds = (*host.builds, *(host.builds[0]._replace(id=name, backend=name) for name in ("vulkan", "hip")))
     plan = plan._replace(hosts={**plan.hosts, "head": host._replace(builds=builds)})
-    backends = [one.get("llama_server_backend") for one in tuning.candidates(plan, 16, [512])]
+    request = matrix.request_of(cluster_of(**MEASURED).hosts["head"]["variables"])
+    backends = [one.get("llama_server_backend") for one in tuning.candidates(plan, 16, request)]
     assert [name for name in backends if name] == ["vulkan", "hip"]
 
 
@@ -120,6 +123,8 @@ class Tuning(Measuring):
     def log_of(self, argv):
         self.loads += 1
         given, rows = dict(zip(argv, argv[1:])), []
+        if "-n" not in given:  # llama-server, which is asked
+            given.update({"-p": "0", "-n": "128"})
         for name, word in (("n_prompt", "-p"), ("n_gen", "-n")):
             figure = self.speed(name, given) * (1 - self.loads / 100_000)  # the host gets slower
             row = {"n_prompt": 0, "n_gen": 0, "samples_ts": [figure], "avg_ts": figure, "stddev_ts": 0.0}
@@ -214,6 +219,29 @@ def test_no_setting_takes_the_fallbacks_away(monkeypatch, tmp_path, fallback):
     assert len(lines) == 2
     lost = "not measured, nothing could be served without worker1:cpu (llama_server_tensor_split says"
     assert [lost in line for line in lines] == [fallback] * 2
+
+
+def test_predicted_tokens_are_compared_with_llama_server_as_it_continues_the_operators_text(monkeypatch, tmp_path):
+    def speed(name, given):
+        """llama-server is slower than the program that measures, but where it predicts."""
+        return (24 if "--spec-type" in given else 8) if "--model" in given else small_pieces(name, given)
+
+    search = Tuning(monkeypatch, speed, llama_benchmark_text="as I write", llama_benchmark_generated=[128])
+    assert search.tune(tmp_path) == {"llama_server_speculation": "ngram"}
+    text = (tmp_path / "tuned.yml").read_text()
+    assert "speculation=ngram is 200.0 ± 0.0 % faster" in text
+    assert "tg128 of the text 8.00" in text, "the plan's own"
+    asked = [load["asks"]["text"] for load in search.host.loads if load["asks"]]
+    assert asked == ["as I write"] * len(asked) != []
+    assert not [load for load in search.host.loads if load["asks"] and "llama-bench" in load["argv"][0]]
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"llama_benchmark_text": "x", "llama_server_speculation": "ngram"}, {"llama_tune_for": "prompts"}]
+)
+def test_tokens_are_not_predicted_of_no_text_twice_or_in_prompts(variables):
+    text = {"llama_benchmark_text": "x", "llama_benchmark_generated": []} if "llama_tune_for" in variables else {}
+    assert not [one for one in candidates_of(512, **{**variables, **text}) if matrix.SPECULATION in one]
 
 
 def test_without_a_folder_the_file_is_shown(monkeypatch):

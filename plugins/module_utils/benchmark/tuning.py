@@ -28,6 +28,8 @@ LEAST_TURNS, LEAST_GAIN = 3, 1.02
 LEAST_PIECE, MOST_PIECE = 32, 8192
 """Tokens of a micro-batch that are tried."""
 OWN, OVER = "the plan's", "llama_tune_minutes are over"
+ASKED = f"{OWN}, as llama-server continues llama_benchmark_text"
+"""With which the prediction of tokens is compared: the program that measures all others predicts none."""
 MORE, CUT = f"{OVER}: more of them may find more.", "The search was cut off: run tune.yml again."
 """Why it ended early."""
 
@@ -47,21 +49,22 @@ def request_of(variables: Mapping[str, Any], request: matrix.Request) -> matrix.
     return request._replace(repetitions=1, timeout=min(request.timeout, 60 * variables["llama_tune_minutes"]))
 
 
-def candidates(plan: Plan, cores: int, prompts: Sequence[int]) -> list[dict[str, Any]]:
+def candidates(plan: Plan, cores: int, request: matrix.Request) -> list[dict[str, Any]]:
     """Changes of the plan's settings, one at a time.
 
     :param cores: of the head.
-    :param prompts: lengths that are measured; of pieces that are longer than all of them nothing would be seen.
+    :param request: of pieces that are longer than all of its prompts nothing would be seen, and tokens are predicted of an operator's own text alone.
     """
     server, own = command_line.options_of(plan.head.argv), matrix.serving_backend(plan)
     batch, micro = int(server.get("batch", 2048)), int(server.get("micro-batch", 512))
     pieces = [(batch, micro // 2), (max(batch, 2 * micro), 2 * micro), (2 * batch, micro), (batch // 2, micro)]
     pieces = [pair for pair in pieces if LEAST_PIECE <= pair[1] <= min(pair[0], MOST_PIECE)]
-    longest = max(prompts, default=0)
+    longest = max(request.prompts, default=0)
     pieces = [pair for pair in pieces if any(min(a, longest) != min(b, longest) for a, b in zip(pair, (batch, micro)))]
     kinds = (server.get("cache-type-k", "f16"), server.get("cache-type-v", "f16"))
     threads = {cores, max(1, cores // 2)} - {int(server.get("threads", 0))} if plan.head.cpu.layers else ()
     backends = dict.fromkeys(build.backend for build in plan.hosts[plan.head.host].builds)
+    predicts = request.text and request.generated and not plan.estimate.speculation
     types = [(kind, kind) for kind in ("f16", "q8_0") if kinds != (kind, kind)]
     return [
         *({"llama_server_batch": whole, "llama_server_micro_batch": piece} for whole, piece in pieces),
@@ -70,6 +73,7 @@ def candidates(plan: Plan, cores: int, prompts: Sequence[int]) -> list[dict[str,
         *({"llama_server_cache_type_k": keys, "llama_server_cache_type_v": values} for keys, values in types),
         *({"llama_server_threads": number} for number in sorted(threads)),
         *({"llama_server_tensor_split": split} for split in _splits(plan)),
+        *([{matrix.SPECULATION: "ngram"}] if predicts else []),
     ]
 
 
@@ -130,7 +134,7 @@ def gains(tried: Sequence[Tried]) -> list[Gain]:
         ratios = [
             statistics.geometric_mean(speed / own.turns[turn][test] for test, speed in speeds.items())
             for turn, speeds in one.turns.items()
-            if turn in own.turns
+            if speeds.keys() <= own.turns.get(turn, {}).keys()
         ]
         if ratios:
             spread = statistics.stdev(ratios) if len(ratios) > 1 else 0.0
@@ -191,7 +195,8 @@ def as_yaml(record: Benchmark, wanted: str, tried: Sequence[Tried], skipped: Map
         "Tokens per second, mean of the turns, and how much faster than the plan's settings in the same turns:",
     ]
     for name, turns in ((name_of(one.settings), list(one.turns.values())) for one in tried if one.turns):
-        speeds = [f"{test} {statistics.fmean(turn[test] for turn in turns):.2f}" for test in turns[0]]
+        tests = dict.fromkeys(test for turn in turns for test in turn)
+        speeds = [f"{test} {statistics.fmean(turn[test] for turn in turns if test in turn):.2f}" for test in tests]
         lines.append(f"  {name}: {', '.join(speeds)}; {len(turns)} turns{faster.get(name, '')}")
     lines += [f"  {name}: not measured, {why}" for name, why in skipped.items()]
     values = [f"{name}: {json.dumps(value)}" for name, value in (top.settings if top else {}).items()]
