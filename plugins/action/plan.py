@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     runtime,
     server,
     serving,
+    tunnel,
     worker,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
@@ -37,12 +38,10 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 
 display = Display()
 
+MODULES = (runtime, server, worker, tunnel, progress, serving, exporter, metrics, journal, rpc)
 RUNTIME_FILES = [
     completion.RuntimeFile(path.name, path.read_bytes(), str(path))
-    for path in (
-        Path(str(module.__file__))
-        for module in (runtime, server, worker, progress, serving, exporter, metrics, journal, rpc)
-    )
+    for path in (Path(str(module.__file__)) for module in MODULES)
 ]
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
 

@@ -33,13 +33,14 @@ try:
         progress,
         server,
         serving,
+        tunnel,
         worker,
     )
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    exporter, progress, rpc, journal, serving, server, worker = (
+    exporter, progress, rpc, journal, serving, server, tunnel, worker = (
         importlib.import_module(name)
-        for name in ("exporter", "progress", "rpc", "journal", "serving", "server", "worker")
+        for name in ("exporter", "progress", "rpc", "journal", "serving", "server", "tunnel", "worker")
     )
 
 HANDSHAKES = "handshakes.json"
@@ -79,6 +80,7 @@ def shake_hands(
     note: Callable[[Answers], object],
     pause: float = 1.0,
     enough: Callable[[Answers], object] = lambda answers: False,
+    tunnels: tunnel.Tunnels = tunnel.NONE,
 ) -> Answers:
     """Waits until every worker answers; returns their answers.
 
@@ -98,6 +100,9 @@ def shake_hands(
             answers[endpoint] = ask_worker(endpoint, protocol, timeout)
             asked[endpoint] = time.monotonic()
             state, detail, *_rest = answers[endpoint]
+            if state not in ("ok", "refused", before):
+                detail = tunnels.explained(endpoint, detail)
+                answers[endpoint] = answers[endpoint]._replace(detail=detail)
             if state != before:
                 note(answers)
                 if state != "ok":
@@ -197,8 +202,10 @@ class Start:
         pause: float,
         settings: Settings,
         exports: exporter.Exporter = worker.NOT_EXPORTED,
+        tunnels: tunnel.Tunnels = tunnel.NONE,
     ) -> None:
         self.full = chosen
+        self.tunnels = tunnels
         self.url = url
         self.state = state
         self.protocol = protocol
@@ -259,13 +266,14 @@ class Start:
             self._set(serving.WAITING, waiting_for=waiting)
 
         def enough(answers: Answers) -> bool:
+            self.tunnels.keep()
             self._set(serving.WAITING, waiting_for=self.record.waiting_for)
             if self.settings.fallbacks and time.monotonic() - began >= patience:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
             return bool(found) or time.monotonic() - began >= self.patience
 
         pause = min(self.pause, ASK_AGAIN_SECONDS)
-        answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough)
+        answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough, self.tunnels)
         away = [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
         if away and not found:
             self.record.note(f"worker {', '.join(away)} stays away: nothing is started")
@@ -309,6 +317,7 @@ class Start:
             self._count("start_failed")
             return
         self.exports.begins()
+        head.tunnels = self.tunnels
         try:
             fault = self._watch(head, chosen)
         except SystemExit:
@@ -338,6 +347,7 @@ class Start:
         recorded = False
         while head.process.poll() is None:
             journal.alive()
+            self.tunnels.keep()
             recorded = recorded or write_handshakes(self.state, chosen.answers)
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.pause)
@@ -424,6 +434,7 @@ def run(
     pause: float = 1.0,
     settings: Settings = DEFAULTS,
     exports: exporter.Exporter = worker.NOT_EXPORTED,
+    tunnels: tunnel.Tunnels = tunnel.NONE,
 ) -> int:
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     progress.end_when_asked()
@@ -432,7 +443,7 @@ def run(
     with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
         state.mkdir(exist_ok=True)
     write_handshakes(state, {})
-    start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings, exports)
+    start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings, exports, tunnels)
     try:
         while True:
             start.wait()
@@ -488,14 +499,38 @@ def main() -> int:
             metavar=("FILE", "SERVICE"),
             help="what describes the metrics that it writes, and its name",
         )
+    client = parts.add_parser("client", help="run a program that needs the tunnels of a head")
+    for part in (head, lender, client):
+        part.add_argument(
+            "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="ends, ADDRESS:PORT each"
+        )
+        part.add_argument(
+            "--tunnel-keys", type=Path, metavar="FOLDER", help="of tunnels, which another launcher keeps without it"
+        )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
+    keys = options.tunnel_keys
+    ends = tunnel.of_words(options.tunnel, keys or Path(), client=options.part != "worker")
+    with tunnel.Tunnels(ends, keeps=keys is not None) as tunnels:
+        return _run_part(options, tunnels)
+
+
+def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
+    if options.part == "client":
+        return tunnel.run(options.argv, tunnels)
     exports = (
         exporter.Exporter(Path(options.metrics[0]), options.metrics[1]) if options.metrics else worker.NOT_EXPORTED
     )
     if options.part == "worker":
-        limit = options.limit_mib * rpc.MIB
-        return worker.run(options.argv, options.cache, limit, port=options.port, sizes=options.size, exports=exports)
+        return worker.run(
+            options.argv,
+            options.cache,
+            options.limit_mib * rpc.MIB,
+            port=options.port,
+            sizes=options.size,
+            exports=exports,
+            tunnels=tunnels,
+        )
     settings = Settings(
         options.fallbacks,
         options.fallback_after,
@@ -515,6 +550,7 @@ def main() -> int:
         options.timeout,
         settings=settings,
         exports=exports,
+        tunnels=tunnels,
     )
 
 

@@ -27,9 +27,9 @@ from typing import IO, NamedTuple, cast
 from urllib.parse import quote
 
 try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, tunnel
 except ImportError:  # as installed on a host
-    journal, progress = (importlib.import_module(name) for name in ("journal", "progress"))
+    journal, progress, tunnel = (importlib.import_module(name) for name in ("journal", "progress", "tunnel"))
 
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
@@ -210,6 +210,9 @@ class Fault(NamedTuple):
 class Watched:
     """One llama-server process that serves a model, and what is watched about it."""
 
+    tunnels = tunnel.NONE
+    """To its workers."""
+
     def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
         now = time.monotonic()
         self.pid = pid
@@ -251,7 +254,7 @@ class Watched:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return progress.look_at(self.pid, self.kept_alive, ports)
+            return self.tunnels.with_outer(progress.look_at(self.pid, self.kept_alive, ports))
         except OSError:
             return None
 
@@ -558,7 +561,9 @@ class Router(Head):
     def _child(self, pid: int, argv: list[str]) -> Watched:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
         silence = self.silence * 2 ** min(self.silences, 3)
-        return Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), silence, pid)
+        child = Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), silence, pid)
+        child.tunnels = self.tunnels
+        return child
 
     def models(self) -> dict[str, Watched]:
         return {_value(child.argv, ALIAS): child for child in self.children.values()}

@@ -19,11 +19,17 @@ from contextlib import suppress
 from pathlib import Path
 
 try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, journal, progress, serving
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+        exporter,
+        journal,
+        progress,
+        serving,
+        tunnel,
+    )
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    exporter, journal, progress, serving, rpc = (
-        importlib.import_module(name) for name in ("exporter", "journal", "progress", "serving", "rpc")
+    exporter, journal, progress, serving, tunnel, rpc = (
+        importlib.import_module(name) for name in ("exporter", "journal", "progress", "serving", "tunnel", "rpc")
     )
 
 PRUNE_SECONDS = 300
@@ -172,6 +178,7 @@ def run(
     look: float = 1.0,
     sizes: Sequence[int] = (),
     exports: exporter.Exporter = NOT_EXPORTED,
+    tunnels: tunnel.Tunnels = tunnel.NONE,
 ) -> int:
     """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
 
@@ -195,8 +202,9 @@ def run(
     try:
         while process.poll() is None:
             journal.alive()
+            tunnels.keep()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(look, pause) if guard else pause)
+                process.wait(timeout=min(look, pause) if guard or tunnels.tunnels else pause)
             fault = guard.fault() if guard and process.poll() is None else None
             if fault:
                 journal.say(f"{fault}: it is started again")

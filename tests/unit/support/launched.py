@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     progress,
     runtime,
     serving,
+    tunnel,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
@@ -26,10 +27,11 @@ from test_rpc import Server, worker
 
 from support.hosts import free_port
 
-MODULES = (runtime, llama_server, workers, progress, serving, exporter, metrics, journal, rpc)
+MODULES = (runtime, llama_server, workers, tunnel, progress, serving, exporter, metrics, journal, rpc)
 SILENCE = 3.0
 HASTY = """
-import exporter, functools, progress, runtime, server, serving, worker
+import exporter, functools, os, progress, runtime, server, serving, tunnel, worker
+tunnel.SHARED_MEMORY = os.path.dirname(__file__)
 progress.STOPPED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
