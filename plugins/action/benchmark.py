@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelRequest
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
@@ -426,7 +426,7 @@ def _service_of(plans: Sequence[Plan]) -> ServicePlan:
         name=names.of(plans[0].cluster).service("benchmark"),
         temporary=True,
         description=f"benchmark of cluster {plans[0].cluster}",
-        argv=(str(host.python), f"{folder}/{job.RUNNER}", f"{folder}/{job.JOB}"),
+        argv=services.behind_tunnels(plans[0], [str(host.python), f"{folder}/{job.RUNNER}", f"{folder}/{job.JOB}"]),
         environment={},
         reads=(),
         after=(),

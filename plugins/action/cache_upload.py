@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import prefill
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease
 
@@ -55,11 +56,13 @@ class ActionModule(Action):
 
         total, changed = mib(targets), False
         why: list[str] = []
+        ends, keys = services.ends_on_head(arguments.staging), f"{plan.hosts[head].prefix}/{names.KEYS}"
         progress = prefill.Progress(self.host, "from the head")
         lease = Lease(self, plan.hosts[head].prefix)
         while targets:
+            asked = [target._asdict() for target in targets]
             answer = prefill.ask(
-                self, plan, head, path, targets=[target._asdict() for target in targets], tensors=typed_json.dump(own)
+                self, plan, head, path, targets=asked, tensors=typed_json.dump(own), tunnels=ends, keys=keys
             )
             changed |= answer.changed
             why += answer.why

@@ -132,10 +132,10 @@ class ActionModule(Action):
         with ThreadPoolExecutor(max(1, len(distinct))) as threads:
             addresses = dict(zip(distinct, threads.map(_addresses, distinct)))
         return [
-            worker.endpoint
+            worker.tunnel or worker.endpoint
             for name, target in targets.items()
             for worker in plan.hosts[name].workers
-            if worker.endpoint.split(":")[0] in addresses[target]
+            if (worker.tunnel or worker.endpoint).split(":")[0] in addresses[target]
         ]
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:

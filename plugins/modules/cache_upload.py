@@ -43,6 +43,14 @@ options:
     type: list
     elements: dict
     default: []
+  tunnels:
+    description: The head's ends of tunnels to them, C(ADDRESS:PORT=ADDRESS:PORT) each.
+    type: list
+    elements: str
+    default: []
+  keys:
+    description: Folder of the tunnels' keys.
+    type: path
 seealso:
   - module: llamacpp.cluster.cache_prefill
 """
@@ -65,9 +73,11 @@ why:
 """
 
 import time
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tunnel
 
 
 def sent(params):
@@ -77,7 +87,9 @@ def sent(params):
         (target["endpoint"], target["fork"], [known[name] for name in target["names"] if name in known])
         for target in params["targets"]
     ]
-    done = cache_prefill.send(params["path"], targets, time.monotonic() + cache_prefill.STEP_SECONDS)
+    ends = tunnel.of_words(params["tunnels"], Path(params["keys"] or ""), client=True)
+    with tunnel.Tunnels(ends):
+        done = cache_prefill.send(params["path"], targets, time.monotonic() + cache_prefill.STEP_SECONDS)
     failed = {endpoint: given for endpoint, given in done.items() if isinstance(given, cache_prefill.PrefillError)}
     return {
         "given": {
@@ -96,6 +108,8 @@ def main():
             "account": {"type": "str"},
             "tensors": {"type": "list", "elements": "dict", "default": []},
             "targets": {"type": "list", "elements": "dict", "default": []},
+            "tunnels": {"type": "list", "elements": "str", "default": []},
+            "keys": {"type": "path", "no_log": False},
         },
     )
     answer = cache_prefill.run(module, lambda: sent(module.params))

@@ -107,6 +107,11 @@ sources:
   description: Release of what is compiled or unpacked, and names of upstream's archives of compiled programs that hosts lack.
   returned: success
   type: dict
+unkeyed:
+  description: Hosts of workers whose tunnel needs a new key.
+  returned: success
+  type: list
+  elements: str
 uncalibrated:
   description: Devices that the plan uses, and that C(playbooks/calibrate.yml) did not measure with this release.
   returned: success

@@ -18,6 +18,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "builders": [],
         "shared": {},
         "sources": {},
+        "unkeyed": [],
         "uncalibrated": ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"],
     }
 
@@ -148,3 +149,28 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
     changes = decide(plan, found)
     assert (changes.builders, changes.shared, len(changes.sources)) == ([], {}, 1)
     assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
+
+
+KEYS = "/opt/llamacpp/keys/192.0.2.11"
+
+
+@pytest.mark.parametrize(
+    "head, worker, unkeyed",
+    [
+        (["new"], ["new"], []),
+        (["old"], ["new", "old"], []),
+        (["old", "new"], ["new"], ["worker1"]),
+        ([], ["new"], ["worker1"]),
+        (["new"], [], ["worker1"]),
+    ],
+    ids=str,
+)
+def test_a_tunnel_gets_a_key_where_its_ends_share_none(pair, head, worker, unkeyed):
+    pair.hosts["worker1"]["variables"]["llama_transport"] = "stunnel"
+    plan = pair.plan()
+    found = drifts(plan)
+    found["head"]["tunnel_keys"], found["worker1"]["tunnel_keys"] = {KEYS: head}, {KEYS: worker}
+    changes = decide(plan, found)
+    assert changes.unkeyed == unkeyed
+    assert changes.behind == (["head", "worker1"] if unkeyed else [])
+    assert not any(changes.restarts.values())

@@ -276,6 +276,15 @@ def with_folder(planned, path, owner=None):
     planned.change(folders=(FolderPlan(path, owner, "0755"),))
 
 
+def with_key(planned, mode=None):
+    path = planned.prefix / "keys" / "192.0.2.11"
+    planned.change(tunnel_keys=(str(path),))
+    if mode is not None:
+        path.parent.mkdir()
+        path.write_text("identity:key\n")
+        path.chmod(mode)
+
+
 SPOILED = [
     ("account", "account no-such is missing", lambda p, m: with_account(p, "no-such")),
     ("account", "account nobody is not in video", lambda p, m: with_account(p, "nobody", "video")),
@@ -310,6 +319,8 @@ SPOILED = [
     ),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
     ("stale", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
+    ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),
+    ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p, 0o644)),
     ("record", "plan 0123456789abcdef is not recorded as", lambda p, m: p.change(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda p, m: (p.prefix / "releases" / ".left").mkdir()),
 ]
@@ -322,6 +333,13 @@ def test_each_difference_is_found(planned, monkeypatch, kind, said, spoil):
     found = [difference for difference in planned.drift().differences if said in difference.text]
     assert [difference.kind for difference in found] == [kind]
     assert all(difference.subject for difference in found)
+
+
+def test_a_key_is_reported_by_its_identity_alone(planned):
+    with_key(planned, 0o600)
+    found = planned.drift()
+    assert found.tunnel_keys == {f"{planned.prefix}/keys/192.0.2.11": ("identity",)}
+    assert found.differences == STOPPED
 
 
 def test_every_kind_of_difference_is_found():

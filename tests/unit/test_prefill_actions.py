@@ -124,6 +124,14 @@ def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
     assert "84 MB of 84 MB, " in shown[1]
 
 
+def test_the_head_sends_through_the_tunnels_to_the_instances(run):
+    staging = planned(one=[worker("cpu", tunnel="192.0.2.9:50152")], two=[])
+    hosts = Hosts({"changed": False, "given": {ONE: []}, "why": []})
+    run(cache_upload, hosts, tensors=TENSORS, answers={"one": {"missing": {PATH: {"cpu": NAMES}}}}, staging=staging)
+    assert hosts.asked[0]["tunnels"] == [f"{ONE}=192.0.2.9:50152"]
+    assert hosts.asked[0]["keys"] == f"{HOST['prefix']}/keys"
+
+
 def test_a_worker_that_fails_is_named_and_not_asked_again(run):
     answers = {"one": {"missing": {PATH: {"cpu": NAMES}}}, "two": {"missing": {PATH: {"cuda0": NAMES}}}}
     staging = planned(one=[worker("cpu")], two=[])

@@ -71,10 +71,12 @@ def test_why_a_task_failed(result, before, reason):
     assert failure_reason(result, before) == reason
 
 
-def test_a_link_is_measured_at_a_worker_without_a_tunnel(pair):
+@pytest.mark.parametrize("transport", ["plain", "stunnel"])
+def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair, transport):
     endpoints = [{"name": "a", "tunnel": "127.0.0.1:60052"}, {"name": "b", "port": 50053}]
     link = {"address": "10.0.0.2/24", "interface": "eth1"}
-    pair.hosts["worker1"]["variables"].update(llama_links=[link], llama_worker_endpoints=endpoints)
+    variables = {"llama_links": [link], "llama_worker_endpoints": endpoints, "llama_transport": transport}
+    pair.hosts["worker1"]["variables"].update(variables)
     plan = pair.plan()
     assert plan["links"] == ["worker1"]
     measured = yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text())

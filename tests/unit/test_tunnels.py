@@ -1,9 +1,25 @@
 """Workers that the head reaches through a tunnel."""
 
+import json
+
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import KeyProbe
 from conftest import typed
-from support.verification import checks, judged
+from support.verification import checks, healthy, judged, reports
+from test_kept import KEPT
+from test_several import several
+from test_swap import swapping
+
+END = "127.128.2.11:50052"
+"""On the head, of the tunnel to worker1."""
+ENDS = ["127.128.2.11:50052=192.0.2.11:50052", "127.128.2.11:50252=192.0.2.11:50252"]
+
+
+def tunnels_of(launcher):
+    return [word for before, word in zip(launcher, launcher[1:]) if before == "--tunnel"]
 
 
 @pytest.fixture
@@ -80,3 +96,223 @@ def test_each_tunnel_ends_on_a_port_of_its_own(tunnelled, other, port, owner):
     said = tunnelled.reason()
     assert "the tunnel to the worker cpu of worker2 ends on port" in said
     assert owner in said
+
+
+@pytest.fixture
+def encrypted(pair):
+    """The head reaches worker1 through a tunnel of its launcher's, and worker2 as it is."""
+    pair.hosts["worker1"]["variables"]["llama_transport"] = "stunnel"
+    return pair
+
+
+def test_a_worker_behind_stunnel_is_reached_where_it_was_and_listens_on_loopback(encrypted):
+    plan = encrypted.plan()
+    assert not plan["refused"], plan["reasons"]
+    host, head = plan["hosts"]["worker1"], plan["hosts"]["head"]
+    (worker,) = host["workers"]
+    ends = (worker["endpoint"], worker["listens"], worker["tunnel"])
+    assert ends == ("127.128.2.11:50052", "127.0.0.1:50052", "192.0.2.11:50052")
+    (service,) = host["services"]
+    words = " ".join(service["argv"])
+    assert " worker --port 50052 --tunnel 192.0.2.11:50052=127.0.0.1:50052 --tunnel-keys /opt/llamacpp/keys " in words
+    assert service["allow"] == ["192.0.2.10", "192.0.2.11", "localhost"]
+    assert [(rule["port"], rule["address"]) for rule in host["firewall"]] == [
+        (50052, "192.0.2.11"),
+        (50152, "192.0.2.11"),
+    ]
+    words = " ".join(plan["head"]["launcher"])
+    assert words.endswith("--tunnel 127.128.2.11:50052=192.0.2.11:50052 --tunnel-keys /opt/llamacpp/keys")
+    assert head["services"][-1]["argv"][: len(plan["head"]["launcher"])] == plan["head"]["launcher"]
+    assert {"192.0.2.11", "192.0.2.12"} < set(head["services"][-1]["allow"])
+    assert plan["head"]["argv"][2] == "127.128.2.11:50052,192.0.2.12:50052"
+
+
+def test_a_plain_transport_leaves_no_trace_in_the_plan(pair):
+    plan = pair.plan()
+    assert not [word for word in ("tunnel", "127.128", "/keys") if word in json.dumps(plan)]
+    for host in pair.hosts.values():
+        host["facts"]["toolchain"]["stunnel"] = "/usr/bin/stunnel"
+    assert pair.plan() == plan
+
+
+def test_both_ends_of_stunnel_have_a_folder_of_keys_and_its_package(encrypted):
+    hosts = encrypted.plan()["hosts"]
+    for name in ("head", "worker1"):
+        assert hosts[name]["tunnel_keys"] == ["/opt/llamacpp/keys/192.0.2.11"]
+        assert {"path": "/opt/llamacpp/keys", "owner": "llamacpp", "mode": "0700"} in hosts[name]["folders"]
+        assert hosts[name]["tools"]["stunnel"] == "stunnel4"
+    assert "tunnel_keys" not in hosts["worker2"]
+    assert "stunnel" not in hosts["worker2"]["tools"]
+
+
+def test_without_root_stunnel_has_to_be_there(encrypted):
+    encrypted.hosts["worker1"]["facts"].update(scope="user", service_manager="systemd_user")
+    encrypted.hosts["worker1"]["facts"]["toolchain"]["stunnel"] = None
+    assert "worker1 lacks stunnel, and this run has no root access there" in encrypted.reason()
+
+
+def test_others_try_the_end_of_the_tunnel_that_is_open_to_the_network(encrypted):
+    knocks = encrypted.plan()["hosts"]["worker2"]["knocks"]
+    assert "192.0.2.11:50052" in knocks
+    assert not any(endpoint.startswith("127.") for endpoint in knocks)
+
+
+def test_stunnel_costs_a_token_its_share(pair):
+    plain, _other = pair.plan()["estimate"]["links"]
+    pair.hosts["worker1"]["variables"]["llama_transport"] = "stunnel"
+    link, _other = pair.plan()["estimate"]["links"]
+    assert link["one_way_ms"] > plain["one_way_ms"]
+    assert link["kind"] == plain["kind"]
+
+
+def test_stunnel_limits_a_fast_link(encrypted):
+    encrypted.hosts["worker1"]["facts"]["link_gbit_per_s"] = 25
+    link, _other = encrypted.plan()["estimate"]["links"]
+    assert link["gbit_per_s"] == 3.0
+
+
+def test_the_staging_ports_have_ends_of_stunnel_too(encrypted):
+    plan = encrypted.plan(staging=True)
+    (service,) = plan["hosts"]["worker1"]["services"]
+    assert service["argv"][2:6] == ["worker", "--tunnel", "192.0.2.11:50152=127.0.0.1:50152", "--tunnel-keys"]
+    assert "127.128.2.11:50152=192.0.2.11:50152" in plan["head"]["launcher"]
+
+
+def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
+    plan = typed(encrypted.plan())
+    launcher = " ".join(services.behind_tunnels(plan, ["program", "job"]))
+    ends = "--tunnel 127.128.2.11:50052=192.0.2.11:50052 --tunnel-keys /opt/llamacpp/keys"
+    assert launcher == f"/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py client {ends} -- program job"
+    encrypted.hosts["worker1"]["variables"]["llama_transport"] = "plain"
+    assert services.behind_tunnels(typed(encrypted.plan()), ["program"]) == ("program",)
+
+
+def test_each_worker_of_a_kept_model_has_its_tunnel(encrypted):
+    plan = several(encrypted, *KEPT).plan()
+    assert not plan["refused"], plan["reasons"]
+    host = plan["hosts"]["worker1"]
+    assert [(worker["endpoint"], worker["listens"], worker["tunnel"]) for worker in host["workers"]] == [
+        ("127.128.2.11:50052", "127.0.0.1:50052", "192.0.2.11:50052"),
+        ("127.128.2.11:50252", "127.0.0.1:50252", "192.0.2.11:50252"),
+    ]
+    first, second = host["services"]
+    assert "192.0.2.11:50052=127.0.0.1:50052" in first["argv"]
+    assert "192.0.2.11:50252=127.0.0.1:50252" in second["argv"]
+    assert {rule["port"] for rule in host["firewall"]} == {50052, 50152, 50252, 50352}
+    assert tunnels_of(plan["head"]["launcher"]) == ENDS
+    _small, deep = plan["head"]["models"]
+    assert deep["argv"][deep["argv"].index("--rpc") + 1] == "127.128.2.11:50252,192.0.2.12:50252"
+
+
+def test_llama_swap_s_service_keeps_the_tunnels_of_its_models(encrypted):
+    encrypted.hosts["head"]["variables"]["llama_metrics"] = "textfile"
+    plan = swapping(encrypted, *KEPT)
+    assert not plan["refused"], plan["reasons"]
+    launcher = plan["head"]["launcher"]
+    assert tunnels_of(launcher) == ENDS
+    assert "--metrics" in launcher
+    for model in plan["head"]["models"]:
+        own = model["command"][: model["command"].index("--")]
+        assert tunnels_of(own) == ENDS
+        assert not {"--tunnel-keys", "--metrics"} & {*own}
+        assert sum(endpoint in own for endpoint in ("127.128.2.11:50052", "127.128.2.11:50252")) == 1
+
+
+def test_the_head_s_own_workers_need_no_stunnel(local):
+    before = local.plan()
+    local.hosts["here"]["variables"]["llama_transport"] = "stunnel"
+    assert local.plan() == before
+
+
+def test_stunnel_ends_on_linux(encrypted):
+    encrypted.hosts["head"]["facts"].update(
+        system="Darwin",
+        service_manager="launchd",
+        units="/Library/LaunchDaemons",
+        distribution={"id": "macos", "version": "15", "family": "darwin"},
+    )
+    assert "llama_transport of worker1 is stunnel, and each tunnel ends on the head at an address" in encrypted.reason()
+
+
+def test_two_workers_whose_ends_would_be_the_same_are_refused(encrypted):
+    encrypted.hosts["worker1"].update(ansible_host="10.1.2.3")
+    encrypted.hosts["worker2"].update(ansible_host="172.129.2.3")
+    encrypted.hosts["worker2"]["variables"]["llama_transport"] = "stunnel"
+    assert "both have the worker 127.129.2.3:50052" in encrypted.reason()
+
+
+@pytest.mark.parametrize(
+    "source, status, text",
+    [
+        (None, "passed", "the controller reaches the host, but not this port"),
+        (
+            "192.0.2.99",
+            "failed",
+            "the controller can connect from 192.0.2.99: close the port to all hosts but the head",
+        ),
+    ],
+)
+def test_the_open_end_of_stunnel_is_judged_by_who_could_connect(encrypted, source, status, text):
+    plan = typed(encrypted.plan())
+    report = judged(plan, probes={"192.0.2.11:50052": source})
+    first, *_others = checks(report, "closed")
+    assert first == ("closed", "127.128.2.11:50052", status, text)
+    assert [check.evidence.partition(" MiB, ")[2] for check in checks(report, "handshake")] == [
+        "over TCP through stunnel",
+        "over TCP",
+    ]
+
+
+@pytest.mark.parametrize(
+    "addresses, clients, wrong",
+    [
+        (("127.0.0.1", "192.0.2.11"), ("127.0.0.1", "192.0.2.10"), None),
+        (("127.0.0.1", "127.200.0.9", "192.0.2.11"), ("127.0.0.1",), None),
+        (("0.0.0.0", "192.0.2.11"), (), ("closed", "it listens on 0.0.0.0, 192.0.2.11")),
+        (
+            ("127.0.0.1", "192.0.2.11"),
+            ("127.0.0.1", "192.0.2.66"),
+            ("release", "llamacpp-worker-cpu has a connection from 192.0.2.66, which is not the head"),
+        ),
+    ],
+)
+def test_a_worker_and_its_tunnel_have_one_port_at_two_addresses(encrypted, addresses, clients, wrong):
+    plan = typed(encrypted.plan())
+    hosts = reports(plan)
+    state = ServiceState("running", None, addresses, clients)
+    hosts["worker1"] = hosts["worker1"]._replace(services={"llamacpp-worker-cpu": state})
+    failed = judged(plan, hosts=hosts, probes={"192.0.2.11:50052": None}).failed
+    assert [(check.name, check.evidence) for check in failed] == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize(
+    "probe, status, text",
+    [
+        (KeyProbe("", False, "alert"), "passed", "the head is refused without the key, and with another one"),
+        (KeyProbe("ok", False, ""), "failed", "it answers without the key: ok"),
+        (KeyProbe("", True, "its connection stays open"), "failed", "it lets in who has another key: its connection"),
+        (KeyProbe("", None, "not installed"), "not tested", "stunnel on the head could not try another key: not"),
+    ],
+)
+def test_a_tunnel_that_lets_others_in_is_no_tunnel(encrypted, probe, status, text):
+    plan = typed(encrypted.plan())
+    evidence = healthy(plan)._replace(keys={"127.128.2.11:50052": probe})
+    (check,) = checks(judged(plan, evidence), "key")
+    assert (check.subject, check.status) == ("127.128.2.11:50052", status)
+    assert check.evidence.startswith(text)
+
+
+@pytest.mark.parametrize(
+    "keys, status",
+    [({}, "not tested"), ({END: KeyProbe("", False, "")}, "passed"), ({END: KeyProbe("ok", False, "")}, "failed")],
+)
+def test_where_nothing_else_closes_the_port_the_key_does(encrypted, keys, status):
+    encrypted.hosts["worker1"]["facts"]["units_filter"] = False
+    plan = typed(encrypted.plan())
+    assert not plan.refused
+    evidence = healthy(plan)._replace(keys=keys)
+    first, *_others = checks(judged(plan, evidence, probes={"192.0.2.11:50052": "192.0.2.99"}), "closed")
+    text = "open to the network, and nothing but its key lets in"
+    assert first == ("closed", END, status, text)
+    ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
+    assert "not closed to others by this collection beside the key of its tunnel" in ports

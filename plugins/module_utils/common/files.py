@@ -70,25 +70,28 @@ def read_ahead(paths: Iterable[Path], room: int) -> None:
                 os.close(handle)
 
 
-def replace_file(target: Path, text: str, mode: int) -> None:
+def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:
     """Whoever reads the file finds the old text or the new one, whole, even after a power cut. What was read with surrogateescape goes back
     as it was.
 
+    :param owner: number of its account; None is this process's.
     :raises OSError: names ``target``, which is as before.
     """
     try:
-        _replace(target, text, mode)
+        _replace(target, text, mode, owner)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error
 
 
-def _replace(target: Path, text: str, mode: int) -> None:
+def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
     try:
         with os.fdopen(handle, "w", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
             os.fchmod(handle, mode)
+            if owner is not None:
+                os.fchown(handle, owner, -1)
             os.fsync(handle)
         os.replace(temporary, target)
     except BaseException:

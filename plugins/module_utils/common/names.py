@@ -79,6 +79,10 @@ LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
 LOOPBACK = "127.0.0.1"
+PLAIN, STUNNEL = "plain", "stunnel"
+"""What ``llama_transport`` may be."""
+KEYS = "keys"
+"""Folder below the prefix with the keys of tunnels, a file for each other host."""
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
 CLUSTER_RECORD = "cluster.json"
@@ -111,6 +115,7 @@ INSTALLED = (
     SWAP,
     SWAP_PROGRAMS,
     PLANS,
+    KEYS,
     BENCHMARKS,
     FOLDER_MARK,
 )

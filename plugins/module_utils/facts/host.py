@@ -355,7 +355,13 @@ def facts(
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
-    tools = {**toolchain(installed), "venv": _venv(interpreter), **{name: tool_of_root(name) for name in TOOLS_OF_ROOT}}
+    everywhere = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
+    tools = {
+        **toolchain(installed),
+        "venv": _venv(interpreter),
+        **{name: tool_of_root(name) for name in TOOLS_OF_ROOT},
+        names.STUNNEL: tool_of_root(names.STUNNEL, everywhere),
+    }
     distributed = _distribution()
     packages = _packaged(catalogue or {}, distributed["family"])
     devices = hardware.accelerators(memory)

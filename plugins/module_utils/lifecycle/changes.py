@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,6 +88,8 @@ class Decision(NamedTuple):
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
     sources: Mapping[str, list[str]]
     """Id of each release of what is compiled or unpacked → names of upstream's archives of compiled programs that hosts lack."""
+    unkeyed: list[str]
+    """Hosts of workers whose tunnel needs a new key: the head has none, or one that the host does not take."""
     uncalibrated: list[str]
     """Devices of its hosts that calibrate.yml did not measure with this release, as buffers are named."""
 
@@ -99,10 +102,14 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
     builders, shared, sources = _builders(plan, drifts)
+    unkeyed = _unkeyed(plan, drifts)
+    ends = {*unkeyed, *([plan.head.host] if unkeyed else [])}
     return Decision(
         kinds=kinds,
         restarts=restarts,
-        behind=sorted(name for name in drifts if kinds[name] or restarts[name] or name in shared.values()),
+        behind=sorted(
+            name for name in drifts if kinds[name] or restarts[name] or name in shared.values() or name in ends
+        ),
         unreached=sorted(set(plan.hosts) - set(drifts)),
         replaced=_replaced(plan, drifts, restarts),
         while_away={name: while_away(plan, name) for name in plan.hosts},
@@ -110,11 +117,25 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         builders=builders,
         shared=shared,
         sources=sources,
+        unkeyed=unkeyed,
         uncalibrated=sorted(
             device.device
             for device in plan.estimate.devices
             if device.host in plan.hosts and (not device.measured or " with " in device.measured)
         ),
+    )
+
+
+def _unkeyed(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
+    """As in Decision. Files of both ends have the same name."""
+    head = drifts.get(plan.head.host)
+    used = {posixpath.basename(path): own[:1] for path, own in ((head and head.tunnel_keys) or {}).items()}
+    return sorted(
+        name
+        for name, drift in drifts.items()
+        for path, taken in (drift.tunnel_keys or {}).items()
+        if head and name != plan.head.host
+        if not set(used.get(posixpath.basename(path), ())).intersection(taken)
     )
 
 

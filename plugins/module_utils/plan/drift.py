@@ -55,6 +55,7 @@ Kind = Literal[
     "stale",
     "unneeded",
     "record",
+    "key",
 ]
 
 
@@ -95,6 +96,8 @@ class Drift(NamedTuple):
     """all that an apply would change"""
     archives: Mapping[Path, Annotated[str, Text("[0-9a-f]{64}")]] = {}
     """id of each installed build of upstream's programs → sha256 of their archive"""
+    tunnel_keys: Absent[Mapping[Path, tuple[Name, ...]]] = None
+    """file of keys of a tunnel → identities in it, none where others could read it; missing where no tunnel ends"""
 
 
 class Compared(NamedTuple):

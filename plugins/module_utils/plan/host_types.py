@@ -186,6 +186,8 @@ class WorkerPlan(NamedTuple):
     """where the head reaches it"""
     listens: Endpoint
     """where it listens on its own host: `endpoint`, unless a tunnel ends there"""
+    tunnel: Absent[Endpoint]
+    """where the tunnel to it begins on its own host, which its launcher keeps; missing without `llama_transport`"""
     staging_port: Port
     """where it proves a release"""
     backend: Backend
@@ -409,5 +411,7 @@ class HostPlan(NamedTuple):
     """the plan's, for its hosts; missing in a plan that is not applied"""
     files: Annotated[tuple[FilePlan, ...], ABSENT] = ()
     """written by the run; missing in a refused plan"""
+    tunnel_keys: Absent[tuple[Path, ...]] = None
+    """files of the keys of tunnels that end here, without what is in them; missing without `llama_transport`"""
     model: Absent[FetchedModelPlan] = None
     """of the head: what of `model` is fetched, to compare the host with it; missing where nothing is"""

@@ -477,6 +477,7 @@ def _ports(plan: Plan) -> list[str]:
         unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
         closed_by = host.firewall_manager or (unit if host.unit_closes else "")
         closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
+        closed += " beside the key of its tunnel" if host.tunnel_keys and name != plan.head.host else ""
         for (address, sources), numbers in ports.items():
             clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
             lines += _wrapped("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")

@@ -26,8 +26,9 @@ SCHEMA = 1
 def ports_of_worker(own: names.Names, worker: Worker) -> list[PortPlan]:
     part = f"worker-{worker.name}"
     return [
-        PortPlan(own.service(part), worker.address, worker.port),
-        PortPlan(own.service(part, staged=True), worker.address, worker.staging_port),
+        PortPlan(own.service(part, staged), address, port)
+        for address in dict.fromkeys((worker.address, worker.open_at or worker.address))
+        for staged, port in ((False, worker.port), (True, worker.staging_port))
     ]
 
 

@@ -9,6 +9,7 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -299,6 +300,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
+    cluster = workers.with_transport(cluster)
     built = automatic.backends_of_hosts(cluster, catalogue)
     wanted = _releases(cluster, built)
     built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
@@ -451,6 +453,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     judged = _judge_fallbacks(spare, plan, laid, lost, runtime_id)
     if judged != lost:
         plan = _write(prepared, laid, judged, runtime_id, staged)
+    plan = services.with_tunnels(plan)
     hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
     context = _context(prepared, plan, laid)
     findings = table.evaluate(context)
@@ -530,7 +533,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
         links=tuple(
             name
             for name, entry in prepared.equipped.items()
-            if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
+            if entry.host.links and name != cluster.head and any(worker.open_at for worker in entry.workers)
         ),
         fallbacks=tuple(_fallback(_without_batches(prepared), loss, other, runtime_id) for loss, other in spare),
         no_fallback=tuple(entry.as_plan() for entry in lost if not entry.placed),
@@ -691,8 +694,8 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
     """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared:
-        own = not (worker.external or worker.tunnel)
-        for place, what in ((worker.endpoint, "worker"), *([(worker.address, "address")] if own else [])):
+        own = None if worker.external else worker.open_at
+        for place, what in ((worker.endpoint, "worker"), *([(own, "address")] if own else [])):
             other = owners.setdefault(place, worker.host)
             if other != worker.host:
                 once = ", or name that machine once, with all its llama_worker_endpoints" if what == "address" else ""
@@ -709,7 +712,7 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
         if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
             taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
     for worker in declared:
-        ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel else []
+        ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel and not worker.open_at else []
         if worker.external and names.is_loopback(worker.address):
             ends = [worker.port]
         for port in ends:
@@ -727,11 +730,11 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
     """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
     for name, entry in equipped.items():
-        direct = [worker for worker in entry.workers if not worker.tunnel]
+        direct = [worker.open_at for worker in entry.workers if worker.open_at]
         if name == head.name or not direct:
             continue
-        address = workers.address_of(head, name, direct[0].address)
-        if direct[0].address == address:
+        address = workers.address_of(head, name, direct[0])
+        if direct[0] == address:
             raise Refusal(
                 f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
                 f"{head.name} itself to llama_workers if it lends its devices"
@@ -797,12 +800,13 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
     sources = {prepared.wanted[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(
-        services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
+        worker.keeps_tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     own = names.of(prepared.cluster.name)
     accounts = _accounts(own, facts, sources) if system else ()
+    keys = _keys(prepared, entry)
     return HostPlan(
         scope=facts.scope,
         prefix=facts.prefix,
@@ -816,7 +820,10 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         accounts=accounts,
         build_account=accounts[-1].name if accounts else None,
         host_settings=manager.host_settings,
-        folders=_folders(facts, own.account if system else None, sources, None if staged else host.metrics),
+        folders=(
+            *_folders(facts, own.account if system else None, sources, None if staged else host.metrics),
+            *([FolderPlan(posixpath.dirname(keys[0]), own.account if system else None, "0700")] if keys else []),
+        ),
         tuning=_tuning(host),
         runtime=_runtime(facts, runtime_id) if needs_runtime else None,
         metrics=host.metrics if needs_runtime and not staged else None,
@@ -835,6 +842,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         knocks=() if staged else _knocks(prepared, entry),
         links=host.links,
         services=(),
+        tunnel_keys=keys or None,
     )
 
 
@@ -846,6 +854,7 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
         used=worker.endpoint in {used.endpoint for used in prepared.placed.lent()},
         endpoint=worker.endpoint,
         listens=worker.listens,
+        tunnel=worker.wire if worker.keeps_tunnel else None,
         staging_port=worker.staging_port,
         backend=worker.backend,
         device=worker.device,
@@ -891,9 +900,9 @@ def _ports(cluster: Cluster, entry: Equipped) -> list[PortPlan]:
 def _firewall(head: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
     """Both ports of each worker are open to the head alone."""
     return tuple(
-        FirewallRule(port, "tcp", (workers.address_of(head, worker.host, worker.address),), worker.address)
+        FirewallRule(port, "tcp", (workers.address_of(head, worker.host, worker.open_at),), worker.open_at)
         for worker in declared
-        if not worker.tunnel
+        if worker.open_at
         for port in (worker.port, worker.staging_port)
     )
 
@@ -904,6 +913,13 @@ def _door(server: Server) -> tuple[FirewallRule, ...]:
         return ()
     sources = tuple(network.removesuffix("/32") for network in server.allowed)
     return (FirewallRule(server.port, "tcp", sources, server.host),)
+
+
+def _keys(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:
+    """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
+    ends = prepared.equipped.values() if entry.host.name == prepared.cluster.head else [entry]
+    kept = {worker.open_at for end in ends for worker in end.workers if worker.keeps_tunnel}
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(map(str, kept)))
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -921,7 +937,7 @@ def _knocks(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:
     following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel)
+    return tuple(worker.wire for other in [*own, *closed] for worker in other.workers if worker.open_at)
 
 
 def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:

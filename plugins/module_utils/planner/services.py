@@ -44,12 +44,13 @@ def metrics_arguments(folder: str | None, prefix: str, service: str) -> list[str
 
 def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
     """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned models need.
-    A worker on its staging port has none: it shares that cache and leaves the keeping of it to the one that serves."""
+    A worker on its staging port has one for its tunnel alone: it shares that cache and leaves the keeping of it to the one that serves."""
     own = plan.hosts[host]
+    launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker"]
+    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_keys(own)] if worker.tunnel else []
     if plan.staging or not needs_launcher(own.service_manager, worker.cache):
-        return []
-    port = worker.listens.rsplit(":", 1)[1]
-    launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker", "--port", port]
+        return [*launcher, *tunnel, "--"] if tunnel else []
+    launcher += ["--port", worker.listens.rsplit(":", 1)[1], *tunnel]
     if worker.cache:
         folder = rpc_upload.cache_of(worker.environment)
         sharing = {
@@ -67,6 +68,33 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     service = names.of(plan.cluster).service(f"worker-{worker.name}")
     return [*launcher, *metrics_arguments(own.metrics, own.prefix, service), "--"]
+
+
+def _keys(host: HostPlan) -> list[str]:
+    return ["--tunnel-keys", f"{host.prefix}/{names.KEYS}"]
+
+
+def ends_on_head(plan: Plan) -> list[str]:
+    """``ACCEPT=CONNECT`` of the head's end of each tunnel: also to workers that only a fallback, or another model, uses."""
+    kept = [worker for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
+    return [f"{worker.endpoint}={worker.tunnel}" for worker in kept]
+
+
+def _words_of_head(plan: Plan) -> list[str]:
+    words = [word for end in ends_on_head(plan) for word in ("--tunnel", end)]
+    return [*words, *_keys(plan.hosts[plan.head.host])] if words else []
+
+
+def with_tunnels(plan: Plan) -> Plan:
+    """The plan whose head keeps its ends of tunnels."""
+    launcher = (*plan.head.launcher, *_words_of_head(plan))
+    return plan._replace(head=plan.head._replace(launcher=launcher))
+
+
+def behind_tunnels(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line of the head, with the tunnels that its program needs in place of the server."""
+    host, words = plan.hosts[plan.head.host], _words_of_head(plan)
+    return (str(host.python), f"{host.runtime}/runtime.py", "client", *words, "--", *argv) if words else tuple(argv)
 
 
 def _sizes_of_files(plan: Plan) -> list[int]:
@@ -121,12 +149,13 @@ def _reachable_for_head(plan: Plan) -> list[str]:
         return []
     used = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
     own = [] if head.address == names.EVERY_ADDRESS else [head.address]
+    used += [worker.tunnel for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head.allowed})
 
 
 def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
     """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
-    address = worker.listens.rsplit(":", 1)[0]
+    address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
     return [source for rule in host.firewall if rule.address == address for source in rule.sources]
 
 
@@ -139,7 +168,7 @@ def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
 
 
 def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> ServicePlan:
-    address = worker.listens.rsplit(":", 1)[0]
+    address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
     return ServicePlan(
         name=own.service(f"worker-{worker.name}", plan.staging),
         kind="worker",

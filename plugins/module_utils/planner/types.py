@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE, Capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
@@ -80,6 +81,8 @@ class Host(NamedTuple):
     """``llama_link_visit_ms``."""
     metrics: str | None = None
     """Folder in which launchers write metrics; None where ``llama_metrics`` is off."""
+    transport: str = names.PLAIN
+    """``llama_transport`` of its workers. On the head, whether it has ends of tunnels."""
 
 
 class Server(NamedTuple):
@@ -422,6 +425,8 @@ class Tunnel(NamedTuple):
     address: str
     port: int
     staging_port: int
+    begins: str | None = None
+    """Address of the worker's host at which the launcher's tunnel begins, at the worker's own ports; None of a tunnel that the operator keeps."""
 
 
 class Worker(NamedTuple):
@@ -463,6 +468,21 @@ class Worker(NamedTuple):
     def listens(self) -> str:
         return f"{self.address}:{self.port}"
 
+    @property
+    def keeps_tunnel(self) -> bool:
+        """Whether its launcher keeps a tunnel, and the head's launcher the other end."""
+        return bool(self.tunnel and self.tunnel.begins)
+
+    @property
+    def open_at(self) -> str | None:
+        """Address at which others reach its ports; None at the end of a tunnel that the operator keeps."""
+        return self.tunnel.begins if self.tunnel else self.address
+
+    @property
+    def wire(self) -> str:
+        """Where the head's connection to it goes on the network."""
+        return f"{self.open_at}:{self.port}" if self.open_at else self.endpoint
+
 
 class Device(NamedTuple):
     """A device that may hold a part of the model: a worker's, or one that llama-server drives itself."""
@@ -480,6 +500,11 @@ class Device(NamedTuple):
     @property
     def endpoint(self) -> str | None:
         return self.worker.endpoint if self.worker else None
+
+    @property
+    def wire(self) -> str:
+        """Of a worker's; empty of one that llama-server drives itself."""
+        return self.worker.wire if self.worker else ""
 
     @property
     def label(self) -> str:

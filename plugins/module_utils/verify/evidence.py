@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log, tunnel_probe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
     Evidence,
@@ -97,6 +97,12 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         shown = server_client.examine_certificate(head.own_url, head.tls_certificate_file)
     return evidence._replace(
         handshakes=_with_unused_workers(evidence.handshakes, subject, evidence.fallback),
+        keys={
+            worker.endpoint: tunnel_probe.probe(worker.tunnel)
+            for host in subject.hosts.values()
+            for worker in host.workers
+            if worker.tunnel
+        },
         server=ServerEvidence(
             start_log.buffers(first_load),
             start_log.rdma_connections(first_load),

@@ -29,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Completion,
     Evidence,
     Handshakes,
+    KeyProbe,
     LinkMeasurement,
     LoggedBuffers,
     Outcome,
@@ -82,10 +83,11 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
         checks.append(_fallback(plan, evidence))
     plan = as_served(plan, evidence)
     if not plan.staging:
-        checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
+        checks += [*_releases(plan, observed), *_closed_ports(plan, observed, evidence.keys)]
         checks += [_link(host, measured) for host, measured in evidence.links.items()]
     if observed.staged:
         checks.append(_staging(plan, observed.staged))
+    checks += [_key(endpoint, probe) for endpoint, probe in evidence.keys.items()]
     checks.append(_health(plan, evidence))
     if evidence.server:
         together = [evidence, *observed.others]
@@ -243,7 +245,8 @@ def _foreign_clients(host: HostPlan, report: Drift) -> Iterator[str]:
 
 def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
     address, port = service.listens.rsplit(":", 1)
-    return {source for rule in host.firewall if rule.port == int(port) for source in rule.sources} or {address}
+    heads = {source for rule in host.firewall if rule.port == int(port) for source in rule.sources}
+    return heads | ({address} if is_loopback(address) else set()) or {address}
 
 
 # -------------------------------------------------------------------------------------------------------- closed ports
@@ -273,14 +276,14 @@ def _attempts(plan: Plan, observed: Observed, counts: Callable[[str, str], bool]
     return attempts
 
 
-def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
+def _closed_ports(plan: Plan, observed: Observed, keys: Mapping[str, KeyProbe]) -> Iterator[Check]:
     accepted = {
         host
         for advisory in plan.advisories
         if advisory.id == "unprotected-worker" and advisory.accepted
         for host in advisory.hosts
     }
-    owners = {worker.endpoint: name for name, host in plan.hosts.items() for worker in host.workers}
+    owners = {_open_end(worker): name for name, host in plan.hosts.items() for worker in host.workers}
 
     def counts(name: str, endpoint: str) -> bool:
         """A host was asked to try an endpoint, and has tried after that endpoint's host was changed."""
@@ -290,20 +293,45 @@ def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
     attempts = _attempts(plan, observed, counts)
     for name, host in plan.hosts.items():
         for worker in host.workers:
-            address = worker.listens.rsplit(":", 1)[0]
+            planned = {end.rsplit(":", 1)[0] for end in (worker.listens, _open_end(worker))}
             service = observed.service(name, _service_of(plan, worker))
-            listening = service.addresses if service else ()
+            listening = [
+                other for other in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(other))
+            ]
             passed: bool | None
-            if any(other != address for other in listening):
+            if not planned.issuperset(listening):
                 passed, text = False, f"it listens on {', '.join(listening)}"
-            elif is_loopback(address) and listening:
+            elif not worker.tunnel and is_loopback(worker.listens) and listening:
                 passed, text = True, "listens on loopback only"
+            elif worker.tunnel and not (host.unit_closes or host.firewall_manager):
+                passed = _refuses(keys.get(worker.endpoint))
+                text = "open to the network, and nothing but its key lets in"
             else:
-                passed, text = _judge_attempts(host, attempts.get(worker.endpoint, []), name in accepted)
+                passed, text = _judge_attempts(host, attempts.get(_open_end(worker), []), name in accepted)
             yield _check("closed", worker.endpoint, passed, text)
     for external in plan.external_workers:
         text = f"{external.host} runs it by itself: only a look there can tell"
         yield _check("closed", external.endpoint, None, text)
+
+
+def _refuses(probe: KeyProbe | None) -> bool | None:
+    """Whether a tunnel lets nobody in without its key; None where that is not known."""
+    return (not probe.without and not probe.accepted) if probe and probe.accepted is not None else None
+
+
+def _key(endpoint: str, probe: KeyProbe) -> Check:
+    if probe.without:
+        return _check("key", endpoint, False, f"it answers without the key: {probe.without}")
+    if probe.accepted:
+        return _check("key", endpoint, False, f"it lets in who has another key: {probe.said}")
+    if probe.accepted is None:
+        return _check("key", endpoint, None, f"stunnel on the head could not try another key: {probe.said}")
+    return _check("key", endpoint, True, "the head is refused without the key, and with another one")
+
+
+def _open_end(worker: WorkerPlan) -> str:
+    """Where others would reach a worker."""
+    return worker.tunnel or worker.endpoint
 
 
 def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool) -> tuple[bool | None, str]:
@@ -421,10 +449,11 @@ def _transport(plan: Plan, evidence: Sequence[Evidence]) -> str:
 def _handshakes(plan: Plan, handshakes: Handshakes, transport: str) -> Iterator[Check]:
     """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
     needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
-    endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
-    endpoints += [worker.endpoint for worker in plan.external_workers if worker.used]
-    for endpoint in endpoints:
-        passed, text = _judge_handshake(handshakes, endpoint, needed.get(endpoint), transport)
+    own = [worker for host in plan.hosts.values() for worker in host.workers]
+    ways = {worker.endpoint: f"{transport} through stunnel" if worker.tunnel else transport for worker in own}
+    ways.update({worker.endpoint: transport for worker in plan.external_workers if worker.used})
+    for endpoint, way in ways.items():
+        passed, text = _judge_handshake(handshakes, endpoint, needed.get(endpoint), way)
         yield _check("handshake", endpoint, passed, text)
     for worker in plan.external_workers:
         if not worker.used:

@@ -106,6 +106,17 @@ class LinkMeasurement(NamedTuple):
     """why one of them is missing"""
 
 
+class KeyProbe(NamedTuple):
+    """What the head finds out of a tunnel as somebody without its key."""
+
+    without: Line
+    """what answers where no key is shown; empty where nothing does"""
+    accepted: Optional[bool]
+    """whether another key is let in; null where that is not known"""
+    said: Line
+    """by stunnel"""
+
+
 class ServedFallback(NamedTuple):
     """The fallback that the head serves on."""
 
@@ -182,6 +193,8 @@ class Evidence(NamedTuple):
     """what the launcher waits for, a sentence for each worker"""
     load: Optional[Load] = None
     fallback: Optional[ServedFallback] = None
+    keys: Mapping[str, KeyProbe] = {}
+    """endpoint of a worker → what its tunnel does without the key"""
     server: Optional[ServerEvidence] = None
     """null while it is not healthy"""
     drift: Optional[Drift] = None

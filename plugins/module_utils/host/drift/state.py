@@ -18,7 +18,11 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
+    kernel_parameters,
+    plan_history,
+    tunnel_keys,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
@@ -325,6 +329,7 @@ def drift(planned: HostPlan) -> Drift:
     changed_files, redefined = _changed_files(planned.files), _redefined(planned, manager, services)
     models = model_differences(planned.model)
     summaries = plan_history.summaries(planned.prefix)
+    keys = {path: tunnel_keys.identities(Path(path), planned.account) for path in planned.tunnel_keys or ()}
     return Drift(
         services=services,
         defined=tuple(defined),
@@ -350,10 +355,12 @@ def drift(planned: HostPlan) -> Drift:
             *_each("stale", stale, "{} is not planned any more"),
             *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
             *_record(planned.id, summaries),
+            *_each("key", [path for path, own in keys.items() if not own], "{} has no key that nobody else can read"),
         ),
         archives={
             build.id: str(made.source.get("sha256"))
             for build in planned.builds
             if build.archives and (made := installed[build.id])
         },
+        tunnel_keys=keys or None,
     )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
@@ -209,7 +209,9 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
     manager = service_managers.MANAGERS[host.facts.service_manager]
     of_root = ["useradd", *["setfacl"] * bool(host.metrics)] if host.facts.scope == "system" else []
     lacking = [name for name in of_root if name in packages and host.facts.toolchain.get(name, True) is None]
-    return needs._replace(wanted=[*needs.wanted, *manager.tools, *lacking])
+    tunnels = [names.STUNNEL] * (host.transport == names.STUNNEL)
+    known = {tool for tool in tunnels if host.facts.toolchain.get(tool, True) is not None}
+    return needs._replace(wanted=[*needs.wanted, *manager.tools, *lacking, *tunnels], present=needs.present | known)
 
 
 def _needs_of_package(

@@ -227,6 +227,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         unknown_variables=dict(given["unknown_variables"]),
         visit_ms=_visit_ms(name, variables["llama_link_visit_ms"]),
         metrics=_metrics(name, variables),
+        transport=variables["llama_transport"],
         keep_releases=_keep(name, variables["llama_build_keep"]),
     )
 

@@ -368,6 +368,9 @@ LINKS = {
 Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
 (kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
 beneath it, Ethernet as far as anybody knows."""
+STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
+"""What stunnel 5.68 at both ends adds to a round trip, 33 to 67 µs on an idle machine, and lets through: its processor time for a stream is that of
+3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
 
 
 def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, calibration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
@@ -70,10 +70,12 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host], device: str = 
     round_trip, mbit = (figure if figure and figure >= LEAST_FIGURE else None for figure in found)
     assumed = cost_model.LINKS[kind]
     gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
+    gbit = mbit / 1000 if mbit else gbit or assumed.gbit
+    encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
     return cost_model.Link(
         kind,
-        round_trip or assumed.round_trip_ms,
-        mbit / 1000 if mbit else gbit or assumed.gbit,
+        (round_trip or assumed.round_trip_ms) + encrypted * cost_model.STUNNEL_MS,
+        min(gbit, cost_model.STUNNEL_GBIT) if encrypted else gbit,
         bool(round_trip),
         cost_model.is_board(host.facts),
         host.facts.system == "Darwin",
@@ -204,7 +206,7 @@ def _link_of(case: Case, device: Device, last: bool) -> cost_model.Link:
 
     :param last: whether it has the output.
     """
-    link = link_of(str(device.endpoint), case.places[device.host], case.places, device.name)
+    link = link_of(device.wire, case.places[device.host], case.places, device.name)
     if not link.rows_gbit or link.visit_ms is None or not last:
         return link
     result = case.summary.vocabulary * 32 / link.rows_gbit / 1e6
@@ -340,7 +342,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
     for device in case.placed.devices:
         if device.endpoint:
             host, work = case.places[device.host], works.get(device.buffer)
-            link = link_of(device.endpoint, host, case.places, device.name)
+            link = link_of(device.wire, host, case.places, device.name)
             links.append(
                 LinkEstimate(
                     host=device.host,

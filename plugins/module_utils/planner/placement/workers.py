@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
     STAGING_DISTANCE,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Cluster,
     Endpoint,
     Host,
     Release,
@@ -231,6 +232,36 @@ def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
     return Tunnel(address, port, port + STAGING_DISTANCE)
 
 
+def with_transport(cluster: Cluster) -> Cluster:
+    """The cluster whose head has ends of tunnels where another host has them.
+
+    :raises Refusal: its head cannot have them.
+    """
+    head = cluster.hosts[cluster.head]
+    tunnelled = [
+        name
+        for name, host in cluster.hosts.items()
+        if host.is_worker and not host.is_head and host.transport == names.STUNNEL
+    ]
+    if tunnelled and head.facts.system != service_managers.LINUX:
+        raise Refusal(
+            f"llama_transport of {', '.join(tunnelled)} is {names.STUNNEL}, and each tunnel ends on the head at an address of its own like 127.128.0.12, which "
+            f"{head.facts.system} does not have: use a head with Linux, or set llama_transport to {names.PLAIN}"
+        )
+    transport = names.STUNNEL if tunnelled else names.PLAIN
+    return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
+
+
+def _own_tunnel(host: Host, entry: Declared, address: str) -> Tunnel | None:
+    """The operator's tunnel to a worker, or that of ``llama_transport``. That one ends on the head at an address of loopback that follows from the
+    worker's, at the worker's ports: so tunnels of any number of workers and clusters need no ports of their own."""
+    if entry.tunnel or host.transport != names.STUNNEL or host.is_head:
+        return entry.tunnel
+    octets = address.split(".")
+    end = f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}"
+    return Tunnel(end, entry.port, entry.staging_port, address)
+
+
 def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
 
@@ -346,11 +377,12 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu["cores"] // cpu_workers)
         own = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
+        tunnel = _own_tunnel(host, entry, address)
         workers.append(
             Worker(
                 name=entry.name,
                 host=host.name,
-                address=LOOPBACK if entry.tunnel else address,
+                address=LOOPBACK if tunnel else address,
                 port=entry.port,
                 staging_port=entry.staging_port,
                 backend=device.backend,
@@ -363,7 +395,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 shared=device.shared,
                 capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
                 environment=_environment_of(host, entry),
-                tunnel=entry.tunnel,
+                tunnel=tunnel,
             )
         )
     return workers

@@ -35,10 +35,14 @@ def at(worker: Worker, number: int) -> Worker:
     """A worker as it runs for a seat: its folder of cached tensors is that of the declared one."""
     if not number:
         return worker
+    above, tunnel = number * DISTANCE, worker.tunnel
+    if tunnel and tunnel.begins:
+        tunnel = tunnel._replace(port=tunnel.port + above, staging_port=tunnel.staging_port + above)
     return worker._replace(
         name=worker.name + _suffix(number),
-        port=worker.port + number * DISTANCE,
-        staging_port=worker.staging_port + number * DISTANCE,
+        port=worker.port + above,
+        staging_port=worker.staging_port + above,
+        tunnel=tunnel,
     )
 
 
@@ -56,8 +60,8 @@ def all_of(declared: Sequence[Worker], seats: int) -> tuple[Worker, ...]:
         alike = [other for other in found if other is not worker]
         taken = {port for other in alike for port in (other.port, other.staging_port)}
         ports = {worker.port, worker.staging_port}
-        wrong = worker.tunnel or ports & taken or max(ports) > 65535 or worker.name in {other.name for other in alike}
-        if wrong:
+        same_name = worker.name in {other.name for other in alike}
+        if not worker.open_at or ports & taken or max(ports) > 65535 or same_name:
             raise Refusal(
                 f"{turns.VARIABLE} needs {seats} workers on each device, and {worker.name} of {worker.host} would have the ports {worker.port} and "
                 f"{worker.staging_port}: give the workers of {worker.host} ports in llama_worker_endpoints that are free there and {DISTANCE} above "

@@ -39,7 +39,9 @@ REQUESTS = 1000
 """To a model at the same time: beyond its own limit of 10 it answers 429, and llama-server has them wait."""
 STOP_SECONDS = 15
 """The launcher gives llama-server two seconds, and llama-swap starts the next model when it has ended."""
-METRICS = "--metrics"
+METRICS, TUNNEL, TUNNEL_KEYS = "--metrics", "--tunnel", "--tunnel-keys"
+"""At the end of the head's launcher. Those of models write no metrics, as they would all write the same file, and have no keys: they know of the tunnels,
+and keep none."""
 PATIENCE = 20
 """Seconds for which a question waits for workers that are away."""
 
@@ -68,20 +70,19 @@ def head_of(head: HeadPlan, prefix: str, program: SwapProgram) -> HeadPlan:
     secured = (
         ("--tls-cert-file", said["tls-certificate"], "--tls-key-file", said["tls-key"]) if "tls-key" in said else ()
     )
-    start, metrics = head.launcher[: head.launcher.index("--state") + 2], _metrics(head.launcher)
+    start, own = head.launcher[: head.launcher.index("--state") + 2], _from(head.launcher, METRICS, TUNNEL)
     keys = ("--keys", said["api-key-file"]) if head.api_key_file else ()
     listens = f"{head.address}:{head.port}"
     return head._replace(
         argv=(program_of(prefix, program), "--config", f"{prefix}/{names.SWAP}", "--listen", listens, *secured),
-        launcher=(*start, "--router", *keys, *metrics),
+        launcher=(*start, "--router", *keys, *own),
         engine=SWAP,
     )
 
 
-def _metrics(launcher: Sequence[str]) -> Sequence[str]:
-    """What of a launcher has it write metrics, which those of models do not: they would all write the same file."""
-    at = launcher.index(METRICS) if METRICS in launcher else len(launcher)
-    return launcher[at : at + 3]
+def _from(launcher: tuple[str, ...], *options: str) -> tuple[str, ...]:
+    """The words from the first of these options on."""
+    return launcher[min((launcher.index(word) for word in options if word in launcher), default=len(launcher)) :]
 
 
 def host_of(host: HostPlan, head: HeadPlan, program: SwapProgram) -> HostPlan:
@@ -107,8 +108,8 @@ def command(plan: Plan, argv: Sequence[str], turn: Turn) -> tuple[str, ...]:
         if options.is_option(word) and presets.OF_CLIENTS.fullmatch(word.lstrip("-")):
             wrong = f"{word} is given to llama-server, and clients reach {SWAP}: remove it"
             raise Refusal(turns.sentence(turn.name, wrong))
-    metrics = _metrics(plan.head.launcher)
-    launcher = [word for word in plan.head.launcher if word not in metrics]
+    others = {*_from(plan.head.launcher, METRICS)[:3], *_from(plan.head.launcher, TUNNEL_KEYS)}
+    launcher = [word for word in plan.head.launcher if word not in others]
     launcher[launcher.index("--url") + 1] = OWN_URL
     state = launcher.index("--state") + 1
     launcher[state] = names.folder_of_model(launcher[state], turn.name)

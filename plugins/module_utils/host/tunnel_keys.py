@@ -1,0 +1,57 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keys of tunnels on their hosts, which are all that keeps them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tunnel
+
+MODE = 0o600
+
+
+def identities(path: Path, account: str | None) -> tuple[str, ...]:
+    """Of the keys in a file, the one that a head uses first; none where the file is missing, or is not what its launcher reads and nobody else.
+
+    :param account: as which services run; None for this process's.
+    """
+    return tuple(line.split(":", 1)[0] for line in _lines(path, account))
+
+
+def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
+    """Puts a key first, before the one that was first if that is kept; returns whether the file changes.
+
+    :raises OSError: it cannot be written, or there is no such account.
+    """
+    before = _lines(path, account)
+    first = tunnel.line_of(key)
+    after = [first, *([line for line in before if line != first][:1] if keep else [])]
+    if after == before:
+        return False
+    if not check:
+        replace_file(path, "".join(after), MODE, None if account is None else _uid(account))
+    return True
+
+
+def _lines(path: Path, account: str | None) -> list[str]:
+    try:
+        status = path.stat()
+        owner = os.geteuid() if account is None else _uid(account)
+        if stat.S_IMODE(status.st_mode) != MODE or status.st_uid != owner:
+            return []
+        return path.read_text(errors="replace").splitlines(keepends=True)
+    except OSError:
+        return []
+
+
+def _uid(account: str) -> int:
+    try:
+        return pwd.getpwnam(account).pw_uid
+    except KeyError:
+        raise OSError(f"there is no account {account}") from None

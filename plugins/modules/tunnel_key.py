@@ -1,0 +1,85 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tunnel_key
+short_description: Gives one end of a tunnel a key
+description:
+  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher there has stunnel read it
+    again, which ends no connection.
+  - "To renew a key without a moment of wrong keys: give it to the workers' host with O(keep), then to the head, then to the workers' host without."
+extends_documentation_fragment: llamacpp.cluster.attributes.changes
+attributes:
+  diff_mode:
+    support: none
+    details: A key is shown to nobody.
+options:
+  path:
+    description: File of the key, one of C(tunnel_keys) in the host's part of the plan.
+    type: path
+    required: true
+  key:
+    description: The key, 64 hexadecimal digits.
+    type: str
+    required: true
+  keep:
+    description: Whether the key that was first before is taken too.
+    type: bool
+    default: false
+  account:
+    description: As which services run, to which alone the file belongs. Default is the account of the module.
+    type: str
+seealso:
+  - module: llamacpp.cluster.host_info
+"""
+
+EXAMPLES = r"""
+- name: Let the workers of the host take a new key too
+  llamacpp.cluster.tunnel_key:
+    path: "{{ __llama_host_plan.tunnel_keys | first }}"
+    key: "{{ __llama_tunnel_key }}"
+    keep: true
+  no_log: true
+"""
+
+RETURN = r""" # """
+
+import re
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
+
+READ_SECONDS = 3
+"""After which stunnel has read a file that it had read before: the launcher looks at it every second."""
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "key": {"type": "str", "required": True, "no_log": True},
+            "keep": {"type": "bool", "default": False},
+            "account": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    path, key = Path(module.params["path"]), module.params["key"]
+    if not re.fullmatch("[0-9a-f]{64}", key):
+        module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
+    was_read = path.exists()
+    with errors.reported(module):
+        changed = tunnel_keys.add(path, key, module.params["account"], module.params["keep"], module.check_mode)
+    if changed and was_read and not module.check_mode:
+        time.sleep(READ_SECONDS)
+    module.exit_json(changed=changed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Keys of tunnels on their hosts."""
+
+import os
+import pwd
+import stat
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tunnel
+from ansible_collections.llamacpp.cluster.plugins.modules import tunnel_key
+
+MODULE = tunnel_key
+OLD, NEW = "0" * 64, "1" * 64
+OLD_ID, NEW_ID = map(tunnel.identity_of, (OLD, NEW))
+
+
+def test_a_key_is_renewed_with_both_taken_in_between(tmp_path):
+    path = tmp_path / "192.0.2.11"
+    for key, keep, expected in (
+        (OLD, False, (OLD_ID,)),
+        (NEW, True, (NEW_ID, OLD_ID)),
+        (NEW, False, (NEW_ID,)),
+    ):
+        assert tunnel_keys.add(path, key, None, keep, check=False)
+        assert not tunnel_keys.add(path, key, None, keep, check=False)
+        assert tunnel_keys.identities(path, None) == expected
+    assert path.read_text() == tunnel.line_of(NEW)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_another_account_could_read_or_write_is_no_key(tmp_path):
+    path = tmp_path / "192.0.2.11"
+    tunnel_keys.add(path, OLD, None, False, check=False)
+    path.chmod(0o640)
+    assert tunnel_keys.identities(path, None) == ()
+    path.chmod(0o600)
+    other = next(entry.pw_name for entry in pwd.getpwall() if entry.pw_uid != path.stat().st_uid)
+    assert tunnel_keys.identities(path, other) == ()
+    tunnel_keys.add(path, NEW, None, True, check=False)
+    assert tunnel_keys.identities(path, None) == (NEW_ID, OLD_ID)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another account")
+def test_a_key_belongs_to_the_account_of_the_services(tmp_path):
+    path = tmp_path / "192.0.2.11"
+    tunnel_keys.add(path, OLD, "nobody", False, check=False)
+    assert path.stat().st_uid == pwd.getpwnam("nobody").pw_uid
+    assert tunnel_keys.identities(path, "nobody") == (OLD_ID,)
+    assert tunnel_keys.identities(path, None) == ()
+
+
+def test_a_missing_account_is_named(tmp_path):
+    with pytest.raises(OSError, match="there is no account nobody-at-all"):
+        tunnel_keys.add(tmp_path / "key", OLD, "nobody-at-all", False, check=False)
+
+
+def test_the_module_waits_for_stunnel_where_it_had_read_the_file(tmp_path, call, monkeypatch):
+    waited = []
+    monkeypatch.setattr(tunnel_key.time, "sleep", waited.append)
+    path = str(tmp_path / "192.0.2.11")
+    assert call(check=True, path=path, key=OLD)["changed"]
+    assert not (tmp_path / "192.0.2.11").exists()
+    assert call(path=path, key=OLD)["changed"]
+    assert not waited
+    result = call(path=path, key=NEW, keep=True)
+    assert waited == [tunnel_key.READ_SECONDS]
+    assert NEW not in str(result)
+    assert not call(path=path, key=NEW, keep=True)["changed"]
+
+
+def test_a_key_that_is_none_is_refused(tmp_path, call):
+    result = call(path=str(tmp_path / "key"), key="secret")
+    assert result["msg"] == "key is not 64 hexadecimal digits: make it from 32 random bytes"
