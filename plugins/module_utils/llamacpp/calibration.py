@@ -25,7 +25,8 @@ COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 """Types that are measured after those of the served model, as far as the time reaches."""
 SHORT, LONG, WIDE, HALF, LINK, DEEP = "short", "long", "wide", "half", "link", "deep"
 LARGE = "large"
-"""As wide, with more layers: of fast devices behind workers, to which a visit takes longer where a token does, since who waits for it falls asleep."""
+"""As wide, with more layers: of fast devices behind workers, for which a token's bytes have to take much longer than threads that wait, fall asleep and
+are woken."""
 EXPERTS, ODD = "experts", "odd"
 """Of a number of experts that is a power of two, among which backends choose in one step, and of another number."""
 HEAD, VOCABULARY = 128, 256
@@ -338,20 +339,19 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
     by_kind = {trial.kind: trial for trial in reversed(list(speeds))}
     short, long, wide = (counted[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
     short_ms, long_ms, wide_ms = (token[by_kind[kind]] for kind in (SHORT, LONG, WIDE))
-    large = by_kind.get(LARGE)
+    most = by_kind.get(LARGE, by_kind[WIDE])
     node = visit = 0.0
     per_byte = wide_ms / wide.read
     for _step in range(STEPS):
         node = max(0.0, (long_ms - short_ms - (long.read - short.read) * per_byte) / (long.nodes - short.nodes))
-        if large:
-            more, more_ms = counted[large], token[large] - wide_ms
-            per_byte = (more_ms - (more.nodes - wide.nodes) * node) / (more.read - wide.read)
-            visit = max(0.0, wide_ms - wide.nodes * node - wide.read * per_byte)
-        else:
-            visit = max(0.0, short_ms - short.nodes * node - short.read * per_byte)
-            per_byte = (wide_ms - visit - wide.nodes * node) / wide.read
+        visit = max(0.0, short_ms - short.nodes * node - short.read * per_byte)
+        per_byte = (token[most] - visit - counted[most].nodes * node) / counted[most].read
+    # That a visit takes longer where a token does.
+    slept = max(0.0, wide_ms - visit - wide.nodes * node - wide.read * per_byte)
+    visited = {trial: visit + slept * min(1.0, ms / wide_ms) for trial, ms in token.items()}
+    visit += slept
     read = {
-        trial.type: max(1e-12, (ms - visit - counted[trial].nodes * node) / counted[trial].read)
+        trial.type: max(1e-12, (ms - visited[trial] - counted[trial].nodes * node) / counted[trial].read)
         for trial, ms in token.items()
         if trial.kind == WIDE
     }
@@ -381,7 +381,7 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
     experts, odd = by_kind.get(EXPERTS), by_kind.get(ODD)
     if not experts or experts.type not in read:
         return rates
-    its, left = counted[experts], token[experts] - visit - experts.layers * NODES * node
+    its, left = counted[experts], token[experts] - visited[experts] - experts.layers * NODES * node
     left, of_experts = left - its.read * read[experts.type], its.expert_read * read[experts.type]
     if of_experts > token[experts] / 2 or not node:
         longer = 1 + (left - experts.layers * EXPERT_NODES * node) / of_experts
@@ -389,7 +389,7 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
     else:
         rates = rates._replace(experts_nodes=round(max(0.0, left / node / experts.layers), 1))
         if odd:
-            left = token[odd] - visit - counted[odd].read * read[odd.type]
+            left = token[odd] - visited[odd] - counted[odd].read * read[odd.type]
             rates = rates._replace(odd_nodes=round(max(0.0, left / node / odd.layers - NODES), 1))
     dense_ms = 1000 * (its.gflop - its.expert_gflop) / gflops[experts.type]
     longer = (computed[experts] - dense_ms) * gflops[experts.type] / its.expert_gflop / 1000
