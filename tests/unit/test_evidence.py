@@ -80,7 +80,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     }
     assert found.drift.differences == ()
     assert found.server.completion[:3] == ("hello", 1, 5)
-    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
+    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0, "max_tokens": 64})]
     assert "secret" not in json.dumps(typed_json.dump(found))
 
 
@@ -116,7 +116,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     (folder / "a%20two" / runtime.START_LOG).write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
-    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "model": "a two"}
+    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}
     assert (found.server.buffers, found.log_complete) == ({"CPU": {"model": (2.0, 1)}}, True)
     found = collect(models=(one,))
     assert (found.server.buffers, found.log_complete) == ({}, False)

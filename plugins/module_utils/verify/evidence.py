@@ -44,7 +44,8 @@ LINE = 500
 WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 """What is raised where values are taken from JSON of another form."""
 PROMPT = "The first three prime numbers are"
-TOKENS = 16
+TOKENS, ANSWER_TOKENS = 16, 64
+"""Of an answer at most; a wrong one to the known question may have no end."""
 SECONDS_FOR_ANSWER = 300
 LIST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
@@ -226,7 +227,7 @@ class _Door:
 
     def complete(self) -> Completion:
         subject, asked = self._subject, self._subject.asked
-        question: dict[str, Any] = {"prompt": "", "temperature": 0}
+        question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS}
         if not subject.has_known_answer:
             question = {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
         if asked:
