@@ -23,6 +23,7 @@ class Arguments(NamedTuple):
     model: ModelPlan | None = None
     served: bool = False
     facts: bool = False
+    report: bool = False
     packages: Mapping[str, Any] = {}
     known: Mapping[str, Any] | None = None
 

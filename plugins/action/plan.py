@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class Arguments(NamedTuple):
     model: Mapping[str, Any] = {}
     path: ControllerPath | None = None
     staging: bool = False
+    without: tuple[str, ...] = ()
     empty: bool = False
     what_fits: bool = False
     page: bool = False
@@ -67,7 +68,9 @@ class ActionModule(Action):
             return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
         if arguments.what_fits:
             return self._what_fits(arguments)
-        plan = make(self.find_file, self.variables, arguments.facts, arguments.model, arguments.staging)
+        plan = make(
+            self.find_file, self.variables, arguments.facts, arguments.model, arguments.staging, arguments.without
+        )
         described = typed_json.dump(plan)
         if arguments.staging or not arguments.show:
             return {"changed": False, "plan": described}
@@ -105,10 +108,12 @@ def make(
     facts: Mapping[str, Any],
     model: Mapping[str, Any],
     staging: bool = False,
+    without: Collection[str] = (),
 ) -> Plan | Refused:
     """The plan of the inventory that a task sees.
 
     :param find_file: path of a file of the controller, as the operator names it.
+    :param without: ``HOST:WORKER`` that it does without.
     """
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
@@ -118,7 +123,7 @@ def make(
         # What a benchmark cannot measure is refused now, not when it begins.
         for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
             cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
-        cluster = sources.look_up(find_file, cluster, catalogue)
+        cluster = sources.look_up(find_file, cluster._replace(left_out=frozenset(without)), catalogue)
         plan = planner.make(cluster, model, catalogue, digest, staging)
         if isinstance(plan, Refused) or plan.refused:
             return plan

@@ -1,15 +1,18 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the page of what other playbooks left on the controller."""
+"""Writes the page of what other playbooks left on the controller, or a bug bundle."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -17,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bundle, html_page
 from jinja2 import TemplateError
 
 INPUTS = {
@@ -34,6 +37,8 @@ class Arguments(NamedTuple):
     plan: ControllerPath | None = None
     verified: ControllerPath | None = None
     benchmark: ControllerPath | None = None
+    bundle: Mapping[str, Any] | None = None
+    """A bundle.Found."""
 
 
 def _object(variable: str, path: str) -> dict[str, Any]:
@@ -116,5 +121,27 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
+        if arguments.bundle is not None:
+            return self._bundle(arguments.path, arguments.bundle)
         write(arguments)
         return {"changed": False}
+
+    def _bundle(self, path: str, found: Mapping[str, Any]) -> dict:
+        text, verdict, removed = bundle.make(found, self._secrets([*found["reports"]]))
+        Display().display(f"  {verdict.text}\n  Taken out of the bundle: {bundle.counts(removed)}.\n")
+        if not self.check_mode:
+            output.write("llama_report_bundle", path, text, 0o600)
+        return {"changed": False, "verdict": typed_json.dump(verdict)}
+
+    def _secrets(self, hosts: list[str]) -> dict[str, str]:
+        """Secret → its kind: of variables, and those that the operator typed."""
+        typed = (self._play_context.password, self._play_context.become_pass)
+        found = {str(word): "Ansible password" for word in typed if word}
+        for name in hosts:
+            own, variables = self.variables["hostvars"][name], {}
+            for variable in own:
+                if variable.startswith("llama_") or bundle.SECRET_NAME.search(variable):
+                    with suppress(AnsibleError):
+                        variables[variable] = own[variable]
+            found.update(bundle.secrets_of(variables))
+        return found

@@ -29,4 +29,10 @@ class ActionModule(Action):
         plan = typed_json.parse(record, arguments.plan)
         answers = changes.read(plan.hosts if isinstance(plan, Plan) else {}, arguments.answers)
         obstacles = staging.obstacles(plan, answers)
-        return {"changed": False, "obstacles": [validation.printable(text) for text in obstacles]}
+        hosts = {} if isinstance(plan, Refused) else plan.hosts
+        workers = [f"{name}:{worker.name}" for name, host in hosts.items() for worker in host.workers if worker.used]
+        return {
+            "changed": False,
+            "workers": workers,
+            "obstacles": [validation.printable(text) for text in obstacles],
+        }

@@ -106,7 +106,8 @@ class ActionModule(Action):
         observed = judge.Observed(drifts, probed, self._arguments.changed, self._staged(), more)
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
-            return {"changed": False, "report": typed_json.dump(report)}
+            answer = next((check.status for check in report.checks if check.name == "known answer"), "")
+            return {"changed": False, "report": typed_json.dump(report), "known_answer": answer}
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback and time.monotonic() < deadline:
             display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")

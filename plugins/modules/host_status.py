@@ -38,6 +38,12 @@ options:
     description: Whether to report also what M(llamacpp.cluster.host_info) does without a plan.
     type: bool
     default: false
+  report:
+    description:
+      - Whether to report also what a bug bundle has of a host, which is logs, kernel, drivers and metrics. API keys of O(head), and what looks like a
+        secret, are taken out of that.
+    type: bool
+    default: false
   packages:
     description: As M(llamacpp.cluster.host_info) has it, for O(facts).
     type: dict
@@ -73,6 +79,10 @@ facts:
   description: As M(llamacpp.cluster.host_info) returns them.
   returned: when O(facts) is true
   type: dict
+report:
+  description: C(texts), by their names, and C(removed), which is how many secrets of each kind were taken out of them.
+  returned: when O(report) is true
+  type: dict
 condition:
   description: What changes with time. Sizes are in MiB, times in seconds. What the host does not show is null.
   returned: success
@@ -90,7 +100,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
 
 
 class Arguments(NamedTuple):
@@ -101,6 +111,7 @@ class Arguments(NamedTuple):
     model: Optional[ModelPlan] = None
     served: bool = False
     facts: bool = False
+    report: bool = False
     packages: Mapping[str, Any] = {}
     known: Optional[Mapping[str, Any]] = None
 
@@ -118,6 +129,9 @@ def read(arguments):
     drift, condition = host_status.read(
         arguments.cluster, arguments.scope, arguments.plan, arguments.head, arguments.model
     )
+    if arguments.report:
+        key_file = arguments.head.api_key_file if arguments.head else None
+        found["report"] = host_report.read(arguments.cluster, arguments.scope, key_file)
     return {**found, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
 
 

@@ -37,6 +37,11 @@ options:
       - A refused plan does not make the module fail then.
     type: bool
     default: false
+  without:
+    description: Workers, each as C(HOST:WORKER), that it plans without.
+    type: list
+    elements: str
+    default: []
   empty:
     description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
     type: bool

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: report
-short_description: Writes a page of a plan, its verification and its benchmark
+short_description: Writes a page of a plan, its verification and its benchmark, or a bug bundle
 description:
   - Reads what other playbooks left on the controller, and writes one HTML file that needs no other.
+  - With O(bundle) it writes an archive of what other tasks found, with a text for an issue of llama.cpp. Secrets are taken out, and it shows how
+    many of each kind.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    details: Writes O(path) in either mode.
+    details: Writes O(path) in either mode, but no bundle in check mode.
 options:
   path:
-    description: File on the controller for the page.
+    description: File on the controller for the page, or for the bundle, which its owner alone can read then.
     type: path
     required: true
   plan:
@@ -28,6 +30,13 @@ options:
   benchmark:
     description: The folder that playbooks/benchmark.yml wrote, or its C(benchmark.json).
     type: path
+  bundle:
+    description:
+      - C(plan), C(status) of M(llamacpp.cluster.status), and in C(reports) what M(llamacpp.cluster.host_status) returned on each host with
+        O(llamacpp.cluster.host_status#module:report).
+      - C(facts) of each host, C(tried), which is what came of each placement on the staging ports, or in C(untried) why nothing was tried, and in
+        C(prometheus) what Prometheus answered.
+    type: dict
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.verify
@@ -42,4 +51,8 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+verdict:
+  description: C(text), and C(wrong) and C(cleared), which are workers as C(HOST:WORKER).
+  returned: when O(bundle) is given
+  type: dict
 """

@@ -34,6 +34,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+workers:
+  description: Those that the instances use, each as C(HOST:WORKER).
+  returned: success
+  type: list
+  elements: str
 obstacles:
   description: Why they cannot be started, a sentence each. Empty where they can.
   returned: success

@@ -35,6 +35,10 @@ options:
   path:
     description: File on the controller for the status as JSON, see C(docs/status.schema.json).
     type: path
+  fail:
+    description: Whether to fail where the cluster is not healthy.
+    type: bool
+    default: true
 seealso:
   - module: llamacpp.cluster.host_status
   - module: llamacpp.cluster.verify
@@ -52,7 +56,7 @@ EXAMPLES = r"""
 RETURN = r"""
 status:
   description: The same as in O(path).
-  returned: when the cluster is healthy
+  returned: when the cluster is healthy, or O(fail) is false
   type: dict
   sample: {"schema": 1, "cluster": {"name": "llama_cluster", "state": "serving"}, "hosts": [], "problems": []}
 """

@@ -91,6 +91,10 @@ report:
   returned: when no check failed; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
+known_answer:
+  description: The status of that check, empty where it was not reached.
+  returned: for a plan for the staging ports
+  type: str
 failing:
   description: Names of the checks that failed, each once.
   returned: when a check failed

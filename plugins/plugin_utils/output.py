@@ -20,9 +20,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 
 
-def write(variable: str, path: str, content: str) -> None:
+def write(variable: str, path: str, content: str, mode: int | None = None) -> None:
     """Writes what the operator asked for at the path that a variable names. A file there has the old text or the new one, whole.
 
+    :param mode: of the file; None for that which it has, or as this account makes files.
     :raises AnsibleActionFail: it cannot be written there.
     """
     try:
@@ -31,7 +32,7 @@ def write(variable: str, path: str, content: str) -> None:
             target.write_text(content)  # a terminal, a pipe
         else:
             target = target.resolve()
-            files.replace_file(target, content, _mode(target))
+            files.replace_file(target, content, _mode(target) if mode is None else mode)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AnsibleActionFail(

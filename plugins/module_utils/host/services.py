@@ -93,8 +93,8 @@ class Manager:
         for name in services:
             self.path(name).unlink(missing_ok=True)
 
-    def log(self, service: str) -> str:
-        """What a service wrote last."""
+    def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
+        """What a service wrote last; of a journal so many lines in this form."""
         return text_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)))
 
     def unread(self, services: Collection[str]) -> set[str]:
@@ -174,9 +174,9 @@ class Systemd(Manager):
         super().remove(services)
         self._systemctl("daemon-reload")
 
-    def log(self, service: str) -> str:
-        lines = ["--lines", str(LOG_LINES), "--output=cat", "--no-pager"]
-        return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *lines])
+    def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
+        options = ["--lines", str(lines), f"--output={form}", "--no-pager"]
+        return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *options])
 
     def unread(self, services: Collection[str]) -> set[str]:
         try:

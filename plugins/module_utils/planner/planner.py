@@ -678,8 +678,13 @@ def _serving(
 
 
 def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
-    """Those of the workers whose hosts may hold layers."""
-    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
+    """Those of the workers that may hold layers."""
+    return [
+        worker
+        for worker in lent
+        if (cluster.within is None or worker.host in cluster.within)
+        and f"{worker.host}:{worker.name}" not in cluster.left_out
+    ]
 
 
 def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:

@@ -311,6 +311,8 @@ class Cluster(NamedTuple):
     """Summary of the model that is served, also while another one proves a release; None where it is not known."""
     within: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
+    left_out: frozenset[str] = frozenset()
+    """``HOST:WORKER`` that are not there."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
     turns: tuple[Turn, ...] = ()

@@ -1,0 +1,71 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Takes secrets out of texts that are sent to others: those that are known, and what looks like one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+
+SHORTEST = 4
+"""Characters of a known secret: a shorter one is part of many words."""
+NUMBER = r"-?\d[\d.e+-]*(?![\w.])"
+QUOTE = r"\\?[\"']"
+"""Also within JSON."""
+PATTERNS = (
+    ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
+    ("value of Ansible Vault", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
+    ("Hugging Face token", r"\b(?P<secret>hf_[A-Za-z0-9]{8,})", 0),
+    ("password in a URL", r"https?://(?P<secret>[^/@\s\"'<]+)@", re.IGNORECASE),
+    ("password in a URL", r"://[^/@:\s\"']*:(?P<secret>[^/@\s\"'<]+)@", 0),
+    ("token in a URL", rf"{validation.SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
+    ("API key", r"\bapi_keys?: (?P<secret>\*+\w+)", 0),  # llama-server shows the end of one
+    ("API key", r"\bbearer\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
+    ("API key", rf"--(?:api-key|hf-token)(?:=|\s+|{QUOTE},\s*{QUOTE})(?P<secret>[^\s\"',<\\]+)", 0),
+    ("key of stunnel", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
+    (
+        "password, token or key",
+        rf"(?:passw(?:or)?d|passphrase|secret|api[_-]?key|[_-]token|[_-]pass)(?:{QUOTE})?\s*[:=]\s*(?:{QUOTE})?"
+        rf"(?P<secret>(?!(?:null|true|false)\b|{NUMBER})[^\s\"',;}}<\\]{{4,}})",
+        re.IGNORECASE,
+    ),
+)
+"""Kind, expression and flags. No secret begins with «<», as what stands in its place does."""
+
+
+def redact(text: str, known: Mapping[str, str] = {}) -> tuple[str, dict[str, int]]:
+    """The text with ``<removed: KIND>`` in the place of each secret, and kind → how often.
+
+    :param known: secret → its kind. It is found as it is, in JSON and in a URL.
+    """
+    removed: dict[str, int] = {}
+    for secret in sorted(known, key=len, reverse=True):
+        forms = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe="")}
+        for form in sorted(forms, key=len, reverse=True) if len(secret) >= SHORTEST else ():
+            if form in text:
+                removed[known[secret]] = removed.get(known[secret], 0) + text.count(form)
+                text = text.replace(form, _marker(known[secret]))
+    for kind, expression, flags in PATTERNS:
+
+        def mark(found: re.Match[str], kind: str = kind) -> str:
+            start, end = (place - found.start() for place in found.span("secret"))
+            return found[0][:start] + _marker(kind) + found[0][end:]
+
+        text, number = re.subn(expression, mark, text, flags=flags)
+        if number:
+            removed[kind] = removed.get(kind, 0) + number
+    return text, removed
+
+
+def plus(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Kind → how often in both."""
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}
+
+
+def _marker(kind: str) -> str:
+    return f"<removed: {kind}>"

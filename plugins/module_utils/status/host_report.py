@@ -1,0 +1,83 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a bug bundle has of a host, read there: logs, kernel, drivers and metrics, without secrets."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, reading, redaction
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
+
+LOG_LINES, TEXT = 2000, 400_000
+"""Lines of a journal and characters of each text, the last ones."""
+DRIVERS = ("amdgpu", "nvidia", "i915", "xe", "asahi", "mlx5_core", "thunderbolt_net")
+FILES = (
+    "etc/os-release",
+    "proc/version",
+    "proc/driver/nvidia/version",
+    *(f"sys/module/{name}/version" for name in DRIVERS),
+)
+COMMANDS = (
+    "uname -a",
+    "nvidia-smi",
+    "rocminfo",
+    "vulkaninfo --summary",
+    "lspci -nn",
+    "journalctl --dmesg --no-pager --since=-1h --lines=500",
+)
+
+
+def system(root: Path = ROOT, ask: Ask = commands.output) -> str:
+    """Kernel, drivers and what the kernel said in the last hour, under the file or the command that says it."""
+    found = [(str(path), text_of(path)) for pattern in FILES for path in sorted(root.glob(pattern))]
+    found += [(command, ask(shlex.split(command))) for command in COMMANDS]
+    return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in found if text.strip())
+
+
+def _logs(place: host.Place, owner: names.Names) -> Iterable[tuple[str, str]]:
+    """Of each service, and of its last instance on the staging port."""
+    defined = host.defined_services(place.service_manager, place.units, owner)
+    manager = services.manager_of(place)
+    staged = [owner.service(service[len(owner.root) + 1 :], staged=True) for service in defined]
+    for service in dict.fromkeys([*defined, *staged]):
+        yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
+
+
+def _metrics(place: host.Place, owner: names.Names) -> str:
+    """What launchers wrote last for Prometheus."""
+    found = []
+    for service in host.defined_services(place.service_manager, place.units, owner):
+        with suppress(OSError, ValueError):
+            folder = exporter.description_of(Path(place.prefix, names.METRICS), service).folder
+            found.append(text_of(Path(folder, f"{service}.prom")))
+    return "".join(found)
+
+
+def read(cluster: str, scope: str, key_file: str | None) -> dict[str, Any]:
+    """``texts``: name → text, and ``removed``: kind of secret → how many were taken out of them.
+
+    :param key_file: with the API keys of llama-server.
+    """
+    known: dict[str, str] = {}
+    with suppress(OSError):
+        keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*reading.KEY_TEXT)
+        known = {line.strip(): "API key" for line in keys.splitlines()}
+    place, owner = host.place_of(scope, cluster), names.of(cluster)
+    found = {"system.txt": system(), "metrics.prom": _metrics(place, owner), **dict(_logs(place, owner))}
+    texts, removed = {}, dict[str, int]()
+    for name, text in found.items():
+        if text:
+            texts[name], kinds = redaction.redact(text[-TEXT:], known)
+            removed = redaction.plus(removed, kinds)
+    return {"texts": texts, "removed": removed}

@@ -1,0 +1,261 @@
+"""The bug bundle: no secret is in it, and it names the worker that computes wrong."""
+
+import json
+import tarfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import report as action
+from ansible_collections.llamacpp.cluster.plugins.action import staging_room
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, redaction, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import wrong_worker
+from conftest import CATALOGUE, make
+from support import actions, playbook_runs
+from test_status import answers_of, run
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY, BECOME, VAULTED = "pl-anted/key+1", 'plänted "become"', "planted-vault-9"
+PLANTED = {
+    "hf_PlantedPlantedPlanted1": "loading with HF token {}",
+    "plantedUserinfo": "GET https://{}@example.org/x",
+    "plantedProxy7": "proxy socks5://me:{}@proxy:3128",
+    "plantedQuery3": "GET https://example.org/m.gguf?access_token={}&x=1",
+    "plantedBearer55": "Authorization: Bearer {}",
+    "plantedOption": "llama-server --api-key {} --port 8080",
+    "plantedArgv12": '["--api-key", "{}"]',
+    "plantedJson88": '{{"HF_TOKEN": "{}", "n": 1}}',
+    "plantedYaml77": "ansible_become_password: {}",
+    "plantedEnv66": "LLAMA_API_KEY={}",
+    "PlantedKeyBody": "-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",
+    "616c6c20706c616e74656420": "$ANSIBLE_VAULT;1.1;AES256\n          {}",
+    "0123456789abcdef0123456789abcdef": "cluster1:{}",
+    "****plan": "srv  init: api_keys: {}",
+}
+"""Secret → line of a log with it."""
+LOG = "\n".join(line.format(secret) for secret, line in PLANTED.items())
+SECRETS = [*PLANTED, KEY, BECOME, json.dumps(BECOME)[1:-1], VAULTED]
+
+
+@pytest.mark.parametrize("secret, line", PLANTED.items())
+def test_a_secret_is_taken_out_once(secret, line):
+    text, removed = redaction.redact(line.format(secret))
+    assert secret not in text
+    assert list(removed.values()) == [1]
+    assert redaction.redact(text) == (text, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print_info: EOG token        = 128009 '<|eot_id|>'",
+        'task.n_tokens = 12345678, "network_ms_per_token": 12.3456, "ms_per_token": 1.25e-05, "api_key": null, "a_secret": true',
+        "--api-key-file /etc/llamacpp.keys",
+        '"checksum": "sha256:776ce936131df94a62e1aca7964a458f37bf73ad4d5e114fc381cbb5aa9be7dd"',
+        "see https://github.com/ggml-org/llama.cpp/pull/13194#issuecomment-2868343055",
+        "git@github.com:ggml-org/llama.cpp.git, 127.0.0.1:8080",
+    ],
+)
+def test_what_is_no_secret_stays(line):
+    assert redaction.redact(line) == (line, {})
+
+
+def test_known_secrets_are_found_as_texts_write_them():
+    known = {BECOME: "Ansible password", KEY: "API key", "abc": "too short"}
+    text, removed = redaction.redact(f"abc {json.dumps([BECOME])} {BECOME} ?k=pl-anted%2Fkey%2B1", known)
+    assert removed == {"Ansible password": 2, "API key": 1}
+    assert text == 'abc ["<removed: Ansible password>"] <removed: Ansible password> ?k=<removed: API key>'
+
+
+@pytest.fixture
+def reported(tmp_path, monkeypatch):
+    """What a host reports whose logs, kernel and metrics have every secret."""
+    place = host.Place("user", "supervisor", *(str(tmp_path / name) for name in ("prefix", "cache", "units")))
+    for folder in (place.units, f"{place.prefix}/supervisor", tmp_path / "textfile"):
+        Path(folder).mkdir(parents=True)
+    Path(place.units, "llamacpp-server.conf").write_text(names.DEFINITION_MARK)
+    for service in ("server", "staging-server"):
+        Path(place.prefix, "supervisor", f"llamacpp-{service}.log").write_text(f"{LOG}\nkey {KEY}")
+    described = {**dict.fromkeys(("cluster", "host", "plan", "release"), "x"), "folder": str(tmp_path / "textfile")}
+    described["kind"] = "head"
+    Path(place.prefix, names.METRICS).write_text(json.dumps({"services": {"llamacpp-server": described}}))
+    (tmp_path / "textfile" / "llamacpp-server.prom").write_text(LOG)
+    (tmp_path / "keys").write_text(f"\n{KEY}\n")
+    monkeypatch.setattr(host_report.host, "place_of", lambda *_scope: place)
+    monkeypatch.setattr(host_report, "system", lambda: LOG)
+    return host_report.read("llama_cluster", "user", str(tmp_path / "keys"))
+
+
+def test_a_host_reports_no_secret(reported):
+    texts, removed = reported["texts"], reported["removed"]
+    assert [*texts] == ["system.txt", "metrics.prom", "llamacpp-server.log", "llamacpp-staging-server.log"]
+    assert [secret for secret in SECRETS if secret in "".join(texts.values())] == []
+    assert sum(removed.values()) == 4 * len(PLANTED) + 2
+
+
+def test_what_a_host_shows_of_kernel_and_drivers(tmp_path):
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia/version").write_text("570.1\n")
+    text = host_report.system(tmp_path, lambda argv: "Linux 6\n" if argv[0] == "uname" else "")
+    assert text == f"--- {tmp_path}/sys/module/nvidia/version\n570.1\n\n--- uname -a\nLinux 6\n"
+
+
+# ------------------------------------------------------------------------------------------------- which worker is wrong
+
+
+def tried(without, answer, workers=("a:x", "b:y", "c:z")):
+    left = [worker for worker in workers if worker not in without]
+    check = {"name": "known answer", "subject": "url", "status": answer, "evidence": f"it {answer}"}
+    report = {"schema": 1, "cluster": "c", "passed": answer == "passed", "checks": [check]} if answer else None
+    return {"without": list(without), "workers": left, "obstacles": [], "errors": {}, "report": report}
+
+
+def searched(wrong, workers=("a:x", "b:y", "c:z"), head=True):
+    """What report.yml tries where some workers compute wrong."""
+
+    def ask(without):
+        right = head and not ({*workers} - {*without}) & {*wrong}
+        return tried(without, "passed" if right else "failed", workers)
+
+    found = [ask(()), *(ask([worker]) for worker in workers)]
+    if not any(one["report"]["passed"] for one in found):
+        found += [ask([other for other in workers if other != worker]) for worker in (*workers, "")]
+    return found
+
+
+def judged(found, why_not=""):
+    return wrong_worker.judge([typed_json.parse(wrong_worker.Tried, one) for one in found], why_not)
+
+
+@pytest.mark.parametrize("wrong", [["b:y"], ["a:x", "c:z"], ["a:x", "b:y", "c:z"]])
+def test_workers_that_compute_wrong_are_named_and_the_others_cleared(wrong):
+    verdict = judged(searched(wrong))
+    assert [*verdict.wrong] == wrong
+    assert {*verdict.wrong, *verdict.cleared} == {"a:x", "b:y", "c:z"}
+    assert verdict.text.startswith(f"{', '.join(wrong)} compute")
+
+
+def test_the_only_worker_is_named():
+    assert judged(searched(["a:x"], ["a:x"])).wrong == ("a:x",)
+
+
+@pytest.mark.parametrize(
+    "found, said",
+    [
+        ([], "The known answer was not asked for: in check mode nothing is started."),
+        ([tried((), "passed")], "No worker computes wrong now"),
+        ([tried((), "not tested")], "not known: no answer with a:x, b:y, c:z: it not tested."),
+        (
+            [{**tried((), None), "obstacles": ["h has 1 MiB free"]}],
+            "not known: no answer with a:x, b:y, c:z: h has 1 MiB",
+        ),
+        (
+            [{**tried((), "failed"), "errors": {"a": "it ended"}}],
+            "not known: no answer with a:x, b:y, c:z: a: it ended",
+        ),
+        ([tried((), None)], "its instances did not start"),
+        (searched([], head=False), "The head computes wrong by itself"),
+        ([tried((), "failed"), *(tried([one], "passed") for one in ("a:x", "b:y", "c:z"))], "by no worker alone"),
+    ],
+)
+def test_nobody_is_named_where_that_is_not_proven(found, said):
+    verdict = judged(found, "in check mode nothing is started")
+    assert said in verdict.text
+    assert not verdict.wrong
+
+
+@pytest.mark.parametrize("without", [[], ["worker2:cpu"], ["worker1:cpu", "worker2:cpu"]])
+def test_a_placement_does_without_workers(pair, without):
+    hosts = cluster_inputs.settle("llama_cluster", pair.hosts)
+    cluster = cluster_inputs.read("llama_cluster", hosts)._replace(left_out=frozenset(without))
+    plan = make(cluster, {}, CATALOGUE, "runtime-id", True)
+    assert not plan["refused"]
+    room = actions.run(staging_room, plan=plan, answers={})
+    assert room["workers"] == [worker for worker in ("worker1:cpu", "worker2:cpu") if worker not in without]
+    started = [service["name"] for host in plan["hosts"].values() for service in host["services"]]
+    assert len(started) == 1 + len(room["workers"])
+
+
+# ----------------------------------------------------------------------------------------------------------- the archive
+
+
+@pytest.fixture
+def found(pair, reported):
+    """What report.yml has found of a cluster, with secrets in all that others said."""
+    plan, line = pair.plan(), f"{LOG} {BECOME}".replace("\n", " ")
+    answers = answers_of(plan)
+    answers["worker2"] = {"unreachable": True}
+    status = run(plan, answers, fail=False)[0]["status"]
+    status["cluster"]["detail"] = line
+    texts = {"../x": "y", "a.log": f"\x1b[2J\t{BECOME}", "b.log": VAULTED}
+    reports = {"head": {"report": reported}, "worker1": {"report": {"texts": texts, "removed": {}}}, "worker2": {}}
+    wrong = searched(["b:y"])
+    wrong[0]["report"]["checks"][0]["evidence"] = f"it failed: {line}"
+    asked = {"tried": wrong, "untried": "", "prometheus": LOG, "facts": {"head": {"kernel": LOG}}}
+    return {"plan": plan, "status": status, "reports": reports, **asked}
+
+
+def bundled(found, path, **others):
+    """What the action returns, what it shows, and name → text of each file."""
+    own = {"ansible_become_password": BECOME, "my_vault": {"deep": [VAULTED]}, "llama_server_port": 8080, "other": 1}
+    made, shown = actions.made(action, path=str(path), bundle=found, **others), []
+    made._play_context = mock.Mock(password=None, become_pass="")
+    with mock.patch.object(action.Display, "display", lambda _self, text: shown.append(text)):
+        result = made.run(task_vars={"hostvars": dict.fromkeys(found["reports"], own)})
+    if not path.exists():
+        return result, shown, {}
+    assert path.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(path) as archive:
+        return result, shown, {e.name.partition("/")[2]: archive.extractfile(e).read().decode() for e in archive}
+
+
+def test_no_secret_is_in_the_bundle_and_it_names_the_worker(found, tmp_path):
+    (tmp_path / "bundle").touch(0o644)
+    result, shown, texts = bundled(found, tmp_path / "bundle")
+    assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
+    made = {"README.txt", "issue.md", "known-answer.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
+    made |= {"facts.json", "prometheus.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}
+    assert {*texts} == made | {f"head/{name}" for name in found["reports"]["head"]["report"]["texts"]}
+    assert [json.loads(texts[f"{name}.json"]) for name in ("plan", "status", "facts")]
+    assert texts["worker1/a.log"] == "\\x1b[2J    <removed: Ansible password>\n"
+    assert "value of my_vault: 1" in shown[0]
+    assert "value of my_vault: 1" in texts["README.txt"]
+    assert result["verdict"]["wrong"] == ["b:y"]
+    assert result["verdict"]["cleared"] == ["a:x", "c:z"]
+    parts = ("b:y computes wrong", "commit 0c1e570", "workers cpu (cpu CPU) at 192.0.2.11:50052", "every layer of")
+    assert [part for part in parts if part not in texts["issue.md"]] == []
+
+
+def test_a_refused_plan_and_check_mode(found, pair, tmp_path):
+    pair.hosts["head"]["variables"]["llama_release"] = "b1"
+    refused = {**found, "plan": pair.plan(), "tried": [], "untried": "there is no plan"}
+    assert refused["plan"]["refused"]
+    assert bundled(refused, tmp_path / "bundle", check_mode=True)[2] == {}
+    texts = bundled(refused, tmp_path / "bundle")[2]
+    assert texts["issue.md"].startswith("There is no plan.\n")
+    assert texts["known-answer.txt"] == "The known answer was not asked for: there is no plan.\n"
+
+
+@pytest.mark.parametrize("odd", [None, [], "x", {"texts": [], "removed": {}}, {"texts": {}, "removed": {"x": "1"}}, {}])
+def test_a_host_may_report_anything(found, odd, tmp_path):
+    found["reports"]["head"]["report"] = odd
+    assert [name for name in bundled(found, tmp_path / "bundle")[2] if name.startswith("head/")] == []
+
+
+@pytest.mark.programs
+def test_a_run_with_a_host_that_does_not_answer(tmp_path):
+    groups = {"llama_head": {"hosts": {"head": {**playbook_runs.LOCAL, "ansible_host": "192.0.2.10"}}}}
+    groups["llama_workers"] = {"hosts": {"worker": playbook_runs.LOST}}
+    known = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 16}}
+    known["ansible_remote_tmp"] = str(tmp_path / "remote")
+    inventory = {"llama_cluster": {"children": groups, "vars": known}}
+    given = ["-e", "llama_report_bundle=bundle.tar.gz"]
+    status, shown = playbook_runs.run(tmp_path, ROOT / "playbooks/report.yml", inventory, *given, HOME=str(tmp_path))
+    assert status == 0, shown
+    assert "The known answer was not asked for: worker does not answer." in shown
+    assert not (tmp_path / "data").exists()
+    with tarfile.open(tmp_path / "bundle.tar.gz") as archive:
+        assert "llama_cluster-bundle/head/system.txt" in archive.getnames()
