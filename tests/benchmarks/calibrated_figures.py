@@ -254,7 +254,7 @@ def planned(results: Results, name: str, case: str, device: str, build: int) -> 
     able = capabilities.of_build(build)
     release = Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able.protocol, {}, (), able)
     gpu = Device("host", "cuda", device, device, 1 << 20, {})
-    lent = gpu._replace(buffer="RPC0", worker=SimpleNamespace(endpoint=ENDPOINT))
+    lent = gpu._replace(buffer="RPC0", worker=SimpleNamespace(endpoint=ENDPOINT, wire=ENDPOINT))
     processor = lent._replace(backend="cpu", name="CPU")
     devices = {ALONE: (gpu,), LENT: (lent,), MIXED_DEVICES: (processor, gpu)}[case]
     split = (quarter(summary.layers), summary.layers + 1 - quarter(summary.layers)) if len(devices) > 1 else (1.0,)
