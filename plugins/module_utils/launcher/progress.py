@@ -317,7 +317,9 @@ def stop(process: subprocess.Popen, seconds: float) -> None:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        # Of a wait that a signal interrupts Python may keep the lock, and one without an end would never come back.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=seconds)
 
 
 def ended_how(status: int) -> str:
