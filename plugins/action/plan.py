@@ -13,19 +13,9 @@ from typing import Any, NamedTuple
 
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import matrix
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-    exporter,
-    journal,
-    metrics,
-    progress,
-    runtime,
-    server,
-    serving,
-    tunnel,
-    worker,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
@@ -38,10 +28,12 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 
 display = Display()
 
-MODULES = (runtime, server, worker, tunnel, progress, serving, exporter, metrics, journal, rpc)
 RUNTIME_FILES = [
     completion.RuntimeFile(path.name, path.read_bytes(), str(path))
-    for path in (Path(str(module.__file__)) for module in MODULES)
+    for path in (
+        *sorted(Path(str(runtime.__file__)).parent.glob("[!_]*.py")),
+        *(Path(str(module.__file__)) for module in (units, rpc)),
+    )
 ]
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
 

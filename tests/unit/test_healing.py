@@ -10,7 +10,7 @@ import time
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, progress, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from support import launched
@@ -294,7 +294,7 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
     link = progress.Link("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
     look = progress.Look(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
     first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
-    assert first == progress.Load(1.0, 5, {"192.0.2.2:50052": 100})
+    assert first == loading.Load(1.0, 5, {"192.0.2.2:50052": 100})
     again = progress.load_of(
         look._replace(traffic={"7": progress.Traffic(3, 1, 0, 0)}), ["192.0.2.2:50052"], 2.0, first
     )

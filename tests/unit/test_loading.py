@@ -5,8 +5,10 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import WORKER_SECONDS, Waiting
@@ -24,13 +26,13 @@ def load_of(seconds, one, two, read=None):
 
 def test_what_a_plan_has_on_each_device(pair):
     plan = typed(pair.plan())
-    expected = loading.expected_of(plan)
+    expected = expected_of(plan)
     used = {entry.endpoint: round(entry.weights_mib * 1024 * 1024) for entry in plan.placement if entry.endpoint}
     assert expected == loading.Expected(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
     assert expected.head > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert loading.expected_of(typed(pair.plan())).cached
-    assert loading.expected_of(subject(pair.plan())._replace(placement=())) == loading.Expected()
+    assert expected_of(typed(pair.plan())).cached
+    assert expected_of(subject(pair.plan())._replace(placement=())) == loading.Expected()
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
 )
 def test_workers_that_the_head_waits_for_or_serves_without(tmp_path, without, waiting_for, awaited):
     workers = {"192.0.2.1:1": ("one", "cpu"), "192.0.2.1:2": ("one", "gpu"), "192.0.2.2:1": ("two", "other")}
-    told = exporter.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
+    told = metrics.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
     record = serving.Record(tmp_path, lambda _path, _content: True, print)
     record.set(serving.FALLBACK, without, waiting_for)
     figures = metrics.Figures("llama_cluster", "head")

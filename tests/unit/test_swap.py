@@ -145,6 +145,13 @@ def test_metrics_are_those_of_the_head(pair):
     assert plan["head"]["launcher"][-3:] == ["--metrics", "/opt/llamacpp/metrics.json", "llamacpp-server"]
     launchers = [model["cmd"].partition(" -- ")[0] for model in configured(plan)["models"].values()]
     assert not any("--metrics" in launcher for launcher in launchers)
+    pair.hosts["head"]["variables"]["llama_server_page_port"] = 9000
+    plan = swapping(pair, KEPT, DEEP)
+    assert plan["head"]["launcher"][-2:] == ["--page", f"{plan['head']['address']}:9000"]
+    assert not any("--page" in model["cmd"] for model in configured(plan)["models"].values())
+    pair.hosts["head"]["variables"]["llama_server_page_port"] = plan["head"]["port"] + 2
+    (reason,) = swapping(pair, KEPT, DEEP)["reasons"]
+    assert "llama-swap gives the 2 ports after llama_server_port to its models" in reason
 
 
 def test_builds_without_a_router_are_served_too(pair):

@@ -120,6 +120,7 @@ INSTALLED = (
     FOLDER_MARK,
 )
 """What an installation has below its prefix, apart from models, which may be an operator's. It is removed in this order."""
+PAGE_PORT = "llama_server_page_port"
 PORT_VARIABLES = {
     (False, False): "port in llama_worker_endpoints",
     (False, True): "staging_port in llama_worker_endpoints",

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units of memory, files and time, for people. rpc.py has its own, since the launcher is installed with that file alone."""
+"""Units of memory, files and time, for people; a copy is installed beside the launcher."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
 
 def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
-    described = host.kept_facts(place.prefix, names.METRICS).get("services", {})
+    told = host.kept_facts(place.prefix, names.METRICS).get("services", {})
+    described = {service: one for service, one in told.items() if one["folder"]}
     paths = [path for service, one in described.items() if (path := Path(one["folder"], f"{service}.prom")).exists()]
     if not check:
         for path in paths:

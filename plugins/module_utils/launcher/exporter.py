@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes what the launcher knows of its service to where node exporter's textfile collector reads it. A folder that is full or missing stops nothing.
+"""Gathers what the launcher knows of its service: for node exporter's textfile collector, and for the page. A folder that is full or missing stops nothing.
 
 The file goes when the service is stopped; that of a launcher that was killed stays, and grows old.
 """
@@ -12,22 +12,24 @@ import importlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
         journal,
+        loading,
         metrics,
+        page,
         progress,
         server,
         serving,
     )
 except ImportError:  # as installed on a host
-    journal, metrics, progress, server, serving = (
-        importlib.import_module(name) for name in ("journal", "metrics", "progress", "server", "serving")
+    journal, loading, metrics, page, progress, server, serving = (
+        importlib.import_module(name)
+        for name in ("journal", "loading", "metrics", "page", "progress", "server", "serving")
     )
 
 EVERY = 15.0
@@ -36,45 +38,73 @@ VERIFIED = "verified.json"
 """Result of the last verification, beside the description."""
 
 
-class Description(NamedTuple):
-    """What the plan says of a service."""
-
-    folder: str
-    cluster: str
-    host: str
-    plan: str
-    kind: str
-    release: str
-    worker: str = ""
-    """Name of a worker."""
-    workers: Mapping[str, tuple[str, str]] = {}
-    """Of a head: endpoint → host and name of each worker that it may use."""
-    planned: Mapping[str, Mapping[str, float | None]] = {}
-    """Of a head: model → metric → what is predicted."""
+SPEEDS = "speeds.json"
+SPEED_SECONDS, MOST_SPEEDS, FASTEST = 300.0, 2000, 1e6
 
 
-def description_of(path: Path, service: str) -> Description:
+def description_of(path: Path, service: str) -> metrics.Description:
     """:raises OSError, ValueError: it cannot be read, or has another form."""
     told = serving.read_json(path, FILE_BYTES)
     try:
-        found = Description(**told["services"][service])
+        given = told["services"][service]
+        devices = {name: [metrics.Device(**one) for one in listed] for name, listed in given.get("devices", {}).items()}
+        found = metrics.Description(**{**given, "devices": devices})
         metrics.CAUSES[found.kind], Path(found.folder)
         return found
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         raise ValueError(f"it does not describe {service}") from None
+
+
+class Speeds:
+    """How fast answers were in the last day, one figure of a model for each five minutes in which some ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.asked = path, time.monotonic()
+        self.points: tuple[page.Point, ...] = ()
+        self.before: dict[str, tuple[float, float]] = {}
+        with suppress(OSError, ValueError, TypeError):
+            told = serving.read_json(path, FILE_BYTES)["points"]
+            self.points = tuple(
+                page.Point(int(when), str(name), float(speed)) for when, name, speed in told if 0 < speed < FASTEST
+            )
+
+    def note(self, figures: metrics.Figures, models: Iterable[str]) -> None:
+        if time.monotonic() - self.asked < SPEED_SECONDS:
+            return
+        self.asked, now, points = time.monotonic(), int(time.time()), list(self.points)
+        for model in models:
+            tokens = figures.get("generated_tokens_total", model=model)
+            seconds = figures.get("generation_seconds_total", model=model)
+            if tokens is None or seconds is None:
+                continue
+            before = self.before.get(model, (0.0, 0.0))
+            before = before if before[0] <= tokens and before[1] <= seconds else (0.0, 0.0)
+            self.before[model] = (tokens, seconds)
+            speed = metrics.rate(tokens - before[0], seconds - before[1])
+            points += [page.Point(now, model, speed)] if speed else []
+        self.points = tuple(point for point in points if 0 <= now - point.time <= serving.DAY)[-MOST_SPEEDS:]
+        journal.write_state(self.path, {"points": self.points})
 
 
 class Exporter:
     """Of one service."""
 
-    def __init__(self, path: Path | None = None, service: str = "") -> None:
-        """:param path: file with the description; None where nothing is exported."""
+    def __init__(self, path: Path | None = None, service: str = "", paged: bool = False) -> None:
+        """
+        :param path: file with the description; None where nothing is exported.
+        :param paged: whether there is a page.
+        """
         self.path, self.service = path, service
+        self.state = ""
+        self.paged = paged
+        self.speeds: Speeds | None = None
+        self.shown: page.Shown | None = None
+        """What the page shows."""
         self.written = -EVERY
         self.started: float | None = None
-        self.load: progress.Load | None = None
+        self.load: loading.Load | None = None
         self.restarts: dict[str, int] = {}
-        self.told: Description | None = None
+        self.told: metrics.Description | None = None
         """What runs. A run replaces the description long before it starts services again, and leaves out those that it drops."""
         if path:
             with self._spared():
@@ -89,10 +119,10 @@ class Exporter:
         except (OSError, ValueError, TypeError, KeyError) as error:
             journal.say_once(f"no metrics are written: {type(error).__name__}, {error}")
 
-    def _file(self, told: Description) -> Path:
-        return Path(told.folder, f"{self.service}.prom")
+    def _file(self, told: metrics.Description) -> Path:
+        return Path(told.folder or os.devnull, f"{self.service}.prom")
 
-    def _before(self, told: Description) -> dict[str, int]:
+    def _before(self, told: metrics.Description) -> dict[str, int]:
         """Cause → how often the program was started again for it, by the file that the start before this one left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
         with suppress(OSError, ValueError):
@@ -115,7 +145,7 @@ class Exporter:
             with suppress(OSError):
                 self._file(self.told).unlink()
 
-    def _now(self) -> Description | None:
+    def _now(self) -> metrics.Description | None:
         """What runs, with what is predicted now of the same models."""
         if self.path and self.told:
             with suppress(OSError, ValueError):
@@ -124,7 +154,7 @@ class Exporter:
                 self.told = self.told._replace(planned=same)
         return self.told
 
-    def _export(self, add: Callable[[metrics.Figures, Description], object]) -> None:
+    def _export(self, add: Callable[[metrics.Figures, metrics.Description], object]) -> None:
         if time.monotonic() - self.written < EVERY or not (told := self._now()):
             return
         self.written = time.monotonic()
@@ -138,20 +168,30 @@ class Exporter:
                 figures.add("restarts_total", number, **own, cause=cause)
             figures.add("waiting_seconds_total", waited(), **own)
             add(figures, told)
-            journal.replace(self._file(told), figures.text(), 0o644)
+            if told.folder:
+                journal.replace(self._file(told), figures.text(), 0o644)
 
     def of_head(self, record: serving.Record, head: server.Head | None = None) -> None:
         """:param head: llama-server, while it runs."""
         self.load = (head.load if head else None) or self.load
+        if self.paged and not self.speeds:
+            self.speeds = Speeds(record.path.with_name(SPEEDS))
+        if record.state != self.state:
+            self.state, self.written = record.state, -EVERY
 
-        def add(figures: metrics.Figures, told: Description) -> None:
+        def add(figures: metrics.Figures, told: metrics.Description) -> None:
             _add_record(figures, record, told)
             _add_load(figures, self.load, told.workers)
+            figures.add("answers", bool(head and head.health[0]))
             if head:
                 _add_connections(figures, head, told.workers)
                 _add_counts(figures, head, told)
-            if self.path:
-                _add_verified(figures, self.path.with_name(VERIFIED))
+            failed = _add_verified(figures, self.path.with_name(VERIFIED)) if self.path else ()
+            if self.speeds:
+                self.speeds.note(figures, told.planned)
+                kept = record.kept, record.without, record.waiting_for
+                loads = head.load if head else None
+                self.shown = page.Shown(told, figures, record.state, *kept, loads, failed, self.speeds.points)
 
         self._export(add)
 
@@ -160,7 +200,7 @@ class Exporter:
         :param limit: bytes that the cache may hold.
         """
 
-        def add(figures: metrics.Figures, told: Description) -> None:
+        def add(figures: metrics.Figures, told: metrics.Description) -> None:
             figures.add("worker_held", held, worker=told.worker)
             if cache:
                 figures.add("worker_cache_bytes", size_of(cache), worker=told.worker)
@@ -169,7 +209,7 @@ class Exporter:
         self._export(add)
 
 
-def _add_record(figures: metrics.Figures, record: serving.Record, told: Description) -> None:
+def _add_record(figures: metrics.Figures, record: serving.Record, told: metrics.Description) -> None:
     for state in serving.STATES:
         figures.add("state", state == record.state, state=state)
     figures.add("state_since_timestamp_seconds", record.since)
@@ -181,7 +221,7 @@ def _add_record(figures: metrics.Figures, record: serving.Record, told: Descript
         figures.add("worker_awaited", bool(away), host=host, worker=worker)
 
 
-def _add_load(figures: metrics.Figures, load: progress.Load | None, workers: Mapping[str, tuple[str, str]]) -> None:
+def _add_load(figures: metrics.Figures, load: loading.Load | None, workers: Mapping[str, tuple[str, str]]) -> None:
     if load:
         figures.add("load_seconds", load.seconds)
         figures.add("load_read_bytes", load.read)
@@ -207,18 +247,26 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
         figures.add("client_connections", len(head.clients(head.seen)))
 
 
-def _add_counts(figures: metrics.Figures, head: server.Head, told: Description) -> None:
+def _add_counts(figures: metrics.Figures, head: server.Head, told: metrics.Description) -> None:
+    loaded, alone = head.loaded(), len(told.planned) == 1
+    for model in told.planned:
+        figures.add(
+            "model_loaded", None if loaded is None else bool(loaded & {model, "" if alone else model}), model=model
+        )
     for model, watched in head.models().items():
         watched.follow_counts()
         for name, ours in metrics.OF_SERVER.items():
             figures.add(ours, watched.counts.get(name), model=model or next(iter(told.planned), ""))
 
 
-def _add_verified(figures: metrics.Figures, path: Path) -> None:
+def _add_verified(figures: metrics.Figures, path: Path) -> tuple[str, ...]:
+    """Returns the checks that failed."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        passed = bool(serving.read_json(path, FILE_BYTES)["passed"])
-        figures.add("verified_passed", passed)
+        found = serving.read_json(path, FILE_BYTES)
+        figures.add("verified_passed", bool(found["passed"]))
         figures.add("verified_timestamp_seconds", path.stat().st_mtime)
+        return tuple(map(str, found["failed"]))
+    return ()
 
 
 def waited(root: Path = Path("/")) -> float | None:

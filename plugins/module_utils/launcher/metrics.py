@@ -9,6 +9,7 @@ llama-server's own begin with ``llamacpp:``, so these do not begin with ``llamac
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 PREFIX = "llamacpp_cluster_"
@@ -21,6 +22,8 @@ CAUSES = {
     WORKER: ("ended", "hung"),
 }
 """Why programs are started again, by the kind of service. A head waits for a worker that it has lost; one of several models does not."""
+LEAST_SECONDS = 0.001
+"""For which a rate makes sense."""
 LONGEST = 128
 """Characters of a label's value."""
 
@@ -58,6 +61,8 @@ METRICS = (
     Metric("waiting_seconds_total", COUNTER, "Time in which a thread of the service had no processor", ("service",)),
     Metric("state", GAUGE, "Whether this is the state of the head", ("state",)),
     Metric("state_since_timestamp_seconds", GAUGE, "Since when the head has had its state"),
+    Metric("answers", GAUGE, "Whether llama-server says that it is healthy"),
+    Metric("model_loaded", GAUGE, "Whether the model is in memory", ("model",)),
     Metric("load_seconds", GAUGE, "Duration of the load in progress, or of the last one"),
     Metric("load_read_bytes", GAUGE, "What that load has read of files"),
     Metric("load_sent_bytes", GAUGE, "What the worker has got in that load", ("worker",)),
@@ -95,12 +100,53 @@ OF_SERVER = {
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 
+class Device(NamedTuple):
+    """Where a part of a model is, by plan."""
+
+    name: str
+    host: str
+    layers: int
+    weights_mib: float
+    kv_mib: float
+    further_mib: float
+    """Of models beside it."""
+    compute_mib: float = 0
+    capacity_mib: float = 0
+    """0 where the plan gives no limit."""
+    worker: str | None = None
+    endpoint: str | None = None
+    """Of the worker; None of the head's own memory."""
+
+
+class Description(NamedTuple):
+    """What the plan says of a service."""
+
+    folder: str
+    """Of the textfile collector; empty where nothing goes there."""
+    cluster: str
+    host: str
+    plan: str
+    kind: str
+    release: str
+    worker: str = ""
+    """Name of a worker."""
+    workers: Mapping[str, tuple[str, str]] = {}
+    """Of a head: endpoint → host and name of each worker that it may use."""
+    planned: Mapping[str, Mapping[str, float | None]] = {}
+    """Of a head: model → metric → what is predicted."""
+    devices: Mapping[str, Sequence[Device]] = {}
+    """Of a head: model, or what a fallback leaves out → where it is."""
+    cached: bool = False
+    """Whether a worker has a cache."""
+
+
 class Figures:
     """What is measured at one moment."""
 
     def __init__(self, cluster: str, host: str) -> None:
         self.common = {"cluster": cluster, "host": host}
-        self.found: dict[str, dict[str, float]] = {metric.name: {} for metric in METRICS}
+        self.found: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in METRICS}
+        """Metric → values of its labels → figure."""
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
         """Nothing where it is not known.
@@ -112,8 +158,14 @@ class Figures:
         if set(named) != {*COMMON, *BY_NAME[name].labels}:
             raise ValueError(f"{name} has other labels than {', '.join(named)}")
         if value is not None and math.isfinite(value):
-            text = ",".join(f'{label}="{_escaped(named[label])}"' for label in (*COMMON, *BY_NAME[name].labels))
-            self.found[name][text] = value
+            self.found[name][self._key(name, named)] = value
+
+    def get(self, name: str, **labels: str) -> float | None:
+        """As ``add`` got it."""
+        return self.found[name].get(self._key(name, {**self.common, **labels}))
+
+    def _key(self, name: str, named: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(_plain(named[label]) for label in (*COMMON, *BY_NAME[name].labels))
 
     def text(self) -> str:
         lines = []
@@ -121,13 +173,23 @@ class Figures:
             name, found = PREFIX + metric.name, self.found[metric.name]
             if found:
                 lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-                lines += [f"{name}{{{labels}}} {_number(value)}" for labels, value in found.items()]
+                labels = (*COMMON, *metric.labels)
+                lines += [f"{name}{{{_pairs(labels, key)}}} {_number(value)}" for key, value in found.items()]
         return "\n".join(lines) + "\n"
 
 
-def _escaped(value: str) -> str:
-    plain = "".join(letter if letter.isprintable() else "?" for letter in value[:LONGEST])
-    return plain.replace("\\", "\\\\").replace('"', '\\"')
+def rate(number: float | None, seconds: float | None) -> float | None:
+    """Tokens per second; None where there is too little to tell."""
+    return round(number / seconds, 2) if number is not None and seconds and seconds >= LEAST_SECONDS else None
+
+
+def _plain(value: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:LONGEST])
+
+
+def _pairs(labels: Iterable[str], values: Iterable[str]) -> str:
+    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return ",".join(f'{label}="{value}"' for label, value in zip(labels, escaped))
 
 
 def _number(value: float) -> str:

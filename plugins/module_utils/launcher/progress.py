@@ -10,6 +10,7 @@ came and went on connections. For bytes the kernel lends this process a copy of 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import socket
@@ -20,6 +21,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+except ImportError:  # as installed on a host
+    loading = importlib.import_module("loading")
 
 ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1
@@ -261,18 +267,7 @@ class Stillness:
         return now - self.since
 
 
-class Load(NamedTuple):
-    """How far a program has loaded its model."""
-
-    seconds: float
-    """Since it was started."""
-    read: int | None
-    """Bytes of files, as ``from_files`` of its activity."""
-    sent: Mapping[str, int]
-    """Endpoint of a worker → bytes that it has acknowledged. Without those of which the kernel does not say it."""
-
-
-def load_of(look: Look, endpoints: Collection[str], seconds: float, before: Load | None) -> Load:
+def load_of(look: Look, endpoints: Collection[str], seconds: float, before: loading.Load | None) -> loading.Load:
     """:param before: the last one: what was sent over connections that are closed stays counted."""
     sent = dict(before.sent) if before else {}
     for endpoint in endpoints:
@@ -283,7 +278,7 @@ def load_of(look: Look, endpoints: Collection[str], seconds: float, before: Load
         ]
         if found:
             sent[endpoint] = max(sum(found), sent.get(endpoint, 0))
-    return Load(seconds, look.activity.from_files, sent)
+    return loading.Load(seconds, look.activity.from_files, sent)
 
 
 def _active(before: Activity, after: Activity, seconds: float) -> bool:

@@ -30,6 +30,8 @@ try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
         exporter,
         journal,
+        page,
+        page_server,
         progress,
         server,
         serving,
@@ -38,9 +40,20 @@ try:
     )
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    exporter, progress, rpc, journal, serving, server, tunnel, worker = (
+    exporter, page, page_server, progress, rpc, journal, serving, server, tunnel, worker = (
         importlib.import_module(name)
-        for name in ("exporter", "progress", "rpc", "journal", "serving", "server", "tunnel", "worker")
+        for name in (
+            "exporter",
+            "page",
+            "page_server",
+            "progress",
+            "rpc",
+            "journal",
+            "serving",
+            "server",
+            "tunnel",
+            "worker",
+        )
     )
 
 HANDSHAKES = "handshakes.json"
@@ -458,6 +471,30 @@ def run(
         raise
 
 
+def open_page(place: str, argv: list[str], keys: Path | None, exports: exporter.Exporter) -> None:
+    """Has the page served, behind the keys and the certificate of llama-server; not at all where these cannot be read.
+
+    :param place: ADDRESS:PORT.
+    :param argv: of llama-server or llama-swap.
+    :param keys: file with the keys that the program gets as variables.
+    """
+
+    def value(*options: str) -> str:
+        return next((after for word, after in zip(argv, argv[1:]) if word in options), "")
+
+    address, port = place.rsplit(":", 1)
+    try:
+        files = [Path(file) for file in (keys, value(server.API_KEYS)) if file]
+        known = [key for file in files for key in server.keys_of(file)]
+        if files and not known:
+            raise ValueError(f"{files[0]} has no key")
+    except (OSError, ValueError) as error:
+        journal.say(f"no page is served: {error}")
+        return
+    tls = value("--ssl-cert-file", "--tls-cert-file"), value("--ssl-key-file", "--tls-key-file")
+    page_server.start(page_server.Door(address, int(port), known, *tls), lambda: page.of(exports.shown, time.time()))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
     parts = parser.add_subparsers(dest="part", required=True)
@@ -481,6 +518,7 @@ def main() -> int:
     head.add_argument("--router", action="store_true", help="the program starts others, one for each model")
     head.add_argument("--keep", action="store_true", help="and each is always loaded")
     head.add_argument("--keys", type=Path, metavar="FILE", help="API keys that the program gets as variables")
+    head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="where it shows how the cluster is")
     head.add_argument("--again", action="store_true", help="start llama-server again when it has ended")
     head.add_argument(
         "--patience", type=float, default=math.inf, metavar="SECONDS", help="to wait for workers at first"
@@ -518,9 +556,10 @@ def main() -> int:
 def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
     if options.part == "client":
         return tunnel.run(options.argv, tunnels)
-    exports = (
-        exporter.Exporter(Path(options.metrics[0]), options.metrics[1]) if options.metrics else worker.NOT_EXPORTED
-    )
+    place = options.page if options.part == "head" else ""
+    exports = worker.NOT_EXPORTED
+    if options.metrics:
+        exports = exporter.Exporter(Path(options.metrics[0]), options.metrics[1], bool(place))
     if options.part == "worker":
         return worker.run(
             options.argv,
@@ -541,6 +580,8 @@ def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
         options.patience,
         options.keep,
     )
+    if place:
+        open_page(place, options.argv, options.keys, exports)
     return run(
         options.argv,
         options.worker,

@@ -27,9 +27,11 @@ from typing import IO, NamedTuple, cast
 from urllib.parse import quote
 
 try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, tunnel
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, tunnel
 except ImportError:  # as installed on a host
-    journal, progress, tunnel = (importlib.import_module(name) for name in ("journal", "progress", "tunnel"))
+    journal, loading, progress, tunnel = (
+        importlib.import_module(name) for name in ("journal", "loading", "progress", "tunnel")
+    )
 
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
@@ -70,6 +72,11 @@ CHILDREN_AT = "http://127.0.0.1:"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """In an answer of /props, and in the log (tools/server of 0.3.36)."""
 LONGEST_LOAD_SECONDS = 86400.0
+
+
+def counts_of(text: str) -> dict[str, float]:
+    """Counters and gauges of llama-server, without its prefix, from the text of its /metrics."""
+    return {name: float(value) for name, value in COUNTED.findall(text)}
 
 
 def connections(tcp_table: str, inodes: Collection[str], endpoints: list[str]) -> set[str]:
@@ -120,9 +127,13 @@ def _authorization(argv: list[str]) -> list[str]:
     """
     if API_KEYS not in argv[:-1]:
         return []
-    text = Path(argv[argv.index(API_KEYS) + 1]).read_text(*KEY_TEXT)
-    key = next(filter(None, map(str.strip, text.split("\n"))), "")
-    return [f"Authorization: Bearer {key}"] * bool(key)
+    keys = keys_of(Path(_value(argv, API_KEYS)))
+    return [f"Authorization: Bearer {keys[0]}"] if keys else []
+
+
+def keys_of(path: Path) -> list[str]:
+    """:raises OSError: it cannot be read."""
+    return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
 
 
 def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
@@ -143,7 +154,7 @@ def key_variables(path: Path | None) -> dict[str, str]:
     """
     if path is None:
         return {}
-    keys = [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
+    keys = keys_of(path)
     if not 0 < len(keys) <= len(KEY_VARIABLES):
         raise ValueError(f"{path} has {len(keys)} keys: give it 1 to {len(KEY_VARIABLES)}, one a line")
     return {name: keys[index % len(keys)] for index, name in enumerate(KEY_VARIABLES)}
@@ -245,7 +256,7 @@ class Watched:
         self.began = now
         self.seen: progress.Look | None = None
         """The last look at it."""
-        self.load: progress.Load | None = None
+        self.load: loading.Load | None = None
         """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
 
     def look(self) -> progress.Look | None:
@@ -324,7 +335,7 @@ class Watched:
             self.counting.join(COUNTS_SECONDS)
         if self.counting and not self.counting.is_alive():
             text, self.counting = self.counting.said.decode("utf-8", "replace"), None
-            self.counts.update((name, float(value)) for name, value in COUNTED.findall(text))
+            self.counts.update(counts_of(text))
 
     def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
         """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
@@ -475,6 +486,10 @@ class Head(Watched):
         """Model → the process that serves it; one that is alone has no name."""
         return {"": self}
 
+    def loaded(self) -> set[str] | None:
+        """Those of the models that are in memory; None where that is not known."""
+        return {name for name, watched in self.models().items() if watched.ready and not watched.asleep}
+
     def gone(self) -> dict[str, list[str]]:
         """Model of several that was loaded, and is not now → its workers."""
         return {}
@@ -567,6 +582,10 @@ class Router(Head):
 
     def models(self) -> dict[str, Watched]:
         return {_value(child.argv, ALIAS): child for child in self.children.values()}
+
+    def loaded(self) -> set[str] | None:
+        others = any(LAUNCHED in argv for argv in self.running.values())
+        return None if others or not progress.ON_LINUX else super().loaded()
 
     def gone(self) -> dict[str, list[str]]:
         loaded = self.models()

@@ -19,6 +19,14 @@ from typing import Any, NamedTuple
 
 FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
+SILENT = "silent"
+"""A state that a server says that serves and does not answer."""
+WORDS = {
+    SILENT: "does not answer as a server",
+    FALLBACK: "serves on a fallback",
+    ASLEEP: "asleep (a request wakes it)",
+}
+"""States that people are shown in other words."""
 LAST = 20
 TEXT = 500
 """Characters of one line that are kept."""
@@ -140,7 +148,7 @@ class Record:
     def loading(self, load: Mapping[str, Any]) -> None:
         """Notes how far the model is loaded.
 
-        :param load: the fields of progress.Load.
+        :param load: the fields of loading.Load.
         """
         self.load = load
         now = time.monotonic()

@@ -539,6 +539,8 @@ class HeadPlan(NamedTuple):
     """of it for checkpoints of windows and states, all slots together"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it frees its model; left out where it keeps it"""
+    page_port: Absent[Port] = None
+    """of `llama_server_page_port`; missing where there is no page"""
     models: Absent[tuple[ServedModel, ...]] = None
     """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
     where one model is served"""

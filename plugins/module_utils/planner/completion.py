@@ -20,7 +20,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     HostPlan,
     ServicePlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    DevicePlacement,
+    Estimate,
+    Plan,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets, swap
 
@@ -60,7 +64,8 @@ def _with_metrics(plan: Plan) -> Plan:
     hosts = {}
     for name, host in plan.hosts.items():
         file = _file(f"{host.prefix}/{names.METRICS}", _metrics(plan, name).encode())
-        hosts[name] = host._replace(files=(*host.files, file)) if host.metrics else host
+        told = host.metrics or (name == plan.head.host and plan.head.page_port)
+        hosts[name] = host._replace(files=(*host.files, file)) if told else host
     return plan._replace(hosts=hosts)
 
 
@@ -113,7 +118,7 @@ def _fallbacks(plan: Plan) -> str:
 def _metrics(plan: Plan, name: str) -> str:
     """What launchers of a host read for the metrics that they write: service → exporter.Description of the launcher, as JSON."""
     host, own, told = plan.hosts[name], names.of(plan.cluster), {}
-    common: dict[str, Any] = {"folder": host.metrics, "cluster": plan.cluster, "host": name, "plan": plan.id}
+    common: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
     for worker in host.workers:
         told[own.service(f"worker-{worker.name}")] = {
@@ -129,6 +134,7 @@ def _metrics(plan: Plan, name: str) -> str:
             "release": plan.release.ref,
             "workers": _workers(plan),
             "planned": _planned(plan),
+            **(_of_page(plan) if plan.head.page_port else {}),
         }
     return json.dumps({"services": told}, indent=1) + "\n"
 
@@ -143,10 +149,46 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
     }
 
 
+def _of_page(plan: Plan) -> dict[str, Any]:
+    """Where each model is, and where a fallback has it."""
+    placed = {name: [*map(_device, one.placement), _own(one)] for name, one in zip(_called(plan), plan.each())}
+    if plan.head.fallback_after is not None:
+        placed.update({other.without: [*map(_device, other.placement), _own(plan)] for other in plan.fallbacks})
+    used = {entry.endpoint for placement in services.placements_of(plan) for entry in placement}
+    cached = any(worker.cache and worker.endpoint in used for host in plan.hosts.values() for worker in host.workers)
+    return {"devices": placed, "cached": cached}
+
+
+def _device(entry: DevicePlacement) -> dict[str, Any]:
+    """As metrics.Device of the launcher."""
+    fields = (
+        "host",
+        "worker",
+        "endpoint",
+        "layers",
+        "weights_mib",
+        "kv_mib",
+        "compute_mib",
+        "further_mib",
+        "capacity_mib",
+    )
+    return {"name": entry.device, **{field: getattr(entry, field) for field in fields}}
+
+
+def _own(plan: Plan) -> dict[str, Any]:
+    """What stays in the memory of the head."""
+    cpu = plan.head.cpu
+    sizes = {"weights_mib": cpu.weights_mib, "kv_mib": cpu.kv_mib, "further_mib": cpu.beside_mib}
+    return {"name": "memory of the host", "host": plan.head.host, "layers": cpu.layers, **sizes}
+
+
+def _called(plan: Plan) -> list[str]:
+    return [model.name for model in plan.head.models or ()] or [plan.model.name]
+
+
 def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
-    called = [model.name for model in plan.head.models or ()] or [plan.model.name]
-    return {name: _figures(one.estimate) for name, one in zip(called, plan.each())}
+    return {name: _figures(one.estimate) for name, one in zip(_called(plan), plan.each())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:

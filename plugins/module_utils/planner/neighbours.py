@@ -36,6 +36,7 @@ def ports_of_server(own: names.Names, server: Server) -> list[PortPlan]:
     return [
         PortPlan(own.server, server.host, server.port),
         PortPlan(own.service("server", staged=True), names.LOOPBACK, server.staging_port),
+        *([PortPlan(own.server, server.host, server.page_port)] if server.page_port else []),
     ]
 
 
@@ -67,6 +68,8 @@ def _taken(cluster: Cluster, host: str, ports: Sequence[PortPlan]) -> Iterator[s
                 free = _free(port.port, used)
                 used.add(free)
                 variable = names.PORT_VARIABLES[names.is_head(port.service), names.is_staged(port.service)]
+                if names.is_head(port.service) and port.port == cluster.server.page_port:
+                    variable = names.PAGE_PORT
                 yield (
                     f"port {port.port} of {host} belongs to {theirs.service} of the cluster {neighbour.cluster}, and {port.service} is to listen "
                     f"there: set {variable} of {host} to a port that is free there, like {free}"

@@ -761,6 +761,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
         metrics=None if staged else prepared.head.host.metrics,
+        page=None if staged else server.page_port,
         service=names.of(prepared.cluster.name).service("server", staged),
         cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
         beside=auxiliary_models.arguments(laid.placed.auxiliary, prepared.model, server, prepared.release),
@@ -913,11 +914,11 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...
 
 
 def _door(server: Server) -> tuple[FirewallRule, ...]:
-    """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    """The ports of the server and of its page are open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
     if not server.allowed or names.is_loopback(server.host):
         return ()
     sources = tuple(network.removesuffix("/32") for network in server.allowed)
-    return (FirewallRule(server.port, "tcp", sources, server.host),)
+    return tuple(FirewallRule(port, "tcp", sources, server.host) for port in (server.port, server.page_port) if port)
 
 
 def _keys(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ class Serving(NamedTuple):
     """Folder for what the launcher writes down."""
     metrics: str | None
     """Folder for metrics; None where none are written."""
+    page: int | None
+    """Port of the page; None where there is none."""
     service: str
     """Name of the service."""
     cache: prompt_cache.PromptCache
@@ -106,7 +108,8 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
     if server.fallback:
         launcher += ["--fallbacks", f"{serving.facts.prefix}/{names.FALLBACKS}"]
         launcher += ["--fallback-after", str(server.fallback_after)]
-    launcher += services.metrics_arguments(serving.metrics, serving.facts.prefix, serving.service)
+    page = f"{server.host}:{serving.page}" if serving.page else None
+    launcher += services.metrics_arguments(serving.metrics, serving.facts.prefix, serving.service, page)
     return HeadPlan(
         host=serving.host.name,
         service=serving.service,
@@ -118,6 +121,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
         own_url=own_url,
         address=server.host,
         port=server.port,
+        page_port=serving.page,
         allowed=server.allowed,
         api_key_file=server.api_key_file or None,
         tls_certificate_file=server.tls_certificate_file or None,
@@ -184,7 +188,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
             argv += options.render(name, value, release.generation, release.fork)
         except options.UnknownOption:
             raise Refusal(_unknown(name, value, release)) from None
-    counts = [COUNTS] * bool(serving.metrics and COUNTS not in server.extra_args)
+    counts = [COUNTS] * bool((serving.metrics or serving.page) and COUNTS not in server.extra_args)
     return (*argv, *counts, *server.extra_args)
 
 

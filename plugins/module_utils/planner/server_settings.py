@@ -9,7 +9,7 @@ import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
@@ -244,15 +244,16 @@ def _check_files(server: Server) -> None:
 
 def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
     taken = {port for worker in declared for port in (worker.port, worker.staging_port)}
-    for variable, number in (("llama_server_port", server.port), ("llama_server_staging_port", server.staging_port)):
+    own = {"llama_server_port": server.port, "llama_server_staging_port": server.staging_port}
+    own.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
+    for variable, number in own.items():
         if not 0 < number < 65536:
             raise Refusal(f"{variable} is {number}: use 1 to 65535")
         if number in taken:
             raise Refusal(f"{variable} is {number}, which a worker of {name} uses too: give one of them another port")
-    if server.port == server.staging_port:
-        raise Refusal(
-            f"llama_server_staging_port is {server.port}, which is llama_server_port too: give one of them another port"
-        )
+        same = next(other for other in own if own[other] == number)
+        if same != variable:
+            raise Refusal(f"{variable} is {number}, which is {same} too: give one of them another port")
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:

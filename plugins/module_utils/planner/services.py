@@ -34,12 +34,14 @@ def needs_launcher(manager: str, cache: bool) -> bool:
     return cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
 
 
-def metrics_arguments(folder: str | None, prefix: str, service: str) -> list[str]:
+def metrics_arguments(folder: str | None, prefix: str, service: str, page: str | None = None) -> list[str]:
     """Of the launcher of a service.
 
     :param folder: where metrics go; None where none are written.
+    :param page: address and port of the page; None where there is none.
     """
-    return ["--metrics", f"{prefix}/{names.METRICS}", service] if folder else []
+    told = ["--metrics", f"{prefix}/{names.METRICS}", service] if folder or page else []
+    return [*told, *(["--page", page] if page else [])]
 
 
 def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:

@@ -136,6 +136,8 @@ class Server(NamedTuple):
     swap_program: str | None = None
     """llama-swap, on the controller."""
     swap_checksum: str | None = None
+    page_port: int | None = None
+    """Of the page that its launcher shows; None where there is none."""
 
     @property
     def tls(self) -> bool:

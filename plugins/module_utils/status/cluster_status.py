@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics as figures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, Plan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading, server_client
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 
 HARMLESS = ("unneeded",)
 """Kinds of differences that leave a cluster healthy: what could be removed."""
@@ -121,13 +124,8 @@ def _speed(counted: metrics.Counters | None, of: HeadPlan | ServedModel) -> tupl
         return None, f"llama-server counts its tokens with llama_server_extra_args: [{metrics.OPTION}]"
     if not counted:
         return None, "llama-server did not report its counters"
-    generation, prompts = (
-        round(number / seconds, 2) if seconds >= loading.LEAST_SECONDS else None
-        for number, seconds in (
-            (counted.generated_tokens, counted.generation_s),
-            (counted.prompt_tokens, counted.prompt_s),
-        )
-    )
+    generation = figures.rate(counted.generated_tokens, counted.generation_s)
+    prompts = figures.rate(counted.prompt_tokens, counted.prompt_s)
     tokens = int(counted.generated_tokens), int(counted.prompt_tokens)
     return types.SpeedStatus(generation, prompts, *tokens, of.name if isinstance(of, ServedModel) else None), ""
 
@@ -202,7 +200,9 @@ def _with_head(
         asleep_s=max(0, now - serving.since) if serving and state == serving_record.ASLEEP else None,
         without=serving.without if serving and state == "fallback" else (),
         waiting_for=serving.waiting_for if serving else (),
-        load=loading.progress_of(loads, loading.expected_of(_loading(plan, head.models))) if loads else None,
+        load=loading.progress_of(loads, expected_of(_loading(plan, head.models, serving.without)))
+        if serving and loads
+        else None,
         verified=_verified(head.verified, now),
         benchmark=head.benchmark,
         speed=speed,
@@ -211,8 +211,14 @@ def _with_head(
     )
 
 
-def _loading(plan: Plan | None, models: Sequence[types.ModelStatus]) -> Plan | None:
-    """The plan of the model that is loaded at this moment."""
+def _loading(plan: Plan | None, models: Sequence[types.ModelStatus], without: Sequence[str]) -> Plan | None:
+    """The plan of the model that is loaded at this moment.
+
+    :param without: workers that a fallback leaves out.
+    """
+    fallback = next((other for other in plan.fallbacks if other.without in without), None) if plan else None
+    if plan and fallback:
+        return plan._replace(placement=fallback.placement)
     names_of = {model.name for model in models if model.state == "loading"}
     found = [one for one, model in zip(plan.each(), plan.head.models or ()) if model.name in names_of] if plan else []
     return next(iter(found), plan)

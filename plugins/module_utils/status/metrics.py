@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Counters of llama-server since its start, from its /metrics; of several models, those of the one that is loaded."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import ModelStatus
 
@@ -24,16 +24,13 @@ class Counters(NamedTuple):
     generation_s: Count
 
 
-NAMES = ("prompt_tokens_total", "prompt_seconds_total", "tokens_predicted_total", "tokens_predicted_seconds_total")
-"""Of Counters in /metrics (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840)."""
-VALUE = r"(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$"
+NAMES = tuple(metrics.OF_SERVER)[: len(Counters._fields)]
 
 
 def counters(text: str) -> Optional[Counters]:
     """From the text of /metrics; None where one of them is missing."""
-    found = [re.search(f"^llamacpp:{name}{VALUE}", text, re.M) for name in NAMES]
-    values = [float(match.group(1)) for match in found if match]
-    return Counters(*values) if len(values) == len(NAMES) else None
+    found = server.counts_of(text)
+    return Counters(*(found[name] for name in NAMES)) if set(NAMES) <= set(found) else None
 
 
 def loaded(head: HeadPlan, found: Sequence[ModelStatus]) -> Optional[ServedModel]:

@@ -9,22 +9,16 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
 
 LAST_RESTARTS = 3
 """That are shown; the JSON has all that the launcher keeps."""
 SHOWN_DIFFERENCES = 6
 """Of each host; the JSON has all."""
-STATES = {
-    "silent": "does not answer as a server",
-    "starting": "is started again",
-    "fallback": "serves on a fallback",
-    serving_record.ASLEEP: "asleep (a request wakes it)",
-}
+STATES = {**serving.WORDS, "starting": "is started again"}
 """States of a cluster that are shown in other words."""
 LABEL, LONGEST_NAME = 10, 24
 """Columns of the names on the left, and of names in tables: longer ones end in an ellipsis."""

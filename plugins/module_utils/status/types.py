@@ -12,9 +12,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health, ModelStatus
 
 SCHEMA = 2

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift

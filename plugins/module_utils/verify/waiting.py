@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import Load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
@@ -33,7 +34,7 @@ class Waiting:
 
     def __init__(self, subject: Subject, patience: float) -> None:
         self._subject, self._patience = subject, patience
-        self._expected = loading.expected_of(subject)
+        self._expected = expected_of(subject)
         self._exits_before: int | None = None
         self._shown_at = 0.0
         self._shown_load: Load | None = None

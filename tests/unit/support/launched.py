@@ -8,26 +8,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-    exporter,
-    journal,
-    metrics,
-    progress,
-    runtime,
-    serving,
-    tunnel,
-)
+from ansible_collections.llamacpp.cluster.plugins.action.plan import RUNTIME_FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from test_rpc import Server, worker
 
 from support.hosts import free_port
 
-MODULES = (runtime, llama_server, workers, tunnel, progress, serving, exporter, metrics, journal, rpc)
 SILENCE = 3.0
 HASTY = """
 import exporter, functools, os, progress, runtime, server, serving, tunnel, worker
@@ -200,9 +189,8 @@ class Cluster:
     def __init__(self, folder):
         self.folder, self.state, self.started = folder, folder / "state", []
         self.state.mkdir()
-        for module in MODULES:
-            path = Path(module.__file__)
-            (folder / path.name).write_text(path.read_text())
+        for file in RUNTIME_FILES:
+            (folder / file.name).write_bytes(file.content)
         for name, text in (
             ("hasty.py", HASTY),
             ("llama_server.py", SERVER),

@@ -3,28 +3,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the head's launcher records of llama-server. The file belongs to the account of the services, so it may hold anything, or be of another launcher."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
 
 FILE_BYTES = 256 * 1024
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 
 Name = Annotated[str, Text()]
-
-
-class Load(NamedTuple):
-    """How far the model is loaded."""
-
-    seconds: float
-    """since llama-server was started"""
-    read: Optional[int]
-    """bytes of files"""
-    sent: Mapping[str, int]
-    """endpoint of a worker → bytes that it has acknowledged"""
 
 
 class Event(NamedTuple):

@@ -39,7 +39,7 @@ REQUESTS = 1000
 """To a model at the same time: beyond its own limit of 10 it answers 429, and llama-server has them wait."""
 STOP_SECONDS = 15
 """The launcher gives llama-server two seconds, and llama-swap starts the next model when it has ended."""
-METRICS, TUNNEL, TUNNEL_KEYS = "--metrics", "--tunnel", "--tunnel-keys"
+METRICS, PAGE, TUNNEL, TUNNEL_KEYS = "--metrics", "--page", "--tunnel", "--tunnel-keys"
 """At the end of the head's launcher. Those of models write no metrics, as they would all write the same file, and have no keys: they know of the tunnels,
 and keep none."""
 PATIENCE = 20
@@ -71,6 +71,11 @@ def head_of(head: HeadPlan, prefix: str, program: SwapProgram) -> HeadPlan:
         ("--tls-cert-file", said["tls-certificate"], "--tls-key-file", said["tls-key"]) if "tls-key" in said else ()
     )
     start, own = head.launcher[: head.launcher.index("--state") + 2], _from(head.launcher, METRICS, TUNNEL)
+    if head.page_port in range(head.port + 1, head.port + 1 + len(head.models or ())):
+        raise Refusal(
+            f"{names.PAGE_PORT} is {head.page_port}, and {SWAP} gives the {len(head.models or ())} ports after llama_server_port to its models: "
+            "give it another port"
+        )
     keys = ("--keys", said["api-key-file"]) if head.api_key_file else ()
     listens = f"{head.address}:{head.port}"
     return head._replace(
@@ -108,7 +113,11 @@ def command(plan: Plan, argv: Sequence[str], turn: Turn) -> tuple[str, ...]:
         if options.is_option(word) and presets.OF_CLIENTS.fullmatch(word.lstrip("-")):
             wrong = f"{word} is given to llama-server, and clients reach {SWAP}: remove it"
             raise Refusal(turns.sentence(turn.name, wrong))
-    others = {*_from(plan.head.launcher, METRICS)[:3], *_from(plan.head.launcher, TUNNEL_KEYS)}
+    others = {
+        *_from(plan.head.launcher, METRICS)[:3],
+        *_from(plan.head.launcher, PAGE)[:2],
+        *_from(plan.head.launcher, TUNNEL_KEYS),
+    }
     launcher = [word for word in plan.head.launcher if word not in others]
     launcher[launcher.index("--url") + 1] = OWN_URL
     state = launcher.index("--state") + 1

@@ -1,0 +1,117 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Serves one page, in a thread beside the launcher's work. It asks for the keys of llama-server, and shows its certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import importlib
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, page
+except ImportError:  # as installed on a host
+    journal, page = (importlib.import_module(name) for name in ("journal", "page"))
+
+SECONDS = 5.0
+"""For a question, and for the way of an answer."""
+WRONG_SECONDS = 1.0
+"""That the answer to a wrong key takes."""
+AGAIN_SECONDS = 10.0
+MOST_CLIENTS, MOST_BYTES = 32, 8192
+"""At the same time, and of a question."""
+HEADERS = (
+    f"Content-Security-Policy: {page.POLICY}",
+    "Cache-Control: no-store",
+    "X-Content-Type-Options: nosniff",
+    "Referrer-Policy: no-referrer",
+    "Connection: close",
+)
+
+
+class Door(NamedTuple):
+    """Where it is served, and to whom."""
+
+    address: str
+    port: int
+    keys: Sequence[str] = ()
+    """One of which a client has to know, where there are any."""
+    certificate: str = ""
+    key: str = ""
+    """Files of TLS; empty where it is HTTP."""
+
+
+def start(door: Door, current: Callable[[], str]) -> None:
+    """Returns at once. What is wrong with it is said, and stops nothing.
+
+    :param current: the page.
+    """
+    threading.Thread(target=lambda: asyncio.run(_serve(door, current)), daemon=True).start()
+
+
+async def _serve(door: Door, current: Callable[[], str]) -> None:
+    keys = [key.encode("utf-8", "surrogateescape") for key in door.keys]
+    clients: set[asyncio.StreamWriter] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.add(writer)
+        try:
+            if len(clients) <= MOST_CLIENTS:
+                question = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
+                writer.write(await _reply(question, keys, current))
+                writer.close()
+                await asyncio.wait_for(writer.wait_closed(), SECONDS)
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+            pass
+        finally:
+            clients.discard(writer)
+            writer.transport.abort()
+
+    while True:
+        try:
+            context = None
+            if door.certificate:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(door.certificate, door.key)
+            handshake = {"ssl_handshake_timeout": SECONDS} if context else {}
+            server = await asyncio.start_server(
+                answer, door.address, door.port, limit=MOST_BYTES, ssl=context, **handshake
+            )
+            await server.serve_forever()
+        except OSError as error:
+            journal.say_once(f"no page is served at {door.address}:{door.port}: {error}")
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _reply(question: bytes, keys: Sequence[bytes], current: Callable[[], str]) -> bytes:
+    first, *lines = question.split(b"\r\n")
+    fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
+    if keys and not _knows(fields.get(b"authorization", b""), keys):
+        await asyncio.sleep(WRONG_SECONDS * (b"authorization" in fields))
+        asks = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
+        return _message("401 Unauthorized", "The password is an API key of the server.", asks)
+    if first.split(b" ")[:2] != [b"GET", b"/"]:
+        return _message("404 Not Found", "There is one page alone: /")
+    return _message("200 OK", current(), "Content-Type: text/html; charset=utf-8")
+
+
+def _message(status: str, text: str, *headers: str) -> bytes:
+    body = text.encode()
+    lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", *HEADERS, "", "")
+    return "\r\n".join(lines).encode() + body
+
+
+def _knows(said: bytes, keys: Sequence[bytes]) -> bool:
+    """Whether a client says a key: as a bearer, or as the password of a browser."""
+    scheme, _space, given = said.partition(b" ")
+    if scheme.lower() == b"basic":
+        with suppress(ValueError):
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+    return any(hmac.compare_digest(given, key) for key in keys)

@@ -1,0 +1,367 @@
+"""The page that a head's launcher shows: its figures are those of metrics, terminal and JSON, keys guard it, it holds no secret, and Chromium shows it."""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    exporter,
+    journal,
+    loading,
+    metrics,
+    page,
+    page_server,
+    progress,
+    serving,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics as counters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
+from conftest import complete, typed
+from support import launched
+from support.hosts import free_port
+from support.launched import a_worker, children, until
+from test_condition import METRICS
+from test_metrics import exported, one, parsed  # noqa: F401
+from test_page import CONTRAST, OUTPUT, SCREENS, browser  # noqa: F401
+from test_status import NOW, VERIFIED, answers_of, of_head, written
+
+cluster = launched.cluster
+STATES = ["serving", "silent", "asleep", "loading", "waiting", "fallback"]
+ENDPOINT = "192.0.2.12:50052"
+
+
+class Watched:
+    """llama-server as the launcher watches it."""
+
+    ready, seen, load, asleep = True, None, None, False
+    counts = llama_server.counts_of(METRICS)
+    loaded = llama_server.Head.loaded
+
+    def __init__(self, answers=True):
+        self.health = (answers, 0.0)
+
+    def models(self):
+        return {"": self}
+
+    def follow_counts(self):
+        """Has been asked."""
+
+
+@pytest.fixture
+def paged(pair, monkeypatch):
+    """A plan with a page, two workers and a fallback without each of them."""
+    pair.hosts["head"]["variables"].update(
+        llama_server_page_port=8081, llama_server_fallback=True, llama_placement="all"
+    )
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    return complete(pair.plan())
+
+
+def exports_of(plan, folder):
+    (told,) = [file for file in plan["hosts"]["head"]["files"] if file["path"].endswith(f"/{names.METRICS}")]
+    described = json.loads(told["content"])
+    described["services"]["llamacpp-server"]["folder"] = str(folder)
+    (folder / "metrics.json").write_text(json.dumps(described))
+    (folder / exporter.VERIFIED).write_text(json.dumps({"passed": True, "failed": []}))
+    os.utime(folder / exporter.VERIFIED, (VERIFIED["time"],) * 2)
+    return exporter.Exporter(folder / "metrics.json", "llamacpp-server", paged=True)
+
+
+def gathered(plan, folder, state, name="worker2"):
+    """What the launcher knows in a state, and its record of it."""
+    exports, records = exports_of(plan, folder), []
+    record = serving.Record(folder, lambda _path, content: not records.append(content), lambda _text: None)
+    for text in ("lost worker 192.0.2.11:50052: llama-server is started again", "worker <b>x</b> is back"):
+        record.note(text)
+    record.set(
+        "serving" if state == "silent" else state,
+        (name,) if state == "fallback" else (),
+        (ENDPOINT,) if state == "waiting" else (),
+    )
+    record.since = NOW - 600
+    head = Watched(state not in ("silent", "loading")) if state != "waiting" else None
+    if state == "loading":
+        head.load = loading.Load(12.0, 10**9, {ENDPOINT: 5 * 10**7})
+        record.loading(head.load._asdict())
+    exports.of_head(record, head)
+    return exports.shown, {**records[-1], "load": record.load, "since": record.since}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
+    shown, record = gathered(paged, tmp_path, state)
+    health = {"healthy": state not in ("silent", "loading", "waiting"), "detail": LOADING if state == "loading" else ""}
+    told = ({"passed": True, "failed": []}, VERIFIED)
+    counted = counters.counters(METRICS)._asdict() if state in ("serving", "fallback") else None
+    answers = of_head(answers_of(paged), serving=record, health=health, metrics=counted, verified=told[1])
+    status, _error, terminal = written(paged, answers, tmp_path)
+    status, terminal = status["cluster"], " ".join(terminal.split())
+    seen = " ".join(re.sub("<[^>]*>", " ", page.of(shown, NOW)).split())
+    found = parsed((tmp_path / "llamacpp-server.prom").read_text())
+    assert status["state"] == page.state_of(shown) == state
+    for text in (serving.WORDS.get(state, state), "passed"):
+        assert text in terminal
+        assert text in seen
+    assert one(found, "state", state=record["state"]) == 1
+    assert "1 h ago" in terminal
+    assert "passed 1 h ago" in seen
+    assert NOW - one(found, "verified_timestamp_seconds") == status["verified"]["age_s"] == 3600
+    if counted:
+        for what, counted in (("generation", "generated"), ("prompt", "prompt")):
+            speed = status["speed"][f"{what}_tokens_per_s"]
+            assert speed == round(one(found, f"{counted}_tokens_total") / one(found, f"{what}_seconds_total"), 2)
+            assert f"{speed:g} tokens/s in" in terminal
+            assert f"{ {'generation': 'answers', 'prompt': 'prompts'}[what] } {speed:g} " in seen
+    if state == "loading":
+        said = loading.sentence(loading.progress_of(shown.load, expected_of(typed(paged))))
+        assert said in terminal
+        assert said in seen
+        assert "of 4.1 GB" not in said
+        assert status["load"]["read_bytes"] == one(found, "load_read_bytes") == 10**9
+        assert one(found, "load_sent_bytes", worker="cpu", host="worker2") == 5 * 10**7
+    if state == "waiting":
+        assert status["waiting_for"] == [ENDPOINT]
+        assert f"waits for worker worker2:cpu ({ENDPOINT})" in seen
+        assert one(found, "worker_awaited", host="worker2") == 1
+    if state == "fallback":
+        assert "it serves without worker2" in terminal
+        assert "it serves without worker2" in seen
+    planned = paged["estimate"]["generation_tokens_per_s"]
+    assert one(found, "planned_generation_tokens_per_second") == planned
+    assert f"{float(f'{planned:.3g}'):g} (" in seen
+    assert "worker <b>" not in page.of(shown, NOW)
+
+
+def test_the_memory_of_a_fallback_and_a_failed_verification_are_shown(paged, tmp_path):
+    (other,) = [entry for entry in paged["fallbacks"] if entry["endpoint"] == ENDPOINT]
+    shown, _record = gathered(paged, tmp_path, "fallback", other["without"])
+    assert f"Memory without {other['without']}" in page.of(shown, NOW)
+    exports, record = exports_of(paged, tmp_path), serving.Record(tmp_path, journal.write_state, print)
+    (tmp_path / exporter.VERIFIED).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
+    exports.of_head(record, Watched())
+    assert "the last verification failed: known answer: &lt;3 words" in page.of(exports.shown, NOW)
+    assert "has just started" in page.of(None, NOW)
+
+
+def test_speeds_of_a_day(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: NOW + now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def after(speeds, seconds, tokens, took):
+        now[0] += seconds
+        figures = metrics.Figures("c", "h")
+        figures.add("generated_tokens_total", tokens, model="m")
+        figures.add("generation_seconds_total", took, model="m")
+        speeds.note(figures, ["m"])
+        return [point.speed for point in speeds.points]
+
+    speeds = exporter.Speeds(tmp_path / "speeds.json")
+    assert after(speeds, 200, 50, 5) == []
+    assert after(speeds, 200, 100, 10) == [10]
+    assert after(speeds, 300, 100, 10) == [10], "nothing was generated"
+    assert after(speeds, 300, 300, 20) == [10, 20]
+    assert after(speeds, 300, 30, 1) == [10, 20, 30], "it was started again"
+    again = exporter.Speeds(tmp_path / "speeds.json")
+    assert again.points == speeds.points
+    assert after(again, serving.DAY + 1, 90, 3) == [30], "the rest is older than a day"
+    for bad in ("{", '{"points": [[1]]}', '{"points": [[1, "m", NaN]]}', '{"points": [[1, "m", -1]]}'):
+        (tmp_path / "speeds.json").write_text(bad)
+        assert not exporter.Speeds(tmp_path / "speeds.json").points
+
+
+def fetched(port, key=None, basic=False, path="/", scheme="http", **options):
+    """Status and text."""
+    said = f"Basic {base64.b64encode(f'anybody:{key}'.encode()).decode()}" if basic else f"Bearer {key}"
+    asked = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{path}", headers={"Authorization": said} if key else {})
+    try:
+        with urllib.request.urlopen(asked, timeout=20, **options) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, str(error.headers) + error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
+def test_keys_guard_it_and_no_secret_is_on_it(exported, monkeypatch):  # noqa: F811
+    (keys := exported.cluster.folder / "keys").write_text("\nplanted-one\nplanted-two\n")
+    monkeypatch.setenv("LLAMA_API_KEY", "planted-three")
+    _server, endpoint = a_worker()
+    extra = exported.describe("llamacpp-server", kind="head", workers={endpoint: ["other", "cpu"]}, planned={"m": {}})
+    port = free_port()
+    more = ["--metrics", "--hf-token", "planted-four", "--api-key-file", keys, "keys"]
+    exported.cluster.head("answers", [endpoint], [*extra, "--page", f"127.0.0.1:{port}", "--again"], more)
+    exported.when("state", 1, state="serving")
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{exported.cluster.port}/", b"planted-five", {"Authorization": "planted-one"}
+    )
+    urllib.request.urlopen(asked).read()
+    status, text = fetched(port)
+    assert status == 401
+    assert "Basic realm" in text
+    assert [fetched(port, key)[0] for key in ("planted", "planted-one\x7f", "planted-three")] == [401] * 3
+    assert fetched(port, "planted", basic=True)[0] == 401
+    for basic in (True, False):
+        status, text = fetched(port, "planted-two", basic)
+        assert status == 200
+        assert "serving" in text
+        assert "connected" in text
+    assert fetched(port, "planted-one", path="/state/start.log")[0] == 404
+    assert "planted" in (exported.cluster.state / "start.log").read_text()
+    assert "planted" not in text + exported.file.read_text() + fetched(port)[1]
+    for _time in range(3):
+        (program,) = until(lambda: children(exported.cluster.started[0]))
+        os.kill(program, signal.SIGKILL)
+        until(lambda ended=program: children(exported.cluster.started[0]) != [ended])
+    until(lambda: "times in a row: the next start is in" in fetched(port, "planted-one")[1])
+    assert "ended by signal 9" in fetched(port, "planted-one")[1]
+
+
+@pytest.mark.programs
+def test_it_is_not_served_where_keys_cannot_be_read(exported):  # noqa: F811
+    (keys := exported.cluster.folder / "keys").write_text("\n")
+    extra = exported.describe("llamacpp-server", kind="head", planned={"m": {}})
+    port = free_port()
+    process = exported.cluster.head("answers", [], [*extra, "--page", f"127.0.0.1:{port}"], ["--api-key-file", keys])
+    assert f"no page is served: {keys} has no key" in launched.lines_until(process, "no page is served")[-1]
+    exported.when("state", 1, state="serving")
+    assert fetched(port) == (0, "")
+
+
+def served(current, **door):
+    port = free_port()
+    page_server.start(page_server.Door("127.0.0.1", port, **door), lambda: current[0])
+    until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
+    return port
+
+
+@pytest.mark.programs
+def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
+    monkeypatch.setattr(page_server, "SECONDS", 1.0)
+    port = served(["the page"])
+    idle = [socket.create_connection(("127.0.0.1", port)) for _number in range(page_server.MOST_CLIENTS + 8)]
+    until(lambda: fetched(port) == (200, "the page"))
+    assert idle[0].recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port)) as loud, contextlib.suppress(OSError):
+        loud.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * page_server.MOST_BYTES * 2)
+        assert loud.recv(1) == b""
+    for connection in idle:
+        connection.close()
+
+
+@pytest.mark.programs
+def test_it_shows_the_certificate_of_the_server(tmp_path):
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=x",
+        "-keyout",
+        "key",
+        "-out",
+        "pem",
+    ]
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(tmp_path / "pem"))
+    context.check_hostname = False
+    port = served(["the page"], certificate=str(tmp_path / "pem"), key=str(tmp_path / "key"))
+    assert fetched(port, scheme="https", context=context) == (200, "the page")
+    assert fetched(port) == (0, "")
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("state", STATES)
+def test_a_browser_shows_it_and_keeps_it_fresh(browser, paged, tmp_path, monkeypatch, state):  # noqa: F811
+    shown, _record = gathered(paged, tmp_path, state)
+    model = next(iter(shown.told.planned))
+    points = [
+        page.Point(NOW - 86_000 + 300 * index, model, 9 + index % 7) for index in range(280) if not 90 < index < 150
+    ]
+    current = [page.of(shown._replace(points=points), NOW)]
+    monkeypatch.undo()
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    port = served(current)
+    for width, dark in SCREENS:
+        sight = browser.page()
+        hasty = "const slow = setInterval; setInterval = (act, pause) => slow(act, pause / 50)"
+        sight.call("Page.enable")
+        sight.call("Page.addScriptToEvaluateOnNewDocument", source=hasty)
+        sight.open(f"http://127.0.0.1:{port}/", width, dark=dark)
+        assert {address for address in sight.requests if not address.startswith("data:")} == {
+            f"http://127.0.0.1:{port}/"
+        }
+        assert sight.complaints == []
+        assert sight.evaluate("document.documentElement.scrollWidth") == width
+        assert sight.evaluate(CONTRAST) == []
+        sight.screenshot(OUTPUT / f"live-{state}-{width}-{'dark' if dark else 'light'}.png")
+    if state == "serving":
+        before, current[0] = current[0], current[0].replace("<title>serving", "<title>changed")
+        assert before != current[0]
+        until(lambda: sight.evaluate("document.title").startswith("changed"))
+        assert sight.evaluate("document.getElementById('gone').hidden")
+        current.clear()
+        until(lambda: not sight.evaluate("document.getElementById('gone').hidden"))
+
+
+def test_the_plan_has_the_launcher_show_it(pair, paged, tmp_path):
+    head, host = paged["head"], paged["hosts"]["head"]
+    assert head["page_port"] == 8081
+    assert "--metrics" in head["argv"]
+    assert head["launcher"][-2:] == ["--page", "127.0.0.1:8081"]
+    assert "metrics" not in host
+    told = exports_of(paged, tmp_path).told
+    assert told.devices.keys() == {*told.planned, *(entry["without"] for entry in paged["fallbacks"])}
+    (devices,) = [told.devices[model] for model in told.planned]
+    weights = [(device.endpoint, device.weights_mib) for device in devices]
+    assert loading.expected(weights, told.cached) == expected_of(typed(paged))
+    assert "--page" not in complete(pair.plan(staging=True))["head"]["launcher"]
+    pair.hosts["head"]["variables"]["llama_server_page_port"] = None
+    off = complete(pair.plan())
+    assert not {"--page", "--metrics"} & {*off["head"]["launcher"], *off["head"]["argv"]}
+    assert not [file for file in off["hosts"]["head"]["files"] if file["path"].endswith(f"/{names.METRICS}")]
+
+
+def test_it_is_opened_as_the_server_is(pair):
+    pair.hosts["head"]["variables"].update(
+        llama_server_page_port=8081,
+        llama_server_host="192.0.2.10",
+        llama_server_allowed=["198.51.100.0/24"],
+        llama_server_api_key_file="/etc/keys",
+    )
+    plan = pair.plan()
+    rules = plan["hosts"]["head"]["firewall"]
+    assert [(rule["port"], rule["sources"], rule["address"]) for rule in rules] == [
+        (port, ["198.51.100.0/24"], "192.0.2.10") for port in (8080, 8081)
+    ]
+    assert {"service": "llamacpp-server", "address": "192.0.2.10", "port": 8081} in plan["hosts"]["head"]["ports"]
+    for port, reason in (
+        (8080, "llama_server_page_port is 8080, which is llama_server_port too"),
+        (8180, "llama_server_page_port is 8180, which is llama_server_staging_port too"),
+        (0, "llama_server_page_port is 0: use 1 to 65535"),
+    ):
+        pair.hosts["head"]["variables"]["llama_server_page_port"] = port
+        assert reason in pair.reason()
+    pair.hosts["head"]["variables"]["llama_server_page_port"] = 8081
+    neighbour = {"cluster": "other", "ports": [{"service": "other-server", "address": "0.0.0.0", "port": 8081}]}
+    pair.hosts["head"]["facts"]["neighbours"] = [{**neighbour, "memory_mib": {}}]
+    assert "set llama_server_page_port of head to a port that is free there, like 8082" in pair.reason()
