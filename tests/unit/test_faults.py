@@ -328,6 +328,7 @@ MODULES = {
     "cache_prefill_info": ("cache_prefill.describe", {"path": "/m.gguf"}),
     "cache_upload": ("cache_prefill.send", {"path": "/m.gguf"}),
     "service": ("services.apply", {"host": EMPTY}),
+    "tunnel_key": ("tunnel_keys.add", {"path": "/p/key", "key": "ab" * 32}),
     "kernel_parameters": ("kernel_parameters.apply", {"parameters": {}}),
     "uninstall": ("ownership.remove", {"host": EMPTY}),
     "verify": ("typed_json.parse", {"plan": {}}),

@@ -75,7 +75,8 @@ def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
 def test_obstacles_of_a_plan_for_the_staging_ports(local):
     plan = local.plan(staging=True)
     room = {"drift": drifts(plan)["here"], "free_mib": {"CPU": 65536}}
-    assert run_action(staging_room, plan=plan, answers={"here": room}) == {"changed": False, "obstacles": []}
+    ready = {"changed": False, "obstacles": [], "workers": ["here:one", "here:two"]}
+    assert run_action(staging_room, plan=plan, answers={"here": room}) == ready
     for answer in ({}, {"drift": {}, "free_mib": {}}, {"free_mib": {}}, {**room, "free_mib": None}):
         found = run_action(staging_room, plan=plan, answers={"here": answer})
         assert found["obstacles"] == ["here: it could not be reached"]

@@ -112,7 +112,7 @@ def test_the_controller_tries_the_ports_of_hosts_that_it_reaches_by_name(monkeyp
 
 
 def test_a_resolver_that_does_not_answer_is_asked_once_for_a_host(monkeypatch):
-    workers = [SimpleNamespace(endpoint="192.0.2.1:50052")] * 16
+    workers = [SimpleNamespace(endpoint="192.0.2.1:50052", tunnel=None)] * 16
     plan = SimpleNamespace(hosts={name: SimpleNamespace(workers=workers) for name in ("w", "same")})
     action = SimpleNamespace(variables={"hostvars": {name: {"ansible_host": "w.lan"} for name in plan.hosts}})
     asked, warned = [], []

@@ -332,10 +332,10 @@ FOUR_OF_FIVE = 1.28
 
 
 @functools.lru_cache(maxsize=64)
-def assumed_card(backend: str, architecture: str) -> Known:
+def assumed_card(architecture: str) -> Known:
     """What is assumed of one with memory of its own: one of NVIDIA is taken for the mean of its family in the table, of which it may be as far away as
     those are."""
-    if backend != "cuda" or not re.fullmatch(r"\d+\.\d+", architecture):
+    if not re.fullmatch(r"\d+\.\d+", architecture):
         return ASSUMED["discrete"]
     family = next(name for least, name in CAPABILITIES if float(architecture) >= least)
     family = "datacenter" if architecture in DATACENTER else family

@@ -127,7 +127,7 @@ def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
     source = TABLE if row else ASSUMED
     if not row and accelerator.unified:
         row = device_rates.ASSUMED["unified"]
-    row = row or device_rates.assumed_card(accelerator.backend, accelerator.architecture)
+    row = row or device_rates.assumed_card(accelerator.architecture)
     rate = rate_of_row(row, source, accelerator.backend, generation)
     return _measured(rate, facts, device.name, accelerator.name, device.endpoint, generation)
 
