@@ -98,6 +98,7 @@ for _host in SERVICES:
             f"{_host} worker_awaited": 0,
             f"{_host} worker_round_trip_seconds": 0.0002,
             f"{_host} worker_retransmissions_total": 0,
+            f"{_host} worker_needless_retransmissions_total": 0,
             f"{_host} worker_sent_bytes_total": rising(100e3),
             f"{_host} worker_cache_bytes": 9e9,
             f"{_host} worker_cache_limit_bytes": 10e9,
@@ -220,6 +221,16 @@ FAULTS = [
     ("load takes too long", {**LOADING, "head load_read_bytes": rising(1)}, 10, {"LlamaLoadStands": "head"}),
     ("cache", {"w1 worker_cache_bytes": 12e9}, 35, {"LlamaCacheOverLimit": "w1"}),
     ("retransmissions", {"w1 worker_retransmissions_total": rising(0.9)}, 10, {"LlamaRetransmissions": "w1"}),
+    (
+        "sent again, and had arrived",
+        {
+            "w1 worker_retransmissions_total": rising(1.9),
+            "w1 worker_needless_retransmissions_total": rising(1.8),
+            **SLOW,
+        },
+        40,
+        {"LlamaGenerationSlow": "head"},
+    ),
     ("hot", {"w1 node_hwmon_temp_celsius": 88}, 5, {"LlamaHot": "w1"}),
     (
         "hot, with no limit known",

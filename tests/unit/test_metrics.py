@@ -5,8 +5,10 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -148,6 +150,7 @@ def test_a_head_says_what_it_knows_and_counts_over_its_starts(exported):
     found = exported.when("worker_awaited", 0, host="other", worker="cpu")
     assert one(found, "worker_round_trip_seconds") > 0
     assert one(found, "worker_retransmissions_total") == one(found, "restarts_total", cause="lost_worker") == 0
+    assert one(found, "worker_needless_retransmissions_total") == 0
     assert one(found, "started_timestamp_seconds") <= one(found, "updated_timestamp_seconds")
     client = exported.cluster.client(b"GET")
     exported.when("client_connections", 1)
@@ -298,6 +301,16 @@ def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_fil
     assert file.exists()
     exports.stop()
     assert list(exported.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("length, needless", [(220, 1321), (216, 0)])
+def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needless):
+    told = bytearray(220)
+    struct.pack_into("=I", told, 100, 1433)
+    struct.pack_into("=I", told, 216, 1321)
+    connection = SimpleNamespace(getsockopt=lambda *_asked: bytes(told[:length]))
+    traffic = progress.traffic_of(connection)
+    assert (traffic.retransmissions, traffic.needless) == (1433, needless)
 
 
 def test_a_service_says_how_long_it_had_no_processor(exported, tmp_path, monkeypatch):

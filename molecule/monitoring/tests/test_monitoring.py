@@ -137,7 +137,7 @@ def link_delayed(name, lowest):
     try:
         yield
     finally:
-        faults.inside(name, "pkill --full slow0")
+        faults.inside(name, "pkill --full '[s]low0'")
 
 
 def quota_cut(name, lowest):

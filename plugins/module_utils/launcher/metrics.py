@@ -73,6 +73,9 @@ METRICS = (
     Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", ("worker",)),
     Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", ("worker",)),
     Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", ("worker",)),
+    Metric(
+        "worker_needless_retransmissions_total", COUNTER, "Of these, segments that had arrived already", ("worker",)
+    ),
     Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", ("worker",)),
     Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", ("worker",)),
     Metric("prompt_tokens_total", COUNTER, "Tokens of prompts that were computed", ("model",)),

@@ -229,7 +229,8 @@ def _connection(shown: Shown, endpoint: str) -> str:
     if (seconds := figure("worker_round_trip_seconds")) is not None:
         said.append(f"{seconds * 1000:.2g} ms there and back")
     if (again := figure("worker_retransmissions_total")) is not None:
-        said.append(f"{again:.0f} segments sent again")
+        lost = max(0, again - (figure("worker_needless_retransmissions_total") or 0))
+        said.append(f"{lost:.0f} segments lost")
     if (sent := figure("worker_sent_bytes_total")) is not None:
         said.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
     told = _tag("span", html.escape(", ".join(["", *said])), "quiet")

@@ -37,7 +37,7 @@ RETRANSMISSION = "01"
 """Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
 PIDFD_GETFD = 438
 """The same number on all processors."""
-TCP_INFO_BYTES = 136
+TCP_INFO_BYTES = 220
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """The kernel ends an idle connection 25 s after the last sign of the other host. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
 BUSY_SHARE = 1 / 600
@@ -73,6 +73,9 @@ class Traffic(NamedTuple):
     round_trip: int = 0
     """Microseconds, smoothed."""
     retransmissions: int = 0
+    needless: int = 0
+    """Of these, what had arrived: while a worker computes, its host acknowledges so late that the kernel sends the end of the question again. 0 before
+    Linux 4.19."""
 
     @property
     def awaits_answer(self) -> bool:
@@ -165,7 +168,8 @@ def traffic_of(connection: socket.socket) -> Traffic:
     sent_ms, received_ms = struct.unpack_from("=I4xI", told, 44)
     round_trip, retransmissions = struct.unpack_from("=I28xI", told, 68)
     sent, received = struct.unpack_from("=QQ", told, 120)
-    return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions)
+    (needless,) = struct.unpack_from("=I", told, 216) if len(told) == TCP_INFO_BYTES else (0,)
+    return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions, needless)
 
 
 def keep_alive(connection: socket.socket) -> None:
