@@ -88,6 +88,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         service="",
         cache=PromptCache(0, None, 0),
         metrics=None,
+        page=None,
     )
     return placed, heads.argv_of(serving)[1:]
 
