@@ -34,9 +34,11 @@ from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, until
 from test_condition import METRICS
-from test_metrics import exported, one, parsed  # noqa: F401
-from test_page import CONTRAST, OUTPUT, SCREENS, browser  # noqa: F401
+from test_metrics import exported, one, parsed
+from test_page import CONTRAST, OUTPUT, SCREENS, browser
 from test_status import NOW, VERIFIED, answers_of, of_head, written
+
+__all__ = ["browser", "exported"]
 
 cluster = launched.cluster
 STATES = ["serving", "silent", "asleep", "loading", "waiting", "fallback"]
@@ -198,7 +200,7 @@ def fetched(port, key=None, basic=False, path="/", scheme="http", **options):
 
 @pytest.mark.programs
 @pytest.mark.skipif(not progress.ON_LINUX, reason="connections are read from the /proc of Linux")
-def test_keys_guard_it_and_no_secret_is_on_it(exported, monkeypatch):  # noqa: F811
+def test_keys_guard_it_and_no_secret_is_on_it(exported, monkeypatch):
     (keys := exported.cluster.folder / "keys").write_text("\nplanted-one\nplanted-two\n")
     monkeypatch.setenv("LLAMA_API_KEY", "planted-three")
     _server, endpoint = a_worker()
@@ -233,7 +235,7 @@ def test_keys_guard_it_and_no_secret_is_on_it(exported, monkeypatch):  # noqa: F
 
 
 @pytest.mark.programs
-def test_it_is_not_served_where_keys_cannot_be_read(exported):  # noqa: F811
+def test_it_is_not_served_where_keys_cannot_be_read(exported):
     (keys := exported.cluster.folder / "keys").write_text("\n")
     extra = exported.describe("llamacpp-server", kind="head", planned={"m": {}})
     port = free_port()
@@ -291,7 +293,7 @@ def test_it_shows_the_certificate_of_the_server(tmp_path):
 @pytest.mark.programs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("state", STATES)
-def test_a_browser_shows_it_and_keeps_it_fresh(browser, paged, tmp_path, monkeypatch, state):  # noqa: F811
+def test_a_browser_shows_it_and_keeps_it_fresh(browser, paged, tmp_path, monkeypatch, state):
     shown, _record = gathered(paged, tmp_path, state)
     model = next(iter(shown.told.planned))
     points = [
