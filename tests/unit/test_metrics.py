@@ -250,6 +250,14 @@ def test_a_worker_says_what_it_knows(exported):
     assert again.wait(50) == 1
     found = exported.found()
     assert one(found, "restarts_total", cause="hung") == one(found, "restarts_total", cause="ended") == 1
+    killed = exported.cluster.start(*argv)
+    lines_until(killed, "listens")
+    exported.when("worker_held", 0)
+    killed.kill()
+    killed.wait()
+    lines_until(exported.cluster.start(*argv), "listens")
+    found = exported.when("restarts_total", 1, cause="killed")
+    assert one(found, "restarts_total", cause="hung") == one(found, "restarts_total", cause="ended") == 1
 
 
 @pytest.mark.programs

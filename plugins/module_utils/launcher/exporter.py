@@ -128,7 +128,9 @@ class Exporter:
         with suppress(OSError, ValueError):
             text = serving.read_file(self._file(told), FILE_BYTES).decode()
             found = re.findall(pattern, text, re.MULTILINE)
-            return {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
+            counted = {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
+            ran = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
+            return {**counted, "killed": counted.get("killed", 0) + ran}
         return {}
 
     def begins(self) -> None:
@@ -136,6 +138,12 @@ class Exporter:
         self.started, self.written = time.time(), -EVERY
 
     def ended(self, cause: str) -> None:
+        """The program has ended."""
+        self.started = None
+        self.count(cause)
+
+    def count(self, cause: str) -> None:
+        """A part of it has ended, or all."""
         self.written = -EVERY
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 

@@ -18,10 +18,11 @@ COMMON = ("cluster", "host")
 """Labels of every metric: name of the cluster's group, and in the inventory of the host that the figure is about."""
 HEAD, WORKER = "head", "worker"
 CAUSES = {
-    HEAD: ("ended", "lost_worker", "model_lost_worker", "silent", "stopped", "start_failed", "returned"),
-    WORKER: ("ended", "hung"),
+    HEAD: ("ended", "lost_worker", "model_lost_worker", "silent", "stopped", "start_failed", "returned", "killed"),
+    WORKER: ("ended", "hung", "killed"),
 }
-"""Why programs are started again, by the kind of service. A head waits for a worker that it has lost; one of several models does not."""
+"""Why programs are started again, by the kind of service. A head waits for a worker that it has lost; one of several models does not.
+What ran when its launcher was killed, or the host lost power, was killed."""
 LEAST_SECONDS = 0.001
 """For which a rate makes sense."""
 LONGEST = 128

@@ -368,7 +368,7 @@ class Start:
             fault = head.fault() or self._lost_asleep(head, chosen)
             if fault and fault.model:
                 self.record.note(f"{fault.saw}: model {fault.model} is ended, and the next question loads it again")
-                self.exports.ended(fault.cause)
+                self.exports.count(fault.cause)
             elif fault:
                 self.record.note(f"{fault.saw}: llama-server is started again")
                 return fault
