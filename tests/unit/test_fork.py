@@ -182,7 +182,7 @@ def test_options_of_a_cuda_build():
     options = plan["hosts"]["worker1"]["builds"][0]["cmake_options"]
     assert (options["GGML_CUDA"], options["GGML_NCCL"]) == ("ON", "OFF")
     assert "GGML_CUDA_NCCL" not in options
-    assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution"]
+    assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution", "rpc-in-clear"]
 
 
 @pytest.mark.parametrize("kind, expected", [("f16", "OFF"), ("q8_0", "OFF"), ("q4_0", "ON")])

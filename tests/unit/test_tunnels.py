@@ -129,10 +129,11 @@ def test_a_worker_behind_stunnel_is_reached_where_it_was_and_listens_on_loopback
 
 def test_a_plain_transport_leaves_no_trace_in_the_plan(pair):
     plan = pair.plan()
+    assert plan["advisories"].pop()["id"] == "rpc-in-clear"
     assert not [word for word in ("tunnel", "127.128", "/keys") if word in json.dumps(plan)]
     for host in pair.hosts.values():
         host["facts"]["toolchain"]["stunnel"] = "/usr/bin/stunnel"
-    assert pair.plan() == plan
+    assert {**pair.plan(), "advisories": []} == plan
 
 
 def test_both_ends_of_stunnel_have_a_folder_of_keys_and_its_package(encrypted):
@@ -167,8 +168,19 @@ def test_stunnel_costs_a_token_its_share(pair):
 
 def test_stunnel_limits_a_fast_link(encrypted):
     encrypted.hosts["worker1"]["facts"]["link_gbit_per_s"] = 25
-    link, _other = encrypted.plan()["estimate"]["links"]
-    assert link["gbit_per_s"] == 3.0
+    encrypted.hosts["worker2"]["facts"]["link_gbit_per_s"] = 25
+    plan = encrypted.plan()
+    link, other = plan["estimate"]["links"]
+    assert (link["gbit_per_s"], link["plain_gbit_per_s"], other["gbit_per_s"]) == (3.0, 25, 25)
+    assert "plain_gbit_per_s" not in other
+    text = " ".join(plan_text.plan_page(typed(plan)).split())
+    assert text.count("stunnel carries") == 1
+    assert "stunnel carries 3 of the 25 Gbit/s of the link to worker1." in text
+
+
+def test_what_stunnel_takes_of_a_slower_link_is_not_said(encrypted):
+    encrypted.hosts["worker1"]["facts"]["link_gbit_per_s"] = 3.3
+    assert "stunnel carries" not in plan_text.plan_page(typed(encrypted.plan()))
 
 
 def test_the_staging_ports_have_ends_of_stunnel_too(encrypted):

@@ -633,7 +633,16 @@ def _network(plan: Plan) -> list[str]:
     return _wrapped(
         "  ",
         f"{estimate.bound} {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "
-        f"network {estimate.crossings} times, one way {ways}.{visits}",
+        f"network {estimate.crossings} times, one way {ways}.{visits}{''.join(_slowed(estimate))}",
+    )
+
+
+def _slowed(estimate: Estimate) -> Iterable[str]:
+    """Of each link that is faster than stunnel, a sentence."""
+    rates = {link.host: (link.gbit_per_s, link.plain_gbit_per_s) for link in estimate.links if link.plain_gbit_per_s}
+    return (
+        f" stunnel carries {own:g} of the {whole:g} Gbit/s of the link to {host}."
+        for host, (own, whole) in rates.items()
     )
 
 

@@ -343,6 +343,8 @@ class LinkEstimate(NamedTuple):
     """milliseconds of a visit, where they were measured"""
     visit_source: Absent[Annotated[str, (CALIBRATED, GIVEN)]] = None
     """what says so"""
+    plain_gbit_per_s: Absent[float] = None
+    """Gbit/s without stunnel, where that takes more than a tenth of them"""
 
 
 class ContextSpeed(NamedTuple):

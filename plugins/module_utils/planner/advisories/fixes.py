@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, server_settings
@@ -201,6 +201,11 @@ def compiled_source(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     return [
         Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, release_request.tagged(number)),))
     ]
+
+
+def encrypted(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
+    """Where the head can have ends of tunnels. Nothing is tried: that would plan nearly each cluster twice."""
+    return [Fix({})] if context.cluster.hosts[context.cluster.head].facts.system == service_managers.LINUX else []
 
 
 def kernels(context: AdvisoryContext, finding: Finding) -> list[Fix]:

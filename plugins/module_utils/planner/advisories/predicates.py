@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
 
 THREE_ENDPOINTS_HANG = (10620, 10819)
 """Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
@@ -63,6 +63,8 @@ VULKAN_SHARE_MIB = 87857
 """Smallest share of DeepSeek R1 Q4_K_M on four Strix Halo, which crashed by Vulkan over RPC and ran by HIP, in the field notes. 64446 ran."""
 SLOW_ROCM = (7, 2)
 """ROCm whose prompts were seen to be slow on a Strix Halo, in the field notes of a pair; 7.0 nightlies read 72 tokens per second."""
+SHARED_LINKS = ("ethernet", "infiniband", "wireless")
+"""Kinds of links that have more than two ends, unless llama_links says otherwise."""
 RDMA = "GGML_RPC_RDMA"
 """Option of cmake with which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
 RDMA_UNTRIED = (
@@ -114,6 +116,22 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
             reason = f"{_why_no_unit_closes(context, name)}, and the run sets up no firewall there"
             cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
     return cases
+
+
+def rpc_in_clear(context: AdvisoryContext) -> Cases:
+    """Hosts whose workers the head reaches, without encryption, over a network that others may be on: no cable, as its kind or llama_links say."""
+    cases: dict[str, dict[str, object]] = {}
+    for link in context.plan.estimate.links:
+        host = context.cluster.hosts.get(link.host)
+        if not host or host.is_head or host.transport != names.PLAIN or link.kind not in SHARED_LINKS:
+            continue
+        address = link.endpoint.split(":")[0]
+        if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
+            limit = f", of whose {link.gbit_per_s:g} Gbit/s stunnel would carry {cost_model.STUNNEL_GBIT:g}"
+            slowed = limit if cost_model.stunnel_limits(link.gbit_per_s) else ""
+            where = f"{host.name} over {link.kind}{slowed}"
+            cases[host.name] = {"where": where, "head": context.cluster.head}
+    return list(cases.items())
 
 
 def external_workers(context: AdvisoryContext) -> Cases:

@@ -275,6 +275,19 @@ ADVISORIES = (
         (("release", "build *first* or newer"),),
     ),
     Advisory(
+        "rpc-in-clear",
+        "warning",
+        predicates.rpc_in_clear,
+        "Between {head} and its workers weights and activations, so in effect the conversation, cross the network in clear: {where}.",
+        (
+            Remedy("set llama_transport of {hosts} to stunnel", fixes.encrypted),
+            fixes.always("name the other end of a cable as peer in llama_links"),
+            fixes.accept("trust that network, and accept this advisory"),
+        ),
+        "docs/security.md",
+        (("where", "*host* over ethernet"),),
+    ),
+    Advisory(
         "link-peer",
         "warning",
         predicates.strange_peers,

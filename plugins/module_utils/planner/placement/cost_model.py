@@ -350,6 +350,8 @@ class Link(NamedTuple):
     """What a visit to a worker costs a token all in all, round trips among it, where a benchmark measured it."""
     rows_gbit: float | None = None
     """That the rows of a prompt reach, where that was measured."""
+    plain_gbit: float | None = None
+    """Without stunnel, where that takes more than a tenth of it."""
 
 
 LINKS = {
@@ -371,6 +373,11 @@ beneath it, Ethernet as far as anybody knows."""
 STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
 """What stunnel 5.68 at both ends adds to a round trip, 33 to 67 µs on an idle machine, and lets through: its processor time for a stream is that of
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
+
+
+def stunnel_limits(gbit: float) -> bool:
+    """Whether stunnel takes more than a tenth of what a link carries."""
+    return 0.9 * gbit > STUNNEL_GBIT
 
 
 def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:

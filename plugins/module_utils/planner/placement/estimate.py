@@ -81,6 +81,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host], device: str = 
         host.facts.system == "Darwin",
         fitted.visit_ms if fitted and host.visit_ms is None else host.visit_ms,
         fitted.gbit if fitted else None,
+        gbit if encrypted and cost_model.stunnel_limits(gbit) else None,
     )
 
 
@@ -354,6 +355,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     ms_per_token=rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
                     visit_ms=link.visit_ms,
                     visit_source=None if link.visit_ms is None else GIVEN if host.visit_ms is not None else CALIBRATED,
+                    plain_gbit_per_s=link.plain_gbit,
                 )
             )
     return tuple(links)
