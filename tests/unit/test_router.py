@@ -1,5 +1,6 @@
 """What heals where llama-server is a router, whose models take turns: against real processes, with stand-ins for the programs."""
 
+import json
 import os
 import signal
 import socket
@@ -181,6 +182,33 @@ def test_a_launcher_of_a_kept_model_starts_it_again(cluster):
     until(lambda: cluster.is_now("serving") and children(launcher) not in ([], [first]))
     assert cluster.ask() == b"the answer"
     assert launcher.poll() is None
+
+
+def test_a_model_behind_llama_swap_is_seen_and_left_to_its_own_launcher(cluster, tmp_path):
+    _worker, endpoint = a_worker(pause=0.3)
+    described, exported = tmp_path / "metrics.json", tmp_path / "swap.prom"
+    told = {"folder": str(tmp_path), "cluster": "c", "host": "h", "plan": "p", "kind": "head", "release": "r"}
+    told |= {"planned": {"one": {}, "two": {}}, "workers": {endpoint: ["w", "cpu"]}}
+    described.write_text(json.dumps({"services": {"swap": told}}))
+    launcher = cluster.swap("one", "loads slowly", endpoint, ["--metrics", described, "swap"])
+    until(lambda: cluster.is_now("loading") and (cluster.record()["load"] or {}).get("sent"))
+    until(lambda: cluster.is_now("serving"))
+    labels = 'cluster="c",host="h",model='
+    shown = {
+        f'llamacpp_cluster_model_loaded{{{labels}"one"}} 1',
+        f'llamacpp_cluster_model_loaded{{{labels}"two"}} 0',
+        f'llamacpp_cluster_requests_processing{{{labels}"one"}} 2',
+        'llamacpp_cluster_worker_connected{cluster="c",host="w",worker="cpu"} 1',
+    }
+    until(lambda: shown <= {*exported.read_text().splitlines()})
+    (swap,) = children(launcher)
+    (own,) = progress.children_of(swap)
+    (model,) = progress.children_of(own)
+    os.kill(model, signal.SIGSTOP)
+    said = lines_until(launcher, "llama-server is started again")
+    assert not [line for line in said if "model one is ended" in line]
+    until(lambda: f'llamacpp_cluster_model_loaded{{{labels}"one"}} 0' in exported.read_text())
+    assert cluster.record()["restarts"] == 0
 
 
 def test_a_launcher_ends_with_the_program_that_started_it(cluster, tmp_path):

@@ -269,14 +269,20 @@ class Watched:
         except OSError:
             return None
 
+    def follow(self, now: float) -> progress.Look | None:
+        """Looks whether it is healthy, what it does, and how far it has loaded the model."""
+        self._ask_health(now)
+        self.seen = look = self.look()
+        if look:
+            self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
+        return look
+
     def fault(self) -> Fault | None:
         """What is wrong with llama-server or its workers."""
         now = time.monotonic()
-        self._ask_health(now)
-        self.seen = look = self.look()
+        look = self.follow(now)
         if look is None:
             return None
-        self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
         stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
@@ -508,7 +514,7 @@ class Head(Watched):
 
 class Router(Head):
     """A program that starts a llama-server for a model that is asked for. What is watched of workers is watched of those; llama-swap starts launchers of
-    this kind, which do that themselves."""
+    this kind, which end those themselves."""
 
     def __init__(
         self,
@@ -538,12 +544,17 @@ class Router(Head):
         if fault or not progress.ON_LINUX:
             return fault
         self.running = progress.children_of(self.pid)
+        launchers = [pid for pid, argv in self.running.items() if LAUNCHED in argv]
+        served = [self.running, *map(progress.children_of, launchers)]
         self.children = {
             pid: self.children.get(pid) or self._child(pid, argv)
-            for pid, argv in self.running.items()
+            for pid, argv in {pid: argv for found in served for pid, argv in found.items()}.items()
             if ALIAS in argv[:-1] and LAUNCHED not in argv
         }
         for pid, child in self.children.items():
+            if pid not in self.running:
+                child.follow(time.monotonic())
+                continue
             fault = child.fault()
             if fault:
                 self.silences += fault.silent
@@ -584,8 +595,7 @@ class Router(Head):
         return {_value(child.argv, ALIAS): child for child in self.children.values()}
 
     def loaded(self) -> set[str] | None:
-        others = any(LAUNCHED in argv for argv in self.running.values())
-        return None if others or not progress.ON_LINUX else super().loaded()
+        return super().loaded() if progress.ON_LINUX else None
 
     def gone(self) -> dict[str, list[str]]:
         loaded = self.models()
