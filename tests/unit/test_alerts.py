@@ -49,6 +49,7 @@ def states(now):
 OWN = {
     "state": "state",
     "restarts_total": "cause",
+    "device_temperature_celsius": "device",
     "service_info": "release",
     "node_filesystem_avail_bytes": "fstype",
     "node_filesystem_size_bytes": "fstype",
@@ -85,6 +86,7 @@ for _host in SERVICES:
         f"{_host} node_filesystem_readonly": 0,
         f"{_host} node_hwmon_temp_celsius": 60,
         f"{_host} node_hwmon_temp_crit_celsius": 90,
+        f"{_host} device_temperature_celsius CUDA0": 60,
         f"{_host} node_cpu_scaling_frequency_hertz": 3e9,
         f"{_host} node_cpu_seconds_total": rising(1),
         f"{_host} waiting_seconds_total": rising(0.05),
@@ -232,6 +234,8 @@ FAULTS = [
         {"LlamaGenerationSlow": "head"},
     ),
     ("hot", {"w1 node_hwmon_temp_celsius": 88}, 5, {"LlamaHot": "w1"}),
+    ("hot as NVIDIA says", {"w1 device_temperature_celsius CUDA0": 91}, 5, {"LlamaHot": "w1"}),
+    ("hot card, whose limit the kernel says", {"w1 device_temperature_celsius ROCm0": 97}, 5, {}),
     (
         "hot, with no limit known",
         {"w1 node_hwmon_temp_celsius": 96, "w1 node_hwmon_temp_crit_celsius": None},

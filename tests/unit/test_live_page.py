@@ -158,6 +158,23 @@ def test_the_memory_of_a_fallback_and_a_failed_verification_are_shown(paged, tmp
     assert "has just started" in page.of(None, NOW)
 
 
+def test_beside_the_plan_stands_what_is_in_use_now_where_that_is_known(paged, tmp_path):
+    shown, _record = gathered(paged, tmp_path, "serving")
+    ((model, (device, *_more)),) = [item for item in shown.told.devices.items() if item[0] in shown.told.planned]
+    own = device._replace(worker=None, endpoint=None, name="CUDA0", capacity_mib=20480)
+    shown.figures.add("device_memory_used_bytes", 15 << 30, worker="", device="CUDA0")
+    shown.figures.add("device_memory_used_bytes", 7 << 30, worker="", device="CPU")
+
+    def of(*devices):
+        told = shown.told._replace(drives=["CUDA0"], devices={**shown.told.devices, model: devices})
+        return re.findall(r'(?:<b style="(.*?)"></b>|([\d.]+) GiB in use now)', page.of(shown._replace(told=told), NOW))
+
+    assert of(device) == []
+    assert of(own) == [("width:75.0%", ""), ("", "15.0")]
+    assert of(own._replace(name="memory of the host", capacity_mib=0, weights_mib=99)) == [("", "7.0")]
+    assert of(own._replace(capacity_mib=1024))[0] == ("width:100.0%", "")
+
+
 def test_speeds_of_a_day(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "time", lambda: NOW + now[0])

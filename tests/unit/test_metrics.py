@@ -237,6 +237,7 @@ def test_a_worker_says_what_it_knows(exported):
     found = exported.when("worker_held", 0)
     assert one(found, "worker_cache_bytes", host="here", worker="cpu") == 1000
     assert one(found, "worker_cache_limit_bytes") == 2 << 20
+    assert one(found, "device_memory_used_bytes", worker="cpu", device="CPU") > 0
     with socket.create_connection(("127.0.0.1", port)):
         exported.when("worker_held", 1)
         (program,) = children(process)
@@ -339,6 +340,79 @@ def test_a_service_says_how_long_it_had_no_processor(exported, tmp_path, monkeyp
     assert one(exported.found(), "waiting_seconds_total", service=service) == 2.5
 
 
+def kernel(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(text)
+    return root
+
+
+CARD = "sys/class/drm/renderD128/device"
+HOST = {
+    "proc/meminfo": b"MemTotal:        8000 kB\nMemFree:         1000 kB\nMemAvailable:    6000 kB\n",
+    "sys/class/hwmon/hwmon0/name": b"k10temp\n",
+    "sys/class/hwmon/hwmon0/temp1_input": b"61500\n",
+    "sys/class/hwmon/hwmon0/temp3_input": b"72125\n",
+    "sys/class/hwmon/hwmon1/name": b"nvme\n",
+    "sys/class/hwmon/hwmon1/temp1_input": b"80000\n",
+    f"{CARD}/mem_info_vram_used": b"200\n",
+    f"{CARD}/mem_info_gtt_used": b"3000\n",
+    f"{CARD}/hwmon/hwmon5/temp1_input": b"55000\n",
+    f"{CARD}/hwmon/hwmon5/power1_average": b"42000000\n",
+    "sys/class/drm/renderD129/device/vendor": b"0x8086\n",
+}
+OF_HOST, OF_CARD = exporter.Sensed(2000 * 1024, 72.125), exporter.Sensed(3200, 55, 42)
+
+
+def test_memory_temperature_and_power_as_the_kernel_says_them(tmp_path):
+    sensors = exporter.Sensors(kernel(tmp_path, HOST))
+    assert sensors.read(["CPU"]) == {"CPU": OF_HOST}
+    assert sensors.read(["ROCm0", "ROCm1", "MTL0"]) == {"CPU": OF_HOST, "ROCm0": OF_CARD}
+    assert sensors.read(["Vulkan0"]) == {"CPU": OF_HOST, "Vulkan0": OF_CARD}
+    kernel(
+        tmp_path,
+        {f"{CARD[:-8]}9/device/mem_info_vram_used": b"5", f"{CARD[:-8]}9/device/hwmon/hwmon6/power1_input": b"6"},
+    )
+    assert sensors.read(["Vulkan0", "ROCm1"]) == {"CPU": OF_HOST, "ROCm1": exporter.Sensed(5, None, 6e-6)}
+
+
+@pytest.mark.parametrize("spoilt", [name for name in HOST if b"000" in HOST[name] or "name" in name])
+@pytest.mark.parametrize("text", [None, b"", b"nan", b"-5\n", b"\xff\xfe", b"7" * 99_999, "a link", "a folder"])
+def test_what_the_kernel_does_not_say_is_left_out(tmp_path, spoilt, text):
+    path = kernel(tmp_path, HOST) / spoilt
+    path.unlink()
+    if isinstance(text, bytes):
+        path.write_bytes(text)
+    elif text:
+        path.mkdir() if text == "a folder" else path.symlink_to("/proc/meminfo")
+    found = exporter.Sensors(tmp_path).read(["ROCm0"])
+    assert found != {"CPU": OF_HOST, "ROCm0": OF_CARD} or "hwmon1" in spoilt
+    for name, whole in (("CPU", OF_HOST), ("ROCm0", OF_CARD)):
+        known = zip(found.get(name, exporter.Sensed()), whole)
+        assert all(value in (None, good, 200, 61.5) for value, good in known)
+
+
+def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(tmp_path):
+    said = tmp_path / "said"
+    sensors = exporter.Sensors(tmp_path, ["cat", said])
+    assert [sensors.read(["ROCm0"]), sensors.asked] == [{"CPU": exporter.Sensed()}, None]
+    said.write_text("1024, 66, 349.52\n[N/A], 41, [Not Supported]\nno devices, were found\n")
+    assert sensors.read(["CUDA1"]) == {"CPU": exporter.Sensed()}
+    sensors.asked.wait()
+    said.write_bytes(b"\xff,,\n" * 20_000)
+    found = sensors.read(["CUDA0", "CUDA1", "CUDA2"])
+    assert [*found] == ["CPU", "CUDA0", "CUDA1"]
+    assert [*found.values()][1:] == [exporter.Sensed(1 << 30, 66, 349.52), exporter.Sensed(None, 41, None)]
+    hung = sensors.asked
+    assert [sensors.read(["CUDA0"]), sensors.asked] == [{"CPU": exporter.Sensed()}, hung], "it has not ended yet"
+    hung.kill()
+    hung.wait()
+    assert not any(sensors.read(["CUDA0"]).get("CUDA0", ()))
+    sensors.asked.kill()
+    missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
+    assert [missing.read(["CUDA0"]), missing.asked] == [{"CPU": exporter.Sensed()}, None]
+
+
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
     _file, description, service = exported.describe("llamacpp-server", kind="head")
     (exported.folder / "llamacpp-server.prom").write_text(
@@ -408,6 +482,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
             ]
             described = exporter.description_of(tmp_path / name, service["name"])
             assert (described.kind, described.host, described.plan) == (service["kind"], name, wanted["id"])
+            assert [*described.drives] == (["CPU"] if described.worker else [])
             figures = metrics.Figures("llama_cluster", name)
             for model, predicted in described.planned.items():
                 for figure, value in predicted.items():

@@ -28,7 +28,6 @@ NODE = {
     "node_filesystem_avail_bytes",
     "node_filesystem_readonly",
     "node_filesystem_size_bytes",
-    "node_hwmon_power_average_watt",
     "node_hwmon_temp_celsius",
     "node_hwmon_temp_crit_celsius",
     "node_memory_MemAvailable_bytes",

@@ -11,12 +11,15 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
     from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
         journal,
         loading,
@@ -27,9 +30,9 @@ try:
         serving,
     )
 except ImportError:  # as installed on a host
-    journal, loading, metrics, page, progress, server, serving = (
+    journal, loading, metrics, page, progress, server, serving, units = (
         importlib.import_module(name)
-        for name in ("journal", "loading", "metrics", "page", "progress", "server", "serving")
+        for name in ("journal", "loading", "metrics", "page", "progress", "server", "serving", "units")
     )
 
 EVERY = 15.0
@@ -38,6 +41,16 @@ VERIFIED = "verified.json"
 """Result of the last verification, beside the description."""
 
 
+CUDA = "CUDA"
+NVIDIA_QUERY = (
+    "nvidia-smi",
+    "--query-gpu=memory.used,temperature.gpu,power.draw",
+    "--format=csv,noheader,nounits",
+)
+OF_PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+"""Drivers of sensors."""
+LONGEST = 16384
+"""Bytes of what the kernel or nvidia-smi says."""
 SPEEDS = "speeds.json"
 SPEED_SECONDS, MOST_SPEEDS, FASTEST = 300.0, 2000, 1e6
 
@@ -104,6 +117,7 @@ class Exporter:
         self.started: float | None = None
         self.load: loading.Load | None = None
         self.restarts: dict[str, int] = {}
+        self.sensors = Sensors()
         self.told: metrics.Description | None = None
         """What runs. A run replaces the description long before it starts services again, and leaves out those that it drops."""
         if path:
@@ -175,6 +189,11 @@ class Exporter:
             for cause, number in self.restarts.items():
                 figures.add("restarts_total", number, **own, cause=cause)
             figures.add("waiting_seconds_total", waited(), **own)
+            for device, sensed in self.sensors.read(told.drives).items():
+                named = {"worker": told.worker, "device": device}
+                figures.add("device_memory_used_bytes", sensed.used, **named)
+                figures.add("device_temperature_celsius", sensed.celsius, **named)
+                figures.add("device_power_watts", sensed.watts, **named)
             add(figures, told)
             if told.folder:
                 journal.replace(self._file(told), figures.text(), 0o644)
@@ -287,6 +306,93 @@ def waited(root: Path = Path("/")) -> float | None:
         found = re.match(r"some .* total=(\d{1,18})\n", (root / "sys/fs/cgroup" / group / "cpu.pressure").read_text())
         return int(found[1]) / 1e6 if found else None
     return None
+
+
+class Sensed(NamedTuple):
+    """Of a device at one moment; None is what nobody says."""
+
+    used: float | None = None
+    """Bytes of its memory."""
+    celsius: float | None = None
+    """Where it is hottest."""
+    watts: float | None = None
+
+
+class Sensors:
+    """Of the devices of a host."""
+
+    def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
+        self.root, self.query = root, query
+        self.asked: subprocess.Popen[bytes] | None = None
+
+    def read(self, devices: Iterable[str]) -> dict[str, Sensed]:
+        """Also of the host itself, as CPU.
+
+        :param devices: as llama.cpp calls them.
+        """
+        found, cards = {metrics.CPU: self._host()}, self._amd()
+        # Vulkan has an order of its own.
+        kinds = {"ROCm": cards, "Vulkan": cards if len(cards) == 1 else []}
+        if any(name.startswith(CUDA) for name in devices):
+            kinds[CUDA] = self._nvidia()
+        for name in devices:
+            kind = name.rstrip("0123456789")
+            index, known = int(name[len(kind) :] or 0), kinds.get(kind, [])
+            if index < len(known):
+                found[name] = known[index]
+        return found
+
+    def _host(self) -> Sensed:
+        kernel = _text(self.root / "proc/meminfo")
+        sizes = {name: int(size) for name, size in re.findall(r"^(Mem\w+):\s+(\d{1,15}) kB$", kernel, re.MULTILINE)}
+        used = 1024 * (sizes["MemTotal"] - sizes["MemAvailable"]) if {"MemTotal", "MemAvailable"} <= {*sizes} else None
+        chips = self.root.glob("sys/class/hwmon/hwmon*")
+        return Sensed(used, _hottest(chip for chip in chips if _text(chip / "name").strip() in OF_PROCESSORS))
+
+    def _amd(self) -> list[Sensed]:
+        """In the order of their render nodes."""
+        found = []
+        for device in sorted(self.root.glob("sys/class/drm/renderD*/device")):
+            own, lent = (_number(_text(device / f"mem_info_{kind}_used")) for kind in ("vram", "gtt"))
+            if own is not None:
+                chips = [*device.glob("hwmon/hwmon*")]
+                powers = [_number(_text(chip / f"power1_{kind}")) for chip in chips for kind in ("average", "input")]
+                watts = next((power / 1e6 for power in powers if power is not None), None)
+                found.append(Sensed(own + (lent or 0), _hottest(chips), watts))
+        return found
+
+    def _nvidia(self) -> list[Sensed]:
+        """What nvidia-smi said to the question before this one: it may take seconds, or hang with its driver."""
+        said = ""
+        if self.asked:
+            if self.asked.poll() is None:
+                return []
+            with self.asked as asked:
+                said = asked.stdout.read(LONGEST).decode("utf-8", "replace") if asked.stdout else ""
+            self.asked = None
+        with suppress(OSError):
+            self.asked = subprocess.Popen(
+                self.query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        lines = (map(_number, line.split(",")) for line in said.splitlines() if line.count(",") == 2)
+        return [Sensed(None if used is None else used * units.MIB, *others) for used, *others in lines]
+
+
+def _text(path: Path) -> str:
+    """Of a file of the kernel; empty where it says nothing that can be used."""
+    with suppress(OSError, ValueError):
+        return serving.read_file(path, LONGEST).decode()
+    return ""
+
+
+def _number(text: str) -> float | None:
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*", text)
+    return float(found[1]) if found else None
+
+
+def _hottest(chips: Iterable[Path]) -> float | None:
+    read = (_number(_text(path)) for chip in chips for path in chip.glob("temp*_input"))
+    return max((degrees / 1000 for degrees in read if degrees is not None), default=None)
 
 
 def size_of(folder: Path) -> int:

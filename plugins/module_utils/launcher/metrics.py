@@ -54,6 +54,10 @@ def _planned(what: str, of: str) -> tuple[Metric, ...]:
     )
 
 
+CPU = "CPU"
+"""The device whose memory is the host's."""
+OF_DEVICE = ("worker", "device")
+"""The worker is empty where llama-server drives the device itself."""
 METRICS = (
     Metric("service_info", GAUGE, "1, with what runs", ("service", "kind", "release", "plan")),
     Metric("updated_timestamp_seconds", GAUGE, "When the launcher wrote this", ("service",)),
@@ -88,6 +92,11 @@ METRICS = (
     Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "When it was"),
+    Metric(
+        "device_memory_used_bytes", GAUGE, "What anybody uses of the device's memory; CPU: of the host's", OF_DEVICE
+    ),
+    Metric("device_temperature_celsius", GAUGE, "Highest temperature of the device", OF_DEVICE),
+    Metric("device_power_watts", GAUGE, "Power that the device takes", OF_DEVICE),
     Metric("worker_held", GAUGE, "Whether a client has a connection to the worker", ("worker",)),
     Metric("worker_cache_bytes", GAUGE, "Size of the worker's cache of tensors", ("worker",)),
     Metric("worker_cache_limit_bytes", GAUGE, "What that cache may hold", ("worker",)),
@@ -134,6 +143,8 @@ class Description(NamedTuple):
     release: str
     worker: str = ""
     """Name of a worker."""
+    drives: Sequence[str] = ()
+    """Devices of its host, as llama.cpp calls them."""
     workers: Mapping[str, tuple[str, str]] = {}
     """Of a head: endpoint → host and name of each worker that it may use."""
     planned: Mapping[str, Mapping[str, float | None]] = {}

@@ -43,7 +43,8 @@ thead th, .quiet { color: var(--quiet) } .good { color: var(--good) } .warn { co
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); gap: .7rem }
 .wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)) }
 .card { border: 1px solid var(--line); border-radius: 8px; background: var(--card); padding: .6rem .8rem; min-width: 0 }
-.bar { display: flex; height: .9rem; margin: .3rem 0; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; background: var(--back) }
+.bar { display: flex; height: .9rem; margin: .3rem 0; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; background: var(--back);
+  position: relative } .bar b { position: absolute; bottom: 0; height: .25rem; background: var(--text) }
 .keyed { white-space: nowrap } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 .6em; border-radius: 2px }
 .weights { background: var(--weights) } .kv { background: var(--kv) } .compute { background: var(--compute) } .further { background: var(--further) }
 .curve { display: grid; grid-template-columns: auto 1fr; column-gap: .4rem } .curve div { display: flex; justify-content: space-between }
@@ -211,6 +212,11 @@ def _device(shown: Shown, device: metrics.Device) -> str:
     )
     held = f"{_gib(used)} of {_gib(whole)} GiB" if whole else f"{_gib(used)} GiB"
     layers = f", {device.layers} layers" if device.layers else ""
+    name = device.name if device.name in shown.told.drives else metrics.CPU
+    now = None if device.endpoint else shown.figures.get("device_memory_used_bytes", worker="", device=name)
+    if now is not None:
+        layers += f"; {_gib(now / units.MIB)} GiB in use now"
+        bar += f'<b style="width:{min(100, 100 * now / units.MIB / whole):.1f}%"></b>' if whole else ""
     title = f"{device.host}{f':{device.worker}' if device.worker else ''}"
     text = _tag("h3", html.escape(title) + _tag("span", html.escape(f" {device.name}"), "quiet small"))
     text += (_tag("div", bar, "bar") if bar else "") + _tag("p", html.escape(held + layers), "small")

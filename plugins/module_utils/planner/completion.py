@@ -126,6 +126,7 @@ def _metrics(plan: Plan, name: str) -> str:
             "kind": "worker",
             "release": releases.get(worker.backend, plan.release.ref),
             "worker": worker.name,
+            "drives": [worker.device],
         }
     if name == plan.head.host:
         told[plan.head.service] = {
@@ -133,6 +134,9 @@ def _metrics(plan: Plan, name: str) -> str:
             "kind": "head",
             "release": plan.release.ref,
             "workers": _workers(plan),
+            "drives": sorted(
+                {entry.device for part in services.placements_of(plan) for entry in part if not entry.endpoint}
+            ),
             "planned": _planned(plan),
             **(_of_page(plan) if plan.head.page_port else {}),
         }
