@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, SCHEMA, Cluster, complete, make, typed
 from model_server import answer
-from support.clusters import FORK
+from support.clusters import FORK, TREE, strix_halo
 from support.sources import cache
 from test_several import DEEP, SMALL, files_of, several
 
@@ -173,6 +173,58 @@ def test_what_a_model_behind_llama_swap_cannot_have_is_refused(pair, words, reas
     plan = swapping(pair, KEPT, {**DEEP, "extra_args": words})
     assert plan["refused"]
     assert plan["reasons"] == [f"deep in llama_models: {reason}"]
+
+
+@pytest.fixture
+def two_backends():
+    """Devices that HIP drives with llama.cpp, and Vulkan with ik_llama.cpp."""
+    cluster = Cluster()
+    for index, group in enumerate(("head", "worker", "worker")):
+        address, release = f"192.0.2.{10 + index}", {**TREE, "build": 8600}
+        cluster.add(
+            f"halo{index}",
+            group,
+            address=address,
+            facts=strix_halo(),
+            llama_backend=["hip", "vulkan"],
+            llama_release=release,
+            llama_release_vulkan=FORK,
+            llama_accept_advisories=["rpc-remote-code-execution"],
+        )
+    return cluster
+
+
+def test_a_model_may_have_a_backend_of_its_own_and_so_a_release(two_backends):
+    plan = swapping(two_backends, KEPT, {**DEEP, "backend": "vulkan"}, THIRD)
+    assert not plan["refused"], plan["reasons"]
+    small, deep, third = plan["head"]["models"]
+    builds = {build["backend"]: build["id"] for build in plan["hosts"]["halo0"]["builds"]}
+    programs = [model["argv"][0].split("/")[-3] for model in (small, deep, third)]
+    assert programs == [builds["hip"], builds["vulkan"], builds["hip"]]
+    protocols = [model["command"][model["command"].index("--protocol") + 1] for model in (small, deep)]
+    assert protocols == [plan["releases"][release]["protocol"] for release in plan["releases"]]
+    workers = {worker["endpoint"]: worker for host in plan["hosts"].values() for worker in host["workers"]}
+    lent = [[workers[word]["backend"] for word in model["command"] if word in workers] for model in (deep, third)]
+    assert lent == [["vulkan", "vulkan"], ["hip", "hip"]]
+
+
+def test_what_a_kept_model_holds_is_missing_for_each_backend_of_its_device(two_backends):
+    def room(keep):
+        plan = swapping(two_backends, {**SMALL, "keep": keep}, {**DEEP, "backend": "vulkan"})
+        return {entry["device"]: entry["capacity_mib"] for entry in plan["head"]["models"][1]["placement"]}
+
+    before, beside = room(False), room(True)
+    assert len(before) == 3
+    assert all(before[device] > beside[device] for device in before)
+
+
+def test_models_whose_backends_need_other_programs_are_refused(two_backends):
+    entries = SMALL, {**THIRD, "backend": "vulkan"}
+    files = {"llama_server_tls_certificate_file": "/srv/c.pem", "llama_server_tls_key_file": "/srv/k.pem"}
+    reasons = swapping(two_backends, *entries, **files)["reasons"]
+    assert any("third in llama_models: with this backend halo0 has other programs" in reason for reason in reasons)
+    several(two_backends, *entries, **dict.fromkeys(files), llama_server_engine="router")
+    assert "llama_models has different backends, and llama-server starts" in two_backends.plan()["reasons"][0]
 
 
 def test_llama_swap_needs_its_program(pair):

@@ -163,7 +163,7 @@ def _in_turn(cluster: Cluster, found: Mapping[str, Any], catalogue: Catalogue, r
         )
         plan = plans[turn.name] = make(alone, own[turn.name], catalogue, runtime_id)
         if turn.keep and isinstance(plan, Plan):
-            seat = seats.after(seat, numbers[turn.name], plan)
+            seat = seats.after(seat, numbers[turn.name], plan, cluster.hosts)
     return merging.merged(cluster, [plans[turn.name] for turn in cluster.turns])
 
 
@@ -370,7 +370,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
         cluster.placement,
         model,
         release,
-        seats.left((*lent, *own), cluster.seat),
+        seats.left((*lent, *own), cluster.seat, cluster.places),
         head.name,
         cluster.places,
         math.ceil(cluster.seat.held.get((head.name, seats.HEAD_MEMORY), 0)),

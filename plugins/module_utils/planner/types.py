@@ -281,7 +281,7 @@ class Seat(NamedTuple):
     seats: int = 1
     """So often each declared worker runs."""
     held: Mapping[tuple[str, str], float] = {}
-    """Host, and the declared worker, the device that llama-server drives itself, or seats.HEAD_MEMORY → MiB."""
+    """Host, and what stands for a device of it, or seats.HEAD_MEMORY → MiB."""
     on_head: Mapping[str, float] = {}
     """Device of the head → MiB, of all of these."""
 

@@ -18,7 +18,7 @@ MEASURED = "llama_benchmark_served"
 MODEL, SERVER = "llama_model_", "llama_server_"
 SHARED = {f"{MODEL}{name}" for name in ("token_file", "fetched_by")}
 """Variables of models that no entry has."""
-OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
+OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args", "backend")
 """Keys of an entry that are variables of the server."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""

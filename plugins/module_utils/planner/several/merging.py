@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     SCHEMA,
     SWAP,
@@ -39,6 +40,7 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
     first = whole[0]
     try:
+        _check_hosts(called, whole)
         models = tuple(map(_model, cluster.turns, whole))
         head = _head(whole, models, cluster)
         plan = first._replace(
@@ -72,6 +74,22 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     if head.engine and cluster.swap:
         hosts[head.host] = swap.host_of(hosts[head.host], head, cluster.swap)
     return plan._replace(hosts=hosts)
+
+
+def _programs(host: HostPlan) -> tuple[object, ...]:
+    return host.builds, [(worker.endpoint, worker.argv) for worker in host.workers]
+
+
+def _check_hosts(called: Sequence[str], plans: Sequence[Plan]) -> None:
+    """:raises Refusal: models with different backends need other programs or workers of a host."""
+    for name, plan in zip(called, plans):
+        for host, own in plan.hosts.items():
+            if _programs(own) != _programs(plans[0].hosts[host]):
+                wrong = (
+                    f"with this backend {host} has other programs or workers than for {called[0]}: set llama_worker_endpoints there, remove "
+                    "llama_server_tls_certificate_file, or give both models one backend"
+                )
+                raise Refusal(turns.sentence(name, wrong))
 
 
 def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -112,7 +130,7 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...], cluster: Clust
     prefix = plans[0].hosts[head.host].prefix
     if cluster.server.engine == SWAP:
         return swap.head_of(head, prefix, swap.check(cluster.swap))
-    presets.check(plans[0])
+    presets.check(plans)
     presets.presets(models)
     own = dict.fromkeys(endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker")
     used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ServedModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SWAP, Plan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 
 FIRST_BUILD = 11063
@@ -25,9 +25,13 @@ LOADS_AT_ONCE = "load-on-startup"
 KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
-def check(plan: Plan) -> None:
-    """:raises Refusal: the router of this release was not tried with workers, or it has none."""
-    release = plan.release
+def check(plans: Sequence[Plan]) -> None:
+    """:raises Refusal: the router of this release was not tried with workers, or it has none, or models have other programs than it."""
+    release = plans[0].release
+    if len({plan.head.argv[0] for plan in plans}) > 1:
+        raise Refusal(
+            f"{turns.VARIABLE} has different backends, and llama-server starts its own program for each model: set llama_server_engine to {SWAP}"
+        )
     if release.fork or release.generation < FIRST_BUILD:
         raise Refusal(
             f"{turns.VARIABLE} needs llama.cpp from build {FIRST_BUILD} on, with which changes of models were tried, and llama_release is "

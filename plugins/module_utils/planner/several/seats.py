@@ -7,15 +7,15 @@ models that take turns, then those of the models that are kept."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device, turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import STAGING_DISTANCE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Seat, Turn, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Seat, Turn, Worker
 
 HEAD_MEMORY = ""
 """Stands for what llama-server keeps in the memory of its host, beside devices."""
@@ -70,30 +70,42 @@ def all_of(declared: Sequence[Worker], seats: int) -> tuple[Worker, ...]:
     return found
 
 
-def left(offered: Iterable[Device], seat: Seat) -> tuple[Device, ...]:
+def _place(hosts: Mapping[str, Host], host: str, device: str, declared: str) -> tuple[str, str]:
+    """Stands for a device, whatever backend drives it; of a processor several workers may have parts.
+
+    :param declared: name of the worker that lends it, or again of the device.
+    """
+    same = same_device.canonical_device_names(hosts[host].facts) if host in hosts else {}
+    return host, same.get(device, declared)
+
+
+def left(offered: Iterable[Device], seat: Seat, hosts: Mapping[str, Host]) -> tuple[Device, ...]:
     """The devices with what other models leave of them: what these hold, and what further processes take that drive them."""
     found = []
     for device in offered:
         runs_once = device.worker is not None and device.worker.external
         further = 0 if runs_once else (seat.seats - 1) * backends.RECORDS[device.backend].process_mib
-        name = device.worker.name.removesuffix(_suffix(seat.number)) if device.worker else device.name
-        taken = math.ceil(seat.held.get((device.host, name), 0)) + further
+        lent = device.worker
+        known = (lent.device, lent.name.removesuffix(_suffix(seat.number))) if lent else (device.name, device.name)
+        taken = math.ceil(seat.held.get(_place(hosts, device.host, *known), 0)) + further
         found.append(device._replace(capacity_mib=max(0, device.capacity_mib - taken)))
     return tuple(found)
 
 
-def after(seat: Seat, number: int, plan: Plan) -> Seat:
+def after(seat: Seat, number: int, plan: Plan, hosts: Mapping[str, Host]) -> Seat:
     """What is left for further models, beside the one of this plan.
 
     :param number: of the seat of its model.
     """
     held = dict(seat.held)
-    own = [(plan.head.host, HEAD_MEMORY, sum(plan.head.cpu[1:]))]
+    own = [((plan.head.host, HEAD_MEMORY), sum(plan.head.cpu[1:]))]
+    lent = {worker.endpoint: worker.device for host in plan.hosts.values() for worker in host.workers}
     for entry in plan.placement:
-        name = entry.worker.removesuffix(_suffix(number)) if entry.worker else entry.device
-        own.append((entry.host, name, entry.total_mib))
-    for host, name, mib in own:
-        held[host, name] = held.get((host, name), 0) + mib
+        declared = entry.worker.removesuffix(_suffix(number)) if entry.worker else entry.device
+        device = lent.get(entry.endpoint or "", entry.device)
+        own.append((_place(hosts, entry.host, device, declared), entry.total_mib))
+    for place, mib in own:
+        held[place] = held.get(place, 0) + mib
     on_head = dict(seat.on_head)
     for device, (mib, _capacity) in neighbours.memory_of(plan, plan.head.host).items():
         on_head[device] = on_head.get(device, 0) + mib
