@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory,
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards, files
 from conftest import FACTS, refused, typed
 from support import playbook_runs
-from test_alerts import PROMTOOL, ROOT, needs_promtool
+from test_alerts import PROMTOOL, ROOT, SERVICES, case, needs_promtool, promtool, states
 from test_tasks import tasks_of
 
 PACKAGES = files.Packages(**inventory.packages()["monitoring"]["debian"])
@@ -80,15 +80,80 @@ def test_each_metric_is_shown_or_judged():
 def test_panels_fill_the_grid_and_select_what_the_dashboard_s_variables_say():
     for name, dashboard in dashboards.described().items():
         panels = dashboards.page(name, dashboard)["panels"]
+        places = [panel["gridPos"] for panel in panels]
         taken = [
-            (place["x"] + step, place["y"])
-            for place in (panel["gridPos"] for panel in panels)
-            for step in range(place["w"])
+            (place["x"] + right, place["y"] + down)
+            for place in places
+            for right in range(place["w"])
+            for down in range(place["h"])
         ]
-        assert sorted(taken) == sorted({(x, y) for _x, y in taken for x in range(24)})
+        assert sorted(taken) == [
+            (x, y) for x in range(24) for y in range(sum(place["h"] * place["w"] for place in places) // 24)
+        ]
         queries = [target["expr"] for panel in panels for target in panel["targets"]]
         assert all("{}" not in query for query in queries)
         assert {*re.findall(r"\$(\w+)", " ".join(queries))} == {*dashboard.variables}
+
+
+def test_no_colour_and_no_scale_is_left_to_grafana():
+    """Whose own are red from 80 on, of whatever unit, and bars from the least value to the most."""
+    for name, dashboard in dashboards.described().items():
+        for panel in dashboards.page(name, dashboard)["panels"]:
+            fields = panel["fieldConfig"]["defaults"]
+            assert fields["thresholds"]["steps"][0] == {"color": "green", "value": None}, panel["title"]
+            assert "min" in fields or fields["custom"]["scaleDistribution"]["type"] == "log", panel["title"]
+            assert (fields.get("max") == 1) == (panel["fieldConfig"]["defaults"]["unit"] == "percentunit")
+
+
+@needs_promtool
+@pytest.mark.programs
+def test_prometheus_takes_the_queries_of_dashboards(tmp_path):
+    pages = [dashboards.page(name, dashboard) for name, dashboard in dashboards.described().items()]
+    queries = {target["expr"] for page in pages for panel in page["panels"] for target in panel["targets"]}
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(sorted(queries))]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    done = subprocess.run([PROMTOOL, "check", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+GREEN, RED = 0, 1
+
+
+@needs_promtool
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "title, changes, shown",
+    [
+        ("State", {"head answers": 1}, [{'{cluster="c", state="serving"}': GREEN}, {}]),
+        ("State", {"head answers": 0}, [{'{cluster="c", state="serving"}': GREEN}, {'{cluster="c"}': RED}]),
+        ("State", {**states("waiting"), "head answers": 0}, [{'{cluster="c", state="waiting"}': RED}, {}]),
+        ("Alerts", {}, [{}, {"{}": GREEN}]),
+        ("Alerts", {"w1 up": 0}, [{'{alertname="LlamaHostUnreached", host="w1"}': RED}, {}]),
+        ("Verified ago", {}, [{'{cluster="c"}': 3600 + 2400}, {}]),
+        ("Verified ago", {"head verified_passed": 0}, [{}, {'{cluster="c"}': 3600 + 2400}]),
+        ("In memory", {"head model_loaded": 1}, [{'{model="m"}': GREEN}, {}]),
+        ("In memory", {"head model_loaded": 0}, [{}, {"{}": GREEN}]),
+        ("Reached", {"w1 up": 0}, [{'{host="head"}': GREEN, '{host="w2"}': GREEN}, {'{host="w1"}': RED}]),
+        (
+            "Services",
+            {},
+            [{f'{{host="{host}", release="b1", service="{name}"}}': GREEN for host, name in SERVICES.items()}],
+        ),
+    ],
+)
+def test_panels_of_names_say_what_is_well_in_green_and_what_is_wrong_in_red(tmp_path, title, changes, shown):
+    pages = [dashboards.page(name, dashboard) for name, dashboard in dashboards.described().items()]
+    (panel,) = (panel for page in pages for panel in page["panels"] if panel["title"] == title)
+    asked = [
+        {
+            "expr": f"sum by ({', '.join(re.findall('{{(.+?)}}', target['legendFormat']))}) ({re.sub('[$][a-z]+', '.*', target['expr'])})",
+            "eval_time": "40m",
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in samples.items()],
+        }
+        for target, samples in zip(panel["targets"], shown, strict=True)
+    ]
+    promtool(tmp_path, case(title, changes, promql_expr_test=asked))
 
 
 @pytest.fixture

@@ -16,8 +16,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 DESCRIPTION = Path(__file__).with_name("dashboards.yml")
 SCHEMA_VERSION = 39
 """Of Grafana 11; newer ones bring a dashboard up to date when they load it."""
-COLUMNS, HEIGHT = 24, 8
-"""Of Grafana's grid: its width, and the height of a panel."""
+COLUMNS = 24
+"""Of Grafana's grid."""
+TAG = "llamacpp"
+LINK = {
+    "type": "dashboards",
+    "title": "llama.cpp",
+    "tags": [TAG],
+    "icon": "dashboard",
+    "tooltip": "",
+    "asDropdown": False,
+    "targetBlank": False,
+    "keepTime": True,
+    "includeVars": True,
+}
+"""To the others."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 OURS = {"name": "llama.cpp", "uid": "llamacpp"}
 """The data source that dashboards show first, where there is such a one."""
@@ -27,11 +40,29 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
-    "stat": {**LAST, "colorMode": "value", "graphMode": "none", "textMode": "value_and_name"},
-    "names": {**LAST, "colorMode": "value", "graphMode": "none", "textMode": "name"},
-    "bargauge": {**LAST, "displayMode": "basic", "valueMode": "color"},
+    "stat": {
+        **LAST,
+        "orientation": "horizontal",
+        "colorMode": "value",
+        "graphMode": "none",
+        "textMode": "value_and_name",
+    },
+    "names": {**LAST, "orientation": "horizontal", "colorMode": "value", "graphMode": "none", "textMode": "name"},
+    "bargauge": {**LAST, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"},
 }
-"""Kind of a panel → its options; Grafana has defaults for others. ``names`` shows what is true now, by the labels of its series."""
+"""Kind of a panel → its options; Grafana has defaults for others. ``names`` shows series by their legends, those of 0 in green and those of 1 in red."""
+PLANNED = [
+    {
+        "matcher": {"id": "byRegexp", "options": legends},
+        "properties": [
+            {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}},
+            {"id": "custom.lineStyle", "value": {"fill": fill, "dash": dash}},
+            {"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}},
+        ],
+    }
+    for legends, fill, dash in (("/planned$/", "dash", [8, 8]), ("/planned with/", "dot", [0, 8]))
+]
+"""Lines of what is predicted: of no colour, and out of the legend, in which those of several models have no room."""
 
 
 class Panel(NamedTuple):
@@ -45,6 +76,12 @@ class Panel(NamedTuple):
     """as Grafana calls it"""
     says: str = ""
     """what it means, where its title does not tell"""
+    red_from: float | None = None
+    """value; Grafana's own is 80, of whatever"""
+    logarithmic: bool = False
+    """for what differs by orders of magnitude, and is never 0"""
+    height: int = 8
+    """of its row, in units of Grafana's grid"""
 
 
 class Dashboard(NamedTuple):
@@ -71,6 +108,11 @@ def _variable(name: str, metric: str) -> dict[str, Any]:
 
 def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> dict[str, Any]:
     over_time = panel.kind == "timeseries"
+    red_from = 1 if panel.kind == "names" else panel.red_from
+    steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
+    fields: dict[str, Any] = {"unit": panel.unit, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
+    fields |= {"custom": {"scaleDistribution": {"type": "log", "log": 2}}} if panel.logarithmic else {"min": 0}
+    fields |= {"max": 1} if panel.unit == "percentunit" else {}
     return {
         "id": number,
         "type": "stat" if panel.kind == "names" else panel.kind,
@@ -78,7 +120,7 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
         "description": panel.says,
         "datasource": SOURCE,
         "gridPos": place,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "noValue": "none"}, "overrides": []},
+        "fieldConfig": {"defaults": fields, "overrides": PLANNED if over_time else []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
@@ -96,20 +138,20 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
 
 def page(name: str, dashboard: Dashboard) -> dict[str, Any]:
     """The JSON of a dashboard."""
-    places = [
-        (panel, {"h": HEIGHT, "w": width, "x": width * column, "y": HEIGHT * line})
-        for line, row in enumerate(dashboard.rows)
-        for width in [COLUMNS // len(row)]
-        for column, panel in enumerate(row)
-    ]
+    places, top = [], 0
+    for row in dashboard.rows:
+        width, height = COLUMNS // len(row), max(panel.height for panel in row)
+        places += [(panel, {"h": height, "w": width, "x": width * at, "y": top}) for at, panel in enumerate(row)]
+        top += height
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
     source["current"] = {"text": OURS["name"], "value": OURS["uid"]}
     return {
         "uid": f"llamacpp-{name}",
         "title": dashboard.title,
-        "tags": ["llamacpp"],
+        "tags": [TAG],
         "schemaVersion": SCHEMA_VERSION,
         "graphTooltip": 1,
+        "links": [LINK],
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "templating": {"list": [source, *(_variable(*given) for given in dashboard.variables.items())]},
