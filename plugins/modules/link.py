@@ -11,6 +11,7 @@ description:
     systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
   - It removes what it has configured before and no link names any more, so an empty list leaves nothing behind.
+  - A link of the kind C(wireguard) gets its interface, too, and its peers with the keys that the plan has. The private key never leaves the host.
   - Authorises the connected Thunderbolt devices that managed links name, and no others. One that is named by its UUID is enrolled with
     C(boltctl), for good. By its route, or without C(boltctl), it is authorised until the next restart of the host.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, is configured or used by
@@ -34,6 +35,10 @@ options:
     type: list
     elements: dict
     required: true
+  key_only:
+    description: Only to make the host's private key of WireGuard where O(links) need one, so that a plan can have the public one, a fact of the host.
+    type: bool
+    default: false
 seealso:
   - module: llamacpp.cluster.link_throughput
   - module: llamacpp.cluster.firewall
@@ -75,14 +80,20 @@ class Arguments(NamedTuple):
     links: tuple[LinkPlan, ...]
     cluster: str = names.DEFAULT_CLUSTER
     prefix: Optional[str] = None
+    key_only: bool = False
 
 
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
     arguments = typed_json.parse(Arguments, module.params)
     waiting = host_lock.hold(arguments.prefix, exclusive=not module.check_mode)
+    system = System(names.of(arguments.cluster))
+    if arguments.key_only:
+        with errors.reported(module), waiting:
+            made = configuration.make_key(arguments.links, module.check_mode, system)
+        module.exit_json(changed=made, msg="This host gets a key of WireGuard." if made else "")
     with errors.reported(module), waiting:
-        before, after = configuration.apply(arguments.links, module.check_mode, System(names.of(arguments.cluster)))
+        before, after = configuration.apply(arguments.links, module.check_mode, system)
     texts = [f"{link.interface} has {link.address}." for link in problems.managed(arguments.links)]
     module.exit_json(
         changed=before != after,

@@ -98,7 +98,7 @@ def test_what_no_manager_should_see(tmp_path):
         *(("port", number, f"port of a firewall rule is {number}: give numeric") for number in (0, 65536)),
         ("address", "fd00::1", "address of a firewall rule is 'fd00::1'"),
         *(("sources", (text,), f"sources[0] of a firewall rule is {text!r}") for text in ("10.1.0.11; reboot", "head")),
-        ("protocol", "udp", "protocol of a firewall rule is 'udp'"),
+        ("protocol", "icmp", "protocol of a firewall rule is 'icmp'"),
     ):
         with pytest.raises(Refusal, match="^" + re.escape(said)):
             managers.apply("nftables", [rule()._replace(**{field: value})], check=False, system=host)
@@ -533,6 +533,21 @@ def test_the_port_of_a_server_is_opened_for_networks_and_closed_to_others(rememb
         managers.apply(manager, BOTH + moved, check=False, system=host)
         assert not managers.differs(manager, BOTH + moved, host)
         assert "10.2.0.0" not in kept() or (moved and moved[0].port == 8081)
+
+
+@pytest.mark.programs
+def test_the_port_of_wireguard_is_opened_to_peers_stays_as_long_as_it_may_be_used_and_goes(remembering):
+    manager, host, kept = remembering
+    peers = [rule(51852)._replace(protocol="udp")]
+    managers.apply(manager, BOTH + peers, check=False, system=host)
+    assert not managers.differs(manager, BOTH + peers, host)
+    own = [line for line in kept().splitlines() if "51852" in line]
+    assert own
+    assert all("udp" in line and "syn" not in line and "drop" not in line for line in own)
+    managers.apply(manager, BOTH, check=False, system=host, keep=True)
+    assert "51852" in kept()
+    managers.apply(manager, BOTH, check=False, system=host)
+    assert "51852" not in kept()
 
 
 def test_ufw_writes_the_rules_of_a_server_as_it_lists_them(tmp_path):

@@ -83,6 +83,10 @@ class Machine:
             self.write(f"{folder}/authorized", f"{authorized}\n")
         return self
 
+    def remove(self, name):
+        del self.addresses[name]
+        shutil.rmtree(self.root / f"sys/class/net/{name}")
+
     def configure(self, name):
         """As a manager does: the interface gets what the files of ours say of it."""
         for each in network_files.links_of(network_files.installed(self.system)):

@@ -74,12 +74,12 @@ READ = "read.json"
 """File below the prefix of each host that says which versions of files its services read when a run started them."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
-LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
+LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", "wireguard")
 """Kinds of links between hosts."""
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
 LOOPBACK = "127.0.0.1"
-PLAIN, STUNNEL = "plain", "stunnel"
+PLAIN, STUNNEL, WIREGUARD = "plain", "stunnel", "wireguard"
 """What ``llama_transport`` may be."""
 KEYS = "keys"
 """Folder below the prefix with the keys of tunnels, a file for each other host."""

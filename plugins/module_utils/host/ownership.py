@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, wireguard
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, prune, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
@@ -84,7 +84,7 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     left = [_left(prefix, validation.printable(entry), name) for entry in rest]
-    metrics = _take_metrics_back(place, owner, check)
+    beside = _take_metrics_back(place, owner, check) + _remove_key(owner, check)
     for steps in [] if check else installed:
         try:
             removal.remove_below(str(prefix), *steps)
@@ -95,7 +95,7 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
             os.rmdir(prefix)
     except OSError as error:  # a link, or a disk is mounted there
         left.append(f"{prefix} on {name} stays, empty: {error.strerror}.")
-    return [*metrics, *(str(prefix.joinpath(*steps)) for steps in installed)], left + others
+    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], left + others
 
 
 def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> list[str]:
@@ -109,6 +109,15 @@ def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> li
         for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
             System(owner).output("setfacl", "--remove", f"user:{owner.account}", folder)
     return [str(path) for path in paths]
+
+
+def _remove_key(owner: names.Names, check: bool) -> list[str]:
+    """Removes the private key of WireGuard, the only file outside the installation that outlives its link. Returns the path."""
+    key = wireguard.key_file(owner)
+    present = key.exists()
+    if present and not check:
+        key.unlink()
+    return [str(key)] if present else []
 
 
 def _installed(prefix: Path) -> list[tuple[str, ...]]:

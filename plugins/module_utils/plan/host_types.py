@@ -23,6 +23,8 @@ Mode = Annotated[str, Text(r"0[0-7]{3}")]
 Port = Annotated[int, Number(1, 65535)]
 Address = Annotated[str, Text(r"[0-9./]+")]
 Endpoint = Annotated[str, Text(r"[0-9.]+:[0-9]+")]
+PublicKey = Annotated[str, Text(r"[A-Za-z0-9+/]{43}=")]
+"""Of WireGuard, in base64."""
 Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
 Backend = Annotated[str, tuple(backends.BACKENDS)]
@@ -228,12 +230,36 @@ class FirewallRule(NamedTuple):
 
     port: Port
     """number"""
-    protocol: Annotated[str, ("tcp",)]
-    """tcp"""
+    protocol: Annotated[str, ("tcp", "udp")]
+    """tcp, or udp for WireGuard"""
     sources: tuple[Address, ...]
     """addresses and networks that may connect"""
     address: Address
     """on which the worker listens"""
+
+
+class LinkPeer(NamedTuple):
+    """A host with which another one has a link by WireGuard."""
+
+    host: Line
+    """name"""
+    address: Address
+    """of it on the link"""
+    endpoint: Endpoint
+    """where its WireGuard is reached, by UDP"""
+    local: Address
+    """of the other host on the network beneath"""
+    public_key: Optional[PublicKey]
+    """null until the run has made it"""
+
+    @property
+    def beneath(self) -> str:
+        """Address of it on the network beneath the link."""
+        return self.endpoint.rpartition(":")[0]
+
+    def at(self, port: int) -> str:
+        """A port of it on that network."""
+        return f"{self.beneath}:{port}"
 
 
 class LinkPlan(NamedTuple):
@@ -253,6 +279,10 @@ class LinkPlan(NamedTuple):
     """the device behind it"""
     kind: Optional[str] = None
     """of the link, as facts name it"""
+    port: Absent[Port] = None
+    """UDP port of WireGuard; missing on other links"""
+    peers: Absent[tuple[LinkPeer, ...]] = None
+    """with whom it talks by WireGuard; missing on other links"""
 
 
 class ServiceFallback(NamedTuple):

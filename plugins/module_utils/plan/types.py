@@ -329,7 +329,9 @@ class LinkEstimate(NamedTuple):
     """of the worker"""
     endpoint: Endpoint
     """of the worker"""
-    kind: Annotated[str, ("loopback", "ethernet", "infiniband", "thunderbolt", "tunnel", "usb4", "wireless")]
+    kind: Annotated[
+        str, ("loopback", "ethernet", "infiniband", "thunderbolt", "tunnel", "usb4", "wireguard", "wireless")
+    ]
     """of the link"""
     one_way_ms: float
     """half of the round trip"""

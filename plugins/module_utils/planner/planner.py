@@ -58,6 +58,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
+    addresses,
     external_workers,
     model_source,
     release_request,
@@ -300,7 +301,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
-    cluster = workers.with_transport(cluster)
+    cluster = workers.with_transport(addresses.with_wireguard(cluster))
     built = automatic.backends_of_hosts(cluster, catalogue)
     wanted = _releases(cluster, built)
     built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
@@ -738,7 +739,7 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
         direct = [worker.open_at for worker in entry.workers if worker.open_at]
         if name == head.name or not direct:
             continue
-        address = workers.address_of(head, name, direct[0])
+        address = addresses.address_of(head, name, direct[0])
         if direct[0] == address:
             raise Refusal(
                 f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
@@ -842,7 +843,10 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         keep_releases=host.keep_releases,
         workers=tuple(_worker(prepared, worker, facts) for worker in entry.workers),
         ports=tuple(_ports(prepared.cluster, entry)),
-        firewall=_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
+        firewall=(
+            *(_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers)),
+            *_firewall_of_wireguard(host),
+        ),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
         knocks=() if staged else _knocks(prepared, entry),
@@ -906,11 +910,16 @@ def _ports(cluster: Cluster, entry: Equipped) -> list[PortPlan]:
 def _firewall(head: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
     """Both ports of each worker are open to the head alone."""
     return tuple(
-        FirewallRule(port, "tcp", (workers.address_of(head, worker.host, worker.open_at),), worker.open_at)
+        FirewallRule(port, "tcp", (addresses.address_of(head, worker.host, worker.open_at),), worker.open_at)
         for worker in declared
         if worker.open_at
         for port in (worker.port, worker.staging_port)
     )
+
+
+def _firewall_of_wireguard(host: Host) -> list[FirewallRule]:
+    ends = [(link.port, peer) for link in host.links for peer in link.peers or () if link.port]
+    return [FirewallRule(port, "udp", (peer.beneath,), peer.local) for port, peer in ends]
 
 
 def _door(server: Server) -> tuple[FirewallRule, ...]:
@@ -934,10 +943,13 @@ def _unit_closes(facts: Facts) -> bool:
 
 
 def _knocks(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:
-    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
+    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it. To the head, the ports of workers
+    beneath WireGuard."""
     name = entry.host.name
     if name == prepared.cluster.head:
-        return ()
+        peers = [peer for link in entry.host.links for peer in link.peers or ()]
+        beneath = [(peer, worker.port) for peer in peers for worker in prepared.equipped[peer.host].workers]
+        return tuple(peer.at(port) for peer, port in beneath)
     names = [other for other in prepared.equipped if other != prepared.cluster.head]
     place = names.index(name)
     following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]

@@ -14,7 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan, WorkerPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    HostPlan,
+    LinkPeer,
+    ServicePlan,
+    WorkerPlan,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
     ExternalWorkerPlan,
@@ -307,7 +312,8 @@ def _closed_ports(plan: Plan, observed: Observed, keys: Mapping[str, KeyProbe]) 
                 passed = _refuses(keys.get(worker.endpoint))
                 text = "open to the network, and nothing but its key lets in"
             else:
-                passed, text = _judge_attempts(host, attempts.get(_open_end(worker), []), name in accepted)
+                tries = [*attempts.get(_open_end(worker), []), *attempts.get(_around(plan, name, worker), [])]
+                passed, text = _judge_attempts(host, tries, name in accepted)
             yield _check("closed", worker.endpoint, passed, text)
     for external in plan.external_workers:
         text = f"{external.host} runs it by itself: only a look there can tell"
@@ -334,8 +340,20 @@ def _open_end(worker: WorkerPlan) -> str:
     return worker.tunnel or worker.endpoint
 
 
+def _peers(plan: Plan) -> dict[str, LinkPeer]:
+    """Host → it as the head's peer in WireGuard."""
+    links = plan.hosts[plan.head.host].links
+    return {peer.host: peer for link in links for peer in link.peers or ()}
+
+
+def _around(plan: Plan, host: str, worker: WorkerPlan) -> str:
+    """Where a worker would be reached without WireGuard; nothing where it has none."""
+    peer = _peers(plan).get(host)
+    return peer.at(int(worker.listens.rsplit(":", 1)[1])) if peer else ""
+
+
 def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool) -> tuple[bool | None, str]:
-    heads = {source for rule in host.firewall for source in rule.sources}
+    heads = {source for rule in host.firewall if rule.protocol == "tcp" for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
             if accepted:
@@ -449,8 +467,10 @@ def _transport(plan: Plan, evidence: Sequence[Evidence]) -> str:
 def _handshakes(plan: Plan, handshakes: Handshakes, transport: str) -> Iterator[Check]:
     """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
     needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
+    by_wireguard = {worker.endpoint for name in _peers(plan) for worker in plan.hosts[name].workers}
     own = [worker for host in plan.hosts.values() for worker in host.workers]
     ways = {worker.endpoint: f"{transport} through stunnel" if worker.tunnel else transport for worker in own}
+    ways.update(dict.fromkeys(by_wireguard, f"{transport} through WireGuard"))
     ways.update({worker.endpoint: transport for worker in plan.external_workers if worker.used})
     for endpoint, way in ways.items():
         passed, text = _judge_handshake(handshakes, endpoint, needed.get(endpoint), way)

@@ -77,19 +77,20 @@ def differs(manager: str | None, rules: Sequence[FirewallRule], system: System) 
 
 
 def _parse_state(lines: Iterable[str], rules: Sequence[FirewallRule]) -> list[FirewallRule]:
-    """The rules that lines of a state are, one for each line, without those for an address and port of ``rules``."""
-    planned = {(rule.address, rule.port) for rule in rules}
+    """The rules that lines of a state are, one for each line, without those for a protocol, address and port of ``rules``."""
+    planned = {(rule.protocol, rule.address, rule.port) for rule in rules}
     found: list[FirewallRule] = []
     for line in lines:
         words = re.sub(r' address=| port=|"', " ", line.rpartition(": ")[2])
         to = re.search(r"(?:to|destination) +(\d[\d.]+)", words)
-        port = re.search(r"(?:port +|tcp )(\d+)|(\d+)/tcp", words)
-        place = (to[1] if to else names.EVERY_ADDRESS, int(port[1] or port[2]) if port else 0)
-        if port and place not in planned:
+        port = re.search(r"(?:port +|tcp |udp )(\d+)|(\d+)/tcp", words)
+        protocol = "udp" if re.search(r"\budp\b", words) else "tcp"
+        address, number = to[1] if to else names.EVERY_ADDRESS, int(port[1] or port[2]) if port else 0
+        if port and (protocol, address, number) not in planned:
             source = re.search(r"(?:from|source) +([\d./]+)", words)
             opens = re.search(r"\b(?:allow|accept)\b", words)
             sources = (source[1] if source else names.EVERYBODY,) if opens else ()
-            found.append(FirewallRule(place[1], "tcp", sources, place[0]))
+            found.append(FirewallRule(number, protocol, sources, address))
     return found
 
 

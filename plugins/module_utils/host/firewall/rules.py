@@ -24,8 +24,8 @@ def holds(name: str, present: str, planned: str) -> tuple[list[str], list[str]]:
 
 
 def closes(rule: FirewallRule) -> bool:
-    """Whether there is somebody left to whom the port is closed."""
-    return names.EVERYBODY not in rule.sources
+    """Whether there is somebody left to whom the port is closed. WireGuard itself answers nobody else."""
+    return names.EVERYBODY not in rule.sources and rule.protocol == "tcp"
 
 
 def unit(owner: names.Names) -> str:
@@ -42,14 +42,14 @@ def active(system: System) -> set[str]:
 
 
 def merge_rules(rules: Iterable[FirewallRule]) -> list[FirewallRule]:
-    """Rules by address and port, each of these once, with sources in order; a Refusal for a rule that no manager accepts."""
-    merged: dict[tuple[str, int], set[str]] = {}
+    """Rules by protocol, address and port, each of these once, with sources in order; a Refusal for a rule that no manager accepts."""
+    merged: dict[tuple[str, str, int], set[str]] = {}
     for rule in rules:
         wrong = typed_json.problem("", typed_json.dump(rule), FirewallRule)
         if wrong:
             raise Refusal(f"{wrong.where} of a firewall rule {wrong.why}: give numeric IPv4 addresses and a port.")
-        merged.setdefault((rule.address, rule.port), set()).update(rule.sources)
+        merged.setdefault((rule.protocol, rule.address, rule.port), set()).update(rule.sources)
     return [
-        FirewallRule(port, "tcp", tuple(sorted(sources)), address)
-        for (address, port), sources in sorted(merged.items())
+        FirewallRule(port, protocol, tuple(sorted(sources)), address)
+        for (protocol, address, port), sources in sorted(merged.items())
     ]

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import WIREGUARD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import wireguard
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files, problems
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
@@ -38,6 +42,8 @@ class Goal(NamedTuple):
     """None: any"""
     known: frozenset[str]
     """addresses that are or were the cluster's"""
+    made: bool = False
+    """whether the cluster made the interface, which goes with its address"""
 
 
 def differs(links: Sequence[LinkPlan], system: System) -> bool:
@@ -76,6 +82,32 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
     return before, after
 
 
+def key_of(system: System) -> str:
+    """The private key of WireGuard; nothing where there is none."""
+    return text_of(wireguard.key_file(system.owner, system.root)).strip()
+
+
+def make_key(links: Sequence[LinkPlan], check: bool, system: System) -> bool:
+    """Makes this host's key of WireGuard where it needs one and has none. Returns whether there was something to make."""
+    if key_of(system) or not any(link.kind == WIREGUARD for link in problems.managed(links)):
+        return False
+    if not check:
+        private = base64.b64encode(os.urandom(32)).decode()
+        replace_file(wireguard.key_file(system.owner, system.root), private + "\n", 0o600)
+    return True
+
+
+def _whole_key(links: Sequence[LinkPlan], system: System) -> str:
+    """:raises Refusal: a key is missing, here or of a peer."""
+    peers = [peer for link in links for peer in link.peers or ()]
+    lacking = [peer.host for peer in peers if not peer.public_key]
+    if peers and not key_of(system):
+        lacking.append("this host")
+    if lacking:
+        raise Refusal(f"llama_links: {', '.join(lacking)} has no key of WireGuard: run site.yml, which makes it.")
+    return key_of(system)
+
+
 def _refuse(sentences: Iterable[str]) -> None:
     if sentences:
         raise Refusal(" ".join(sentences))
@@ -91,10 +123,12 @@ def _goals(links: Iterable[LinkPlan], former: Iterable[LinkPlan]) -> dict[str, G
     """
     goals: dict[str, Goal] = {}
     for link in former:
-        goals[str(link.interface)] = Goal(None, DEFAULT_MTU if link.mtu else None, frozenset([link.address]))
+        mtu, made = DEFAULT_MTU if link.mtu else None, link.kind == WIREGUARD
+        goals[str(link.interface)] = Goal(None, mtu, frozenset([link.address]), made)
     for link in links:
         old = goals.get(str(link.interface), Goal(None, None, frozenset()))
-        goals[str(link.interface)] = Goal(link.address, link.mtu or old.mtu, old.known | {link.address})
+        known, made = old.known | {link.address}, link.kind == WIREGUARD
+        goals[str(link.interface)] = Goal(link.address, link.mtu or old.mtu, known, made)
     return goals
 
 
@@ -113,7 +147,8 @@ def _live(goals: Mapping[str, Goal], found: Inspection, system: System) -> tuple
         interface = found.interfaces.get(name)
         if interface is None and goal.address is None:
             continue
-        then[name] = _line(name, [goal.address] if goal.address else [], goal.mtu)
+        gone = goal.made and not goal.address
+        then[name] = "" if gone else _line(name, [goal.address] if goal.address else [], goal.mtu)
         if interface is None:
             now[name] = f"{name}: missing\n"
         elif goal.address and found.manager == NETWORK_MANAGER and _is_unplugged(name, system):
@@ -136,7 +171,7 @@ def _text(
         [
             *(f"thunderbolt {device.name}: authorized {flag}\n" for device in devices),
             *(lines[name] for name in sorted(lines)),
-            *(f"--- {path} {modes[path]:04o}\n{files[path]}" for path in sorted(files)),
+            *(f"--- {path} {modes[path]:04o}\n{network_files.shown(files[path])}" for path in sorted(files)),
         ]
     )
 
@@ -144,7 +179,7 @@ def _text(
 def _states(links: Sequence[LinkPlan], found: Inspection, system: System) -> tuple[str, str]:
     """How the links stand and how they are to stand, as text: interfaces, then files."""
     wanted, old = problems.managed(links), network_files.installed(system)
-    new = network_files.planned(wanted, found.manager, system.owner)
+    new = network_files.planned(wanted, found.manager, system.owner, key_of(system) or network_files.NO_KEY)
     now, then = _live(_goals(wanted, network_files.links_of(old)), found, system)
     waiting = problems.unauthorised(links, found)
     modes = {path: system.path(path).stat().st_mode & 0o777 for path in old}
@@ -169,12 +204,15 @@ def _authorise(devices: Iterable[ThunderboltDevice], named: set[str], system: Sy
 
 def _configure(links: Sequence[LinkPlan], found: Inspection, system: System) -> None:
     old = network_files.installed(system)
-    new = network_files.planned(links, found.manager, system.owner)
+    new = network_files.planned(links, found.manager, system.owner, _whole_key(links, system))
     former = network_files.links_of(old)
     goals = _goals(links, former)
     # Only the file knows the address of a link that is not planned any more, so the address goes first.
     _take_back({name: goal for name, goal in goals.items() if not goal.address}, found, system)
     changed = _changed(links, former, goals, found, system)
+    for name in _renewed(links, old, new, found):
+        system.output("ip", "link", "del", "dev", name)
+        changed = [*changed, *[name] * (name not in changed)]
     network_files.replace(old, new, system)
     _reload(found.manager, changed, system)
 
@@ -209,6 +247,13 @@ def _changed(
     return [name for name in changed or goals if name in after]
 
 
+def _renewed(links: Iterable[LinkPlan], old: Mapping[str, str], new: Mapping[str, str], found: Inspection) -> list[str]:
+    """The interface of WireGuard where it has other keys or peers than before, which networkd gives only to a new interface."""
+    if all(old.get(path) == text for path, text in new.items() if network_files.PRIVATE_KEY.search(text)):
+        return []
+    return [str(link.interface) for link in links if link.kind == WIREGUARD and link.interface in found.interfaces]
+
+
 def _reload(manager: str | None, interfaces: Iterable[str], system: System) -> None:
     """Lets the manager read its files and bring up these interfaces, with NetworkManager as far as the other end is connected."""
     if manager == NETWORK_MANAGER:
@@ -220,7 +265,8 @@ def _reload(manager: str | None, interfaces: Iterable[str], system: System) -> N
     if manager == NETWORKD:
         system.run(["networkctl", "reload"])
         for name in interfaces:
-            system.run(["networkctl", "reconfigure", name])
+            if of_interface(name, system).exists():
+                system.run(["networkctl", "reconfigure", name])
 
 
 def _take_back(goals: Mapping[str, Goal], found: Inspection, system: System) -> None:
@@ -228,6 +274,9 @@ def _take_back(goals: Mapping[str, Goal], found: Inspection, system: System) -> 
     for name, goal in goals.items():
         interface = found.interfaces.get(name)
         if interface is None:
+            continue
+        if goal.made and not goal.address:
+            system.output("ip", "link", "del", "dev", name)
             continue
         for address in set(interface.addresses) & goal.known - {goal.address}:
             system.output("ip", "address", "del", str(address), "dev", name)

@@ -9,7 +9,9 @@ A file says in a line of its own for which link it is, so that a link can be rem
 from __future__ import annotations
 
 import configparser
+import hashlib
 import os
+import pwd
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import ROOT as NAME_ROOT
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import Names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import WIREGUARD, Names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
     NETWORKD,
@@ -28,29 +30,51 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 PATTERNS = {
-    NETWORKD: "etc/systemd/network/70-{}-*.network",
+    NETWORKD: "etc/systemd/network/70-{}-*.net*",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/{}-*.nmconnection",
 }
 """Manager → files of a cluster, with the beginning of its names in place of {}."""
 KEYFILE_FOLDERS = tuple(f"{top}/NetworkManager/system-connections" for top in ("etc", "run", "usr/lib"))
+DEVICE, NETWORK = ".netdev", ".network"
+"""Ending of networkd's file that makes an interface, and of the one that configures it."""
+READER = "systemd-network"
+"""Account of networkd, which has none of root's rights to read files."""
+PRIVATE_KEY = re.compile(r"^(private-?key)=(.*)$", re.MULTILINE | re.IGNORECASE)
+NO_KEY = "made-by-the-run"
+"""In place of a key that a host does not have yet, which no manager accepts."""
 MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
 HEADER = "# Written by llamacpp.cluster, which overwrites what is changed here."
 
 
-def planned(links: Iterable[LinkPlan], manager: str | None, owner: Names) -> dict[str, str]:
-    """Path → text of the files that configure these links."""
-    if manager is None:
-        return {}
-    place = "/" + PATTERNS[manager].format(owner.files)
-    write = {NETWORKD: _networkd, NETWORK_MANAGER: _network_manager}[manager]
-    return {place.replace("*", str(link.interface)): write(link, owner) for link in links}
+def planned(links: Iterable[LinkPlan], manager: str | None, owner: Names, key: str = NO_KEY) -> dict[str, str]:
+    """Path → text of the files that configure these links.
+
+    :param key: private one of WireGuard.
+    """
+    found: dict[str, str] = {}
+    for link in links if manager else ():
+        start = "/" + PATTERNS[str(manager)].format(owner.files).replace("*", str(link.interface), 1)
+        if manager == NETWORK_MANAGER:
+            found[start] = _network_manager(link, owner, key)
+        else:
+            start = start.removesuffix(".net*")
+            found[start + NETWORK] = _networkd(link)
+            found.update({start + DEVICE: _device(link, key)} if link.kind == WIREGUARD else {})
+    return found
+
+
+def shown(text: str) -> str:
+    """A file without the private key in it: what stands in its place differs from key to key."""
+    return PRIVATE_KEY.sub(
+        lambda found: f"{found[1]}=(sha256 {hashlib.sha256(found[2].encode()).hexdigest()[:12]})", text
+    )
 
 
 def _start(link: LinkPlan) -> str:
     return f"{HEADER}\n# link {link.interface} {link.address} {link.mtu or '-'}\n"
 
 
-def _networkd(link: LinkPlan, _owner: Names) -> str:
+def _networkd(link: LinkPlan) -> str:
     mtu = f"MTUBytes={link.mtu}\n" if link.mtu else ""
     return (
         f"{_start(link)}[Match]\nName={link.interface}\n\n[Link]\nRequiredForOnline=no\n{mtu}\n"
@@ -58,12 +82,26 @@ def _networkd(link: LinkPlan, _owner: Names) -> str:
     )
 
 
-def _network_manager(link: LinkPlan, owner: Names) -> str:
+def _device(link: LinkPlan, key: str) -> str:
+    peers = (
+        f"\n[WireGuardPeer]\n# {peer.host}\nPublicKey={peer.public_key or NO_KEY}\nAllowedIPs={peer.address}/32\nEndpoint={peer.endpoint}\n"
+        for peer in link.peers or ()
+    )
+    return f"{_start(link)}[NetDev]\nName={link.interface}\nKind=wireguard\n\n[WireGuard]\nPrivateKey={key}\nListenPort={link.port}\n{''.join(peers)}"
+
+
+def _network_manager(link: LinkPlan, owner: Names, key: str) -> str:
     name = profile_name(str(link.interface), owner)
+    kind = "wireguard" if link.kind == WIREGUARD else "ethernet"
     mtu = f"mtu={link.mtu}\n" if link.mtu else ""
+    device = f"private-key={key}\nlisten-port={link.port}\n" if link.kind == WIREGUARD else ""
+    peers = (
+        f"\n[wireguard-peer.{peer.public_key or NO_KEY}]\nendpoint={peer.endpoint}\nallowed-ips={peer.address}/32;\n"
+        for peer in link.peers or ()
+    )
     return (
         f"{_start(link)}[connection]\nid={name}\nuuid={uuid.uuid5(uuid.NAMESPACE_DNS, name + '.llamacpp.cluster')}\n"
-        f"type=ethernet\ninterface-name={link.interface}\nautoconnect-priority=100\n\n[ethernet]\n{mtu}\n"
+        f"type={kind}\ninterface-name={link.interface}\nautoconnect-priority=100\n\n[{kind}]\n{device}{mtu}{''.join(peers)}\n"
         f"[ipv4]\nmethod=manual\naddress1={link.address}\nnever-default=true\n\n[ipv6]\nmethod=link-local\nnever-default=true\n"
     )
 
@@ -74,7 +112,7 @@ def profile_name(interface: str, owner: Names) -> str:
 
 
 def mode(path: str) -> int:
-    return 0o644 if path.endswith(".network") else 0o600
+    return 0o644 if path.endswith(NETWORK) else 0o600
 
 
 def installed(system: System) -> dict[str, str]:
@@ -95,10 +133,11 @@ def _matching(root: Path, names: str) -> dict[str, str]:
 
 
 def links_of(files: Mapping[str, str]) -> list[LinkPlan]:
-    """The links for which files of clusters are."""
+    """The links for which files of clusters are; of two files of one link the one that makes the interface comes last."""
     return [
-        LinkPlan(interface, address, int(mtu) if mtu != "-" else None, peer=None, manage=True)
-        for text in files.values()
+        LinkPlan(interface, address, int(mtu) if mtu != "-" else None, peer=None, manage=True, kind=kind)
+        for _path, text in sorted(files.items(), reverse=True)
+        for kind in [WIREGUARD if PRIVATE_KEY.search(text) else None]
         for interface, address, mtu in MARK.findall(text)
     ]
 
@@ -110,7 +149,7 @@ def replace(present: Iterable[str], wanted: Mapping[str, str], system: System) -
     for path, text in wanted.items():
         target = system.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target, text, mode(path))
+        replace_file(target, text, mode(path), pwd.getpwnam(READER).pw_uid if path.endswith(DEVICE) else None)
 
 
 # --------------------------------------------------------------------------------------------------------------- others

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU, WIREGUARD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
@@ -107,6 +107,14 @@ def _unusable(link: LinkPlan, inspection: Inspection, system: System) -> str | N
             f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: "
             f"name the interface of the direct cable, {instead}."
         )
+    if link.kind == WIREGUARD:
+        made = name in [former.interface for former in network_files.links_of(network_files.installed(system))]
+        if name in inspection.interfaces and not made:
+            return (
+                f"llama_links: this host has an interface {name} that is not this cluster's: give the interface of kind {WIREGUARD} in llama_links "
+                "another name."
+            )
+        return None
     if name not in inspection.interfaces:
         if unauthorised([link], inspection):
             return None

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
     MOST_THREADS,
     STAGING_DISTANCE,
@@ -66,51 +66,6 @@ def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
     """
     left = max(0, memory_mib - size_mib) if shared else 0
     return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - left))
-
-
-def _bits_in_common(address: str, other: str) -> int:
-    """With how many bits both addresses begin; -1 where one is the name of a host."""
-    try:
-        first, second = (ipaddress.IPv4Address(text.split("/", maxsplit=1)[0]) for text in (address, other))
-    except ValueError:
-        return -1
-    return 32 - (int(first) ^ int(second)).bit_length()
-
-
-def address_of(host: Host, peer: str, towards: str | None = None) -> str:
-    """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of
-    the first link without a peer, or where the host is reached.
-
-    :param towards: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
-    """
-    joining = [index for index, link in enumerate(host.links) if link.peer == peer]
-    others = [index for index, link in enumerate(host.links) if not link.peer]
-    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*joining, *others]]
-    places += [("ansible_host", host.address)]
-    variable, address = places[0]
-    if towards and not joining:
-        variable, address = max(places, key=lambda place: _bits_in_common(place[1], towards))
-    try:
-        parsed = ipaddress.IPv4Address(address.split("/", maxsplit=1)[0])
-    except ValueError:
-        raise Refusal(
-            f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
-            "set it in ansible_host, or in llama_links the address in the network that joins them; a host that answers by SSH says it itself"
-        ) from None
-    if parsed.is_loopback:
-        raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
-            f"with {peer}, in ansible_host or llama_links"
-        )
-    if parsed.is_multicast or parsed.is_reserved:
-        raise Refusal(
-            f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
-        )
-    if parsed.is_unspecified:
-        raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
-        )
-    return str(parsed)
 
 
 def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
@@ -368,7 +323,7 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
 def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
     same = same_device.canonical_device_names(host.facts)
     direct = any(entry.tunnel is None for entry in declared) and not host.is_head
-    address = address_of(host, head) if direct else LOOPBACK
+    address = addresses.address_of(host, head) if direct else LOOPBACK
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
     workers = []
     for entry in declared:

@@ -1,0 +1,278 @@
+"""Workers that the head reaches through WireGuard: the plan, keys, the files of interfaces, and the verification."""
+
+import base64
+import json
+import pwd
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import wireguard
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPeer, LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
+from conftest import typed
+from support.verification import checks, judged, reports
+from test_links import any_manager, machine  # noqa: F401  # fixtures
+
+KEYS = {
+    name: base64.b64encode(bytes([number] * 32)).decode() for number, name in enumerate(["head", "worker1", "worker2"])
+}
+PRIVATE = base64.b64encode(bytes(range(32))).decode()
+DEVICES = {
+    "networkd": "etc/systemd/network/70-llamacpp-wg-llama.netdev",
+    "NetworkManager": "etc/NetworkManager/system-connections/llamacpp-wg-llama.nmconnection",
+}
+
+
+def own(host):
+    """The link of WireGuard of a host's part of the plan."""
+    (link,) = [link for link in host["links"] if link["kind"] == "wireguard"]
+    return link
+
+
+@pytest.fixture
+def secret(pair):
+    """All hosts have a kernel with WireGuard and a key. worker1 is reached by it, and worker2 as it is."""
+    for name, key in KEYS.items():
+        pair.hosts[name]["facts"]["wireguard"] = {"in_kernel": True, "public_key": key}
+    pair.hosts["worker1"]["variables"]["llama_transport"] = "wireguard"
+    return pair
+
+
+# ------------------------------------------------------------------------------------------------------------------ plan
+
+
+def test_a_worker_listens_on_wireguard_for_the_head_alone(secret):
+    plan = secret.plan()
+    assert not plan["refused"], plan["reasons"]
+    head, worker = plan["hosts"]["head"], plan["hosts"]["worker1"]
+    assert plan["head"]["argv"][2] == "10.227.2.11:50052,192.0.2.12:50052"
+    assert worker["services"][0]["listens"] == "10.227.2.11:50052"
+    assert worker["services"][0]["allow"] == ["10.227.2.10", "10.227.2.11", "localhost"]
+    (peer,) = own(worker)["peers"]
+    assert list(peer.values()) == ["head", "10.227.2.10", "192.0.2.10:51852", "192.0.2.11", KEYS["head"]]
+    assert [(peer["host"], peer["public_key"]) for peer in own(head)["peers"]] == [("worker1", KEYS["worker1"])]
+    rules = [(rule["protocol"], rule["port"], rule["sources"], rule["address"]) for rule in worker["firewall"]]
+    assert rules == [
+        ("tcp", 50052, ["10.227.2.10"], "10.227.2.11"),
+        ("tcp", 50152, ["10.227.2.10"], "10.227.2.11"),
+        ("udp", 51852, ["192.0.2.10"], "192.0.2.11"),
+    ]
+    assert [rule["sources"] for rule in head["firewall"]] == [["192.0.2.11"]]
+    (link, _plain) = plan["estimate"]["links"]
+    assert (link["kind"], own(worker)["mtu"], plan["links"]) == ("wireguard", 1420, ["worker1"])
+    assert plan["hosts"]["worker2"]["links"] == []
+
+
+def test_wireguard_goes_over_the_cable_that_joins_head_and_worker(secret):
+    cable = {"interface": "eth1", "mtu": 9000, "manage": True}
+    secret.hosts["head"]["variables"]["llama_links"] = [{**cable, "address": "10.0.0.1/30", "peer": "worker1"}]
+    secret.hosts["worker1"]["variables"]["llama_links"] = [{**cable, "address": "10.0.0.2/30", "peer": "head"}]
+    hosts = secret.plan()["hosts"]
+    assert own(hosts["head"])["peers"][0]["endpoint"] == "10.0.0.2:51852"
+    assert own(hosts["worker1"])["peers"][0]["endpoint"] == "10.0.0.1:51852"
+    assert (own(hosts["worker1"])["mtu"], hosts["head"]["services"][0]["allow"][0]) == (8920, "10.227.2.11")
+
+
+def test_an_entry_of_the_links_says_interface_and_address_itself(secret):
+    mine = {"interface": "wg7", "address": "10.9.0.7/24", "manage": True, "kind": "wireguard"}
+    secret.hosts["worker1"]["variables"].update(llama_links=[mine], llama_transport="plain")
+    secret.hosts["head"]["variables"]["llama_links"] = [{**mine, "address": "10.9.0.1/24"}]
+    secret.hosts["worker1"]["facts"]["wireguard"]["public_key"] = None
+    plan = secret.plan()
+    assert plan["hosts"]["worker1"]["services"][0]["listens"] == "10.9.0.7:50052"
+    (peer,) = own(plan["hosts"]["head"])["peers"]
+    assert (peer["address"], peer["public_key"]) == ("10.9.0.7", None), "the run has not made it yet"
+
+
+def test_clusters_on_the_same_hosts_share_neither_interface_nor_port_nor_network(secret):
+    first = own(secret.plan()["hosts"]["head"])
+    hosts = cluster_inputs.settle("other", secret.hosts)
+    cluster = addresses.with_wireguard(cluster_inputs.read("other", hosts))
+    second = addresses.wireguard_of(cluster.hosts["head"])
+    for key in ("interface", "port", "address"):
+        assert first[key] != getattr(second, key)
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"wireguard": {"in_kernel": False}}, "needs the kernel's module wireguard, which 6."),
+        ({"service_manager": "supervisor"}, "needs Linux with systemd, and root"),
+        ({"scope": "user", "service_manager": "systemd_user"}, "needs Linux with systemd, and root"),
+    ],
+)
+@pytest.mark.parametrize("name", ["head", "worker1"])
+def test_a_host_that_cannot_have_wireguard(secret, name, facts, said):
+    secret.hosts[name]["facts"].update({"kernel": "6.1.0", **facts})
+    refusal = secret.reason()
+    assert said in refusal
+    assert name in refusal
+    assert "set llama_transport" in refusal
+
+
+def test_two_hosts_with_one_address(secret):
+    secret.hosts["worker2"].update(ansible_host="198.51.2.11")
+    secret.hosts["worker2"]["variables"]["llama_transport"] = "wireguard"
+    assert "worker2 and worker1 both have the address 10.227.2.11 in WireGuard: give one of them" in secret.reason()
+
+
+# ------------------------------------------------------------------------------------------------------------------ keys
+
+
+def test_a_public_key_is_as_others_compute_it():
+    """As OpenSSL 3.0.19 prints it (``openssl pkey -pubout``), and for other keys ``wg pubkey``."""
+    assert wireguard.public_key(PRIVATE) == "j0DFrbaPJWJK5bIU6nZ6bslNgp09e14a0bpvPiE4KF8="
+    assert [wireguard.public_key(text) for text in ("no key", "AAAA")] == [None, None]
+
+
+def test_facts_say_whether_the_kernel_has_it_and_no_private_key(tmp_path):
+    def ask(_argv):
+        return "insmod /lib/modules/6.1/wireguard.ko\n"
+
+    assert wireguard.of_host(names.DEFAULT, tmp_path, lambda _argv: "") == {"in_kernel": False, "public_key": None}
+    assert wireguard.of_host(names.DEFAULT, tmp_path, ask)["in_kernel"]
+    (tmp_path / "etc").mkdir()
+    wireguard.key_file(names.DEFAULT, tmp_path).write_text(PRIVATE + "\n")
+    found = wireguard.of_host(names.DEFAULT, tmp_path, ask)
+    assert found["public_key"] == wireguard.public_key(PRIVATE)
+    assert PRIVATE not in json.dumps(found)
+
+
+# ----------------------------------------------------------------------------------------------------------------- files
+
+
+def link(**changes):
+    peer = LinkPeer("worker1", "10.227.2.11", "192.0.2.11:51852", "192.0.2.10", KEYS["worker1"])
+    made = LinkPlan("wg-llama", "10.227.2.10/16", 1420, None, True, kind="wireguard", port=51852, peers=(peer,))
+    return made._replace(**changes)
+
+
+@pytest.fixture
+def keyed(any_manager, monkeypatch):  # noqa: F811
+    """The machine, with a key and without the interface."""
+    user = SimpleNamespace(pw_uid=-1)
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: {"systemd-network": user}[name])
+    any_manager.write("etc/wireguard-llamacpp.key", PRIVATE + "\n")
+    manager = any_manager.run
+
+    def run(argv):
+        """As the kernel and the managers do."""
+        if argv[:3] == ["ip", "link", "del"]:
+            any_manager.remove(argv[-1])
+        if argv[1:] == ["reload"] or "up" in argv:
+            for each in configuration.network_files.links_of(any_manager.installed()):
+                if each.interface not in any_manager.addresses:
+                    any_manager.add(each.interface, each.address, type="65534", mtu=str(each.mtu))
+        return manager(argv)
+
+    monkeypatch.setattr(any_manager, "run", run)
+    return any_manager
+
+
+def test_the_interface_gets_key_peers_address_and_mtu_once(keyed):
+    wanted = link()
+    before, after = keyed.apply(wanted, check=True)
+    assert "wg-llama: missing" in before
+    assert "wg-llama: 10.227.2.10/16, mtu 1420" in after
+    assert not keyed.installed()
+    keyed.apply(wanted)
+    device = keyed.root / DEVICES[keyed.manager]
+    for part in (PRIVATE, KEYS["worker1"], "192.0.2.11:51852", "10.227.2.11/32", "1420", "10.227.2.10/16"):
+        assert part in "".join(keyed.installed().values())
+    assert device.stat().st_mode & 0o777 == 0o600
+    assert not keyed.differs(wanted)
+    before, after = keyed.apply(wanted)
+    assert (before == after, keyed.commands) == (True, [])
+
+
+def test_no_text_that_is_shown_has_the_private_key_in_it_and_another_key_is_a_difference(keyed):
+    keyed.apply(link())
+    keyed.write("etc/wireguard-llamacpp.key", base64.b64encode(bytes(32)).decode() + "\n")
+    assert keyed.differs(link())
+    for text in keyed.apply(link(), check=True):
+        assert PRIVATE not in text
+        assert "(sha256 " in text
+
+
+def test_other_peers_are_given_to_a_new_interface(keyed):
+    keyed.apply(link())
+    keyed.apply(link(peers=(link().peers[0]._replace(public_key=KEYS["worker2"]),)))
+    assert keyed.commands[0] == "ip link del dev wg-llama"
+    assert KEYS["worker2"] in (keyed.root / DEVICES[keyed.manager]).read_text()
+
+
+def test_what_no_link_wants_any_more_goes_and_the_key_stays_for_a_way_back(keyed):
+    keyed.apply(link())
+    before, after = keyed.apply()
+    assert "10.227.2.10/16" in before
+    assert after == ""
+    assert "wg-llama" not in keyed.addresses
+    assert not keyed.installed()
+    assert not keyed.differs()
+    assert (keyed.root / "etc/wireguard-llamacpp.key").exists()
+
+
+def test_teardown_removes_the_key(tmp_path, monkeypatch):
+    key = tmp_path / "wireguard.key"
+    key.write_text(PRIVATE)
+    monkeypatch.setattr(ownership.wireguard, "key_file", lambda _owner: key)
+    (tmp_path / "opt/.llamacpp.cluster").mkdir(parents=True)
+    place = Place("system", "systemd", str(tmp_path / "opt"), str(tmp_path / "cache"), str(tmp_path / "units"))
+    for check in (True, False):
+        assert key.exists()
+        assert str(key) in ownership.remove(place, names.DEFAULT, "head", check)[0]
+    assert not key.exists()
+
+
+def test_an_interface_of_somebody_else_is_not_touched(keyed):
+    keyed.add("wg-llama", "10.8.0.1/24")
+    assert "has an interface wg-llama that is not this cluster's" in keyed.refuse(link())
+
+
+def test_without_a_key_nothing_changes_and_check_mode_says_so(keyed):
+    (keyed.root / "etc/wireguard-llamacpp.key").unlink()
+    lacking = link(peers=(link().peers[0]._replace(public_key=None),))
+    assert "made-by-the-run" in keyed.apply(lacking, check=True)[1]
+    assert "worker1, this host has no key of WireGuard: run site.yml" in keyed.refuse(lacking)
+
+
+def test_a_key_is_made_once_for_root_alone(keyed):
+    key = keyed.root / "etc/wireguard-llamacpp.key"
+    assert not configuration.make_key([link()], False, keyed.system)
+    key.unlink()
+    assert not configuration.make_key([link(kind="ethernet")], False, keyed.system)
+    assert configuration.make_key([link()], True, keyed.system)
+    assert not key.exists()
+    assert configuration.make_key([link()], False, keyed.system)
+    assert (key.stat().st_mode & 0o777, wireguard.public_key(key.read_text().strip()) is None) == (0o600, False)
+
+
+def test_the_module_makes_a_key_and_nothing_else(keyed, monkeypatch, call):
+    monkeypatch.setattr(link_module, "System", lambda _owner: keyed.system)
+    links = [typed_json.dump(link())]
+    assert not call(module=link_module, links=links, key_only=True)["changed"]
+    (keyed.root / "etc/wireguard-llamacpp.key").unlink()
+    assert call(module=link_module, links=links, key_only=True)["changed"]
+    assert not keyed.installed()
+
+
+# ---------------------------------------------------------------------------------------------------------------- verify
+
+
+def test_verify_tries_the_port_around_wireguard(secret):
+    plan = typed(secret.plan())
+    found = reports(plan)
+    for is_open, status in ((False, "passed"), (True, "failed")):
+        attempt = PortProbe("192.0.2.11:50052", "192.0.2.10", is_open)
+        hosts = {**found, "head": found["head"]._replace(knocks=(attempt,))}
+        (first, *_others) = checks(judged(plan, hosts=hosts), "closed")
+        assert (first.subject, first.status) == ("10.227.2.11:50052", status)
+    (first, second) = checks(judged(plan), "handshake")
+    assert first.evidence.endswith(" through WireGuard")
+    assert not second.evidence.endswith(" through WireGuard")
