@@ -94,7 +94,7 @@ def test_the_key_goes_to_no_other_server(collect, server, tmp_path):
 
 
 def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, server):
-    load = "load_tensors: CPU model buffer size = 2 MiB\nRDMA activated: 1\n"
+    load = "load_tensors: CPU model buffer size = 2 MiB\n"
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
     (folder / runtime.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
@@ -104,9 +104,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
         " it sleeps",
         " it slept, and the question of this check woke it",
     ]
-    assert [(found.server.buffers, found.server.rdma) for found in (left, woken)] == [
-        ({"CPU": {"model": (2.0, 1)}}, 1)
-    ] * 2
+    assert [found.server.buffers for found in (left, woken)] == [{"CPU": {"model": (2.0, 1)}}] * 2
     assert (left.server.completion, woken.server.completion.text, len(server.asked)) == (None, "hello", 1)
 
 

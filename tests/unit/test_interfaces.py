@@ -38,6 +38,9 @@ bridge0: flags=8863<UP,BROADCAST> mtu 1500
 """
 
 
+IPV4 = "0000:0000:0000:0000:0000:ffff:"
+
+
 def card(root, name, driver="virtio_net", device="0000:01:00.0", **files):
     """An interface with hardware, as sysfs shows it."""
     place = root / "sys/devices" / device
@@ -84,6 +87,20 @@ def test_interfaces_of_linux(tmp_path, monkeypatch, device, routers, kind):
         {"name": "thunderbolt0", "kind": kind, "addresses": ["169.254.205.206"]},
         {"name": "wlan0", "kind": "wireless", "addresses": ["192.0.2.50"]},
     ]
+
+
+def test_addresses_of_rdma_devices(tmp_path):
+    """As a kernel with soft-RoCE shows them, and another port, at which RPC does not look."""
+    for port, entries in (
+        (1, ("fe80:0000:0000:0000:5054:00ff:fe12:3456", IPV4 + "0a09:0001", "0" * 39)),
+        (2, (IPV4 + "0a09:0002",)),
+    ):
+        for index, entry in enumerate(entries):
+            path = tmp_path / f"sys/class/infiniband/rxe0/ports/{port}/gids/{index}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(entry + "\n")
+    assert interfaces.rdma_addresses(tmp_path) == ["10.9.0.1"]
+    assert interfaces.rdma_addresses(tmp_path / "none") == []
 
 
 def test_interfaces_of_macos(monkeypatch):

@@ -79,7 +79,7 @@ LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", "wire
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
 LOOPBACK = "127.0.0.1"
-PLAIN, STUNNEL, WIREGUARD = "plain", "stunnel", "wireguard"
+PLAIN, STUNNEL, WIREGUARD, RDMA = "plain", "stunnel", "wireguard", "rdma"
 """What ``llama_transport`` may be."""
 KEYS = "keys"
 """Folder below the prefix with the keys of tunnels, a file for each other host."""

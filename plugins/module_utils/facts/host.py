@@ -382,6 +382,7 @@ def facts(
         "uid": os.geteuid(),
         "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.ROOT)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
+        "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place.prefix + "/lingering")},

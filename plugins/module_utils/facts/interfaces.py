@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
@@ -18,6 +19,8 @@ USB4_GENERATION = 4
 """What the kernel's thunderbolt driver writes into ``generation`` of a USB4 router; 1 to 3 are Thunderbolt's own."""
 INFINIBAND_TYPE = 32
 """ARPHRD_INFINIBAND, in ``type`` of an interface."""
+IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
+"""How entries of such tables begin that are IPv4 addresses."""
 PORTS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 """How the name of a hardware port of macOS begins → kind; all others are Ethernet."""
 
@@ -37,6 +40,13 @@ def addresses(ask: Ask = output) -> list[str]:
     """IPv4 addresses of all interfaces, those of bridges and containers too, without loopback."""
     held = {address for own in _addresses(ask).values() for address in own}
     return sorted(address for address in held if not is_loopback(address))
+
+
+def rdma_addresses(root: Path = ROOT) -> list[str]:
+    """IPv4 addresses in the tables of RDMA devices, as RPC looks for them: of port 1 alone."""
+    table = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
+    words = {text[len(IPV4_GID) :].replace(":", "") for text in table if text.startswith(IPV4_GID)}
+    return sorted(socket.inet_ntoa(bytes.fromhex(word)) for word in words)
 
 
 def _of_linux(root: Path) -> dict[str, str]:

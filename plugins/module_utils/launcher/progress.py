@@ -40,6 +40,7 @@ PIDFD_GETFD = 438
 TCP_INFO_BYTES = 220
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """The kernel ends an idle connection 25 s after the last sign of the other host. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
+RDMA_DEVICES = "/dev/infiniband/"
 BUSY_SHARE = 1 / 600
 """Of a processor. A question for /health took less than 0.5 ms of llama-server 0.7.0, so one in each second is less than this."""
 READ_BYTES = 1 << 20
@@ -139,6 +140,17 @@ def descriptors(process: int) -> dict[str, int]:
             target = os.readlink(link)
             if target.startswith("socket:["):
                 found[target[len("socket:[") : -1]] = int(link.name)
+    return found
+
+
+def rdma_connections(process: int) -> int:
+    """How many connections over RDMA it has, of which TCP sees the handshake and the end alone: RPC opens the device for each (transport.cpp of 0.3.36).
+    0 where the process has ended."""
+    found = 0
+    with suppress(OSError):
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                found += os.readlink(link).startswith(RDMA_DEVICES)
     return found
 
 

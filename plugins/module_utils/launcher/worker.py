@@ -147,7 +147,8 @@ class Guard:
         others_wait = any(link.state == progress.LISTEN and link.received for link in own)
         held = self.lasting.seconds("others wait", others_wait, now)
         for link in own:
-            if link.inode in look.traffic and _holds_for_nothing(look.traffic[link.inode], held):
+            traffic = look.traffic.get(link.inode)
+            if traffic and _holds_for_nothing(traffic, held) and not progress.rdma_connections(self.process):
                 self._hang_up(link)
         return None
 

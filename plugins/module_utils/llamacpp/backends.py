@@ -80,6 +80,10 @@ OPTION_BUILDS: dict[str, Builds] = {
 """Option → first and last build between which a tree may know it: outside, none does. Where upstream's change is not known to the
 build, the bounds are the trees in which it was looked for, 6170, 8643 and 11063. An option that is not here is not judged."""
 
+RDMA = "GGML_RPC_RDMA"
+"""With which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
+RDMA_DEVICES = ("char-infiniband_verbs",)
+"""What a service opens for it, as systemd's DeviceAllow takes it; the kernel lets every account open them."""
 TLS_OPTIONS = ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")
 """With these llama-server speaks TLS: the second one in older trees (#16290 replaced it by the first). Where OPTION_BUILDS does not say which one a
 tree has, both are set, and so for ik_llama.cpp, whose trees of January to March 2026 forget the second one (its #1451)."""
@@ -577,6 +581,8 @@ OPENSSL = Library(
     0,
 )
 """What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
+IBVERBS = Library("ibverbs", "infiniband/verbs.h", (), "", 0)
+"""What RDMA is built with. A package for development brings what programs need of it when they run."""
 RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN.name, "vulkan-driver": VULKAN.name}
 """What programs that others compiled need when they run → their backend, empty for each. The loader of Vulkan needs the driver's file."""
 _SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
@@ -590,6 +596,7 @@ _RUNTIME_FILES = {
 LIBRARIES = {
     **{library.name: library for record in RECORDS.values() for library in record.libraries},
     OPENSSL.name: OPENSSL,
+    IBVERBS.name: IBVERBS,
     **{name: Library(name, "", files, "", 0) for name, files in _RUNTIME_FILES.items()},
 }
 DECLARED_TOOLS = {

@@ -190,6 +190,8 @@ class WorkerPlan(NamedTuple):
     """where it listens on its own host: `endpoint`, unless a tunnel ends there"""
     tunnel: Absent[Endpoint]
     """where the tunnel to it begins on its own host, which its launcher keeps; missing without `llama_transport`"""
+    rdma: Absent[bool]
+    """whether the head reaches it by RDMA; missing where not"""
     staging_port: Port
     """where it proves a release"""
     backend: Backend

@@ -44,6 +44,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
     cache_prefill,
     kernel_parameters,
     neighbours,
+    rdma,
     server_settings,
     services,
     staging,
@@ -301,7 +302,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
-    cluster = workers.with_transport(addresses.with_wireguard(cluster))
+    cluster = workers.with_transport(rdma.with_rdma(addresses.with_wireguard(cluster)))
     built = automatic.backends_of_hosts(cluster, catalogue)
     wanted = _releases(cluster, built)
     built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
@@ -865,6 +866,7 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
         endpoint=worker.endpoint,
         listens=worker.listens,
         tunnel=worker.wire if worker.keeps_tunnel else None,
+        rdma=worker.rdma or None,
         staging_port=worker.staging_port,
         backend=worker.backend,
         device=worker.device,

@@ -185,8 +185,17 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> S
         homes=(),
         after=(),
         credentials={},
-        devices=tuple(backends.device_files(worker.backend)),
+        devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICES if worker.rdma else ())),
         allow=tuple(sorted({"localhost", address, *_may_connect(plan.hosts[host], worker)})),
+    )
+
+
+def _rdma(plan: Plan) -> set[str]:
+    """What the head opens to reach workers by RDMA."""
+    return (
+        set(backends.RDMA_DEVICES)
+        if any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
+        else set()
     )
 
 
@@ -212,7 +221,9 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         reads=(*_models(plan), *credentials.values(), *(several if head.models else [])),
         homes=None if homes is None else tuple(homes),
         after=tuple(after),
-        devices=tuple(sorted({path for backend in head.backends for path in backends.device_files(backend)})),
+        devices=tuple(
+            sorted({path for backend in head.backends for path in backends.device_files(backend)} | _rdma(plan))
+        ),
         credentials=credentials,
         allow=tuple(_reachable_for_head(plan)),
     )

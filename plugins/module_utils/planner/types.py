@@ -83,6 +83,8 @@ class Host(NamedTuple):
     """Folder in which launchers write metrics; None where ``llama_metrics`` is off."""
     transport: str = names.PLAIN
     """``llama_transport`` of its workers. On the head, whether it has ends of tunnels."""
+    rdma: bool = False
+    """Whether it reaches workers, or its own are reached, by RDMA."""
 
 
 class Server(NamedTuple):
@@ -457,6 +459,8 @@ class Worker(NamedTuple):
     """Whether its environment hides the other devices of its backend."""
     tunnel: Tunnel | None = None
     """None where the head reaches it at its own address."""
+    rdma: bool = False
+    """Whether the head reaches it by RDMA."""
 
     @property
     def endpoint(self) -> str:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
     serving_record,
     state,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
@@ -106,13 +107,17 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         },
         server=ServerEvidence(
             start_log.buffers(first_load),
-            start_log.rdma_connections(first_load),
+            sum(progress.rdma_connections(pid) for pid, argv in running.items() if _is_server(argv)),
             completion,
             shown,
             start_log.is_pipelined(first_load),
         ),
         drift=None if subject.staging else state.drift(host),
     )
+
+
+def _is_server(argv: Sequence[str]) -> bool:
+    return os.path.basename(argv[0] if argv else "") == "llama-server"
 
 
 def _start_log(folder: Path, asked: ServedModel | None) -> str:

@@ -423,8 +423,24 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
         yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
         if plan.estimate.prompt and plan.estimate.prompt.pipelined and not (evidence.fallback or plan.staging):
             yield _pipeline(plan, server.pipelined, evidence.log_complete)
+    if completion and not evidence.fallback:
+        yield from _rdma(plan, server)
     yield _known_answer(url, plan.model, completion)
     yield _completion(url, completion)
+
+
+def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
+    """That no worker is reached over TCP that shall be over RDMA: llama.cpp goes back to it without a word."""
+    endpoints = {entry.endpoint for entry in plan.placement}
+    planned = [worker.endpoint for worker in _used(plan) if worker.rdma and worker.endpoint in endpoints]
+    text = f"{server.rdma} of {len(planned)} workers are reached over RDMA"
+    if server.rdma < len(planned):
+        text += (
+            f", planned: {', '.join(planned)}. llama-server went back to TCP without a word: look where «RDMA» ends in start.log of the head and in the "
+            "logs of these workers"
+        )
+    if planned:
+        yield _check("rdma", plan.head.host, server.rdma >= len(planned), text)
 
 
 def _certificate(subject: str, shown: Certificate) -> Check:
@@ -448,15 +464,16 @@ def _pipeline(plan: Plan, pipelined: bool, log_complete: bool) -> Check:
 
 
 def _transport(plan: Plan, evidence: Sequence[Evidence]) -> str:
-    """How llama-server reaches the workers that it uses, as far as the log of the last load says.
+    """How llama-server reaches the workers that it uses.
 
     :param evidence: as of _of_models.
     """
-    logged = [(one, found.server) for one, found in zip(plan.each(), evidence) if found.server and found.log_complete]
-    if not logged:
-        loaded = not plan.head.models or not all(map(left_asleep, evidence))
-        return f"over TCP or RDMA: {'start.log on the head is incomplete' if loaded else 'no model is loaded'}"
-    one, server = logged[0]
+    loaded = [
+        (one, found.server) for one, found in zip(plan.each(), evidence) if found.server and not left_asleep(found)
+    ]
+    if not loaded:
+        return "over TCP or RDMA: no model is loaded"
+    one, server = loaded[0]
     endpoints = {entry.endpoint for entry in one.placement}
     used = sum(worker.endpoint in endpoints for worker in _used(plan))
     if not server.rdma:

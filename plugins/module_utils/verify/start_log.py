@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What llama-server logs when it starts: sizes of buffers, and connections that use RDMA."""
+"""What llama-server logs when it starts: sizes of buffers, and how prompts are computed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,3 @@ def is_pipelined(log: str) -> bool:
     """Whether the log of one start says that devices compute micro-batches at the same time, and not that their buffers found no room for that
     (llama-context.cpp in the trees of 0.3.20 and 0.3.36)."""
     return "pipeline parallelism enabled" in log and "retrying without pipeline parallelism" not in log
-
-
-def rdma_connections(log: str) -> int:
-    """How many connections to workers the log of one start reports as moved from TCP to RDMA (transport.cpp and transport-apple.cpp of
-    ggml-rpc, in the trees of 0.3.25, 0.3.35 and 0.3.36). A connection that stays on TCP is not reported."""
-    return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))

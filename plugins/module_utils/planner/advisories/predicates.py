@@ -65,8 +65,6 @@ SLOW_ROCM = (7, 2)
 """ROCm whose prompts were seen to be slow on a Strix Halo, in the field notes of a pair; 7.0 nightlies read 72 tokens per second."""
 SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 """Kinds of links that have more than two ends, unless llama_links says otherwise."""
-RDMA = "GGML_RPC_RDMA"
-"""Option of cmake with which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
 RDMA_UNTRIED = (
     "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
 )
@@ -123,7 +121,7 @@ def rpc_in_clear(context: AdvisoryContext) -> Cases:
     cases: dict[str, dict[str, object]] = {}
     for link in context.plan.estimate.links:
         host = context.cluster.hosts.get(link.host)
-        if not host or host.is_head or host.transport != names.PLAIN or link.kind not in SHARED_LINKS:
+        if not host or host.is_head or host.transport == names.STUNNEL or link.kind not in SHARED_LINKS:
             continue
         address = link.endpoint.split(":")[0]
         if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
@@ -539,15 +537,20 @@ def slow_prompts(context: AdvisoryContext) -> Cases:
 
 
 def rdma(context: AdvisoryContext) -> Cases:
-    """Hosts whose programs are compiled with RDMA and that compute."""
+    """Hosts whose programs are compiled with RDMA, that compute and for which nobody asks for it."""
     computing = {context.plan.head.host, *(device.host for device in context.used)}
     cases = []
     for name, host in context.plan.hosts.items():
-        compiled = any(backends.is_on(build.cmake_options.get(RDMA, "OFF")) for build in host.builds)
-        if compiled and name in computing and any(device.endpoint for device in context.used):
+        compiled = any(backends.is_on(build.cmake_options.get(backends.RDMA, "OFF")) for build in host.builds)
+        if (
+            compiled
+            and not context.cluster.hosts[name].rdma
+            and name in computing
+            and any(device.endpoint for device in context.used)
+        ):
             closed = host.scope == "system" and service_managers.MANAGERS[host.service_manager].closes_ports_by
             reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
-            cases.append((name, {"where": name, "option": RDMA, "reason": reason}))
+            cases.append((name, {"where": name, "option": backends.RDMA, "reason": reason}))
     return cases
 
 

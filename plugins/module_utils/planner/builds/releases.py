@@ -377,6 +377,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
     :param tls: whether llama-server has to speak it. Programs that are compiled already are tried again for it, as another build.
     """
     host, facts = equipped.host, equipped.host.facts
+    _check_rdma(host, release)
     kind: dict[str, Any] = {
         "architecture": facts.architecture,
         "distribution": facts.distribution._asdict(),
@@ -427,3 +428,16 @@ def _options(
     if backends.RECORDS[backend].rocwmma and backends.is_on(options.get(backends.ROCWMMA, "")):
         toolchains.check_rocwmma(host.name, toolkit, release.generation, architectures)
     return options
+
+
+def _check_rdma(host: Host, release: Release) -> None:
+    """:raises Refusal: programs of this release cannot have it."""
+    first, _last = backends.OPTION_BUILDS[backends.RDMA]
+    if not host.rdma or (
+        release.source in release_request.COMPILED and release.mainline and release.generation >= first
+    ):
+        return
+    raise Refusal(
+        f"llama_transport is rdma, but llama_release of {host.name} does not compile it ({release.ref}): use source: pypi, git or archive of "
+        f"llama.cpp with build {first} or newer, or set llama_transport to plain"
+    )

@@ -172,7 +172,9 @@ def tools_of(
         beside = [other for other in built if other != backend]
         needs = _needs(host, backend, beside, catalogue, wanted[backend])
         if backend == secured and wanted[backend].source in release_request.COMPILED:
-            needs = _with_openssl(host, needs)
+            needs = _with_library(host, needs, backends.OPENSSL.name)
+        if host.rdma:
+            needs = _with_library(host, needs, backends.IBVERBS.name)
         tools.update(_installable(host, needs))
     if host.facts.python is None:
         raise Refusal(
@@ -181,9 +183,8 @@ def tools_of(
     return tools
 
 
-def _with_openssl(host: Host, needs: Needs) -> Needs:
-    """The same, and what TLS is built with. Facts of an older version do not tell whether that is there."""
-    name = backends.OPENSSL.name
+def _with_library(host: Host, needs: Needs, name: str) -> Needs:
+    """The same, and what TLS or RDMA is built with. Facts of an older version do not tell whether that is there."""
     present = {name} if host.facts.toolchain.get(name, True) is not None else set()
     return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
 

@@ -351,6 +351,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
                 environment=_environment_of(host, entry),
                 tunnel=tunnel,
+                rdma=host.rdma and not host.is_head,
             )
         )
     return workers

@@ -1,0 +1,55 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""RDMA between the head and workers (``llama_transport: rdma``): which hosts and builds can have it.
+
+transport.cpp of 0.3.36: after the handshake over TCP each end looks for a device whose port 1 has the connection's own address, locks
+6.25 MiB of memory for each connection, and goes on over TCP without a word where something is missing.
+"""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host
+
+
+def with_rdma(cluster: Cluster) -> Cluster:
+    """The cluster whose hosts compile and open what RDMA needs, where a worker's host asks for it.
+
+    :raises Refusal: a host cannot have it.
+    """
+    hosts, head = dict(cluster.hosts), cluster.head
+    for name, host in cluster.hosts.items():
+        if not host.is_worker or host.is_head or host.transport != names.RDMA:
+            continue
+        address = addresses.address_of(host, head)
+        _check(name, host, address)
+        _check(name, hosts[head], addresses.address_of(hosts[head], name, address))
+        for end in (name, head):
+            options = {**hosts[end].cmake_options, backends.RDMA: "ON"}
+            hosts[end] = hosts[end]._replace(rdma=True, cmake_options=options)
+    return cluster._replace(hosts=hosts)
+
+
+def _check(worker: str, host: Host, address: str) -> None:
+    """:param address: of the host, on the network that it shares with the other end."""
+    refused, facts = f"llama_transport of {worker} is {names.RDMA}, but", host.facts
+    if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+        raise Refusal(
+            f"{refused} only units of systemd, as root sets them up, may lock the memory that RDMA needs, and {host.name} has none: set "
+            f"llama_host_scope of {host.name} to system, or llama_transport to {names.PLAIN}"
+        )
+    if address not in facts.rdma:
+        known = f"there are {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband has none with an address"
+        raise Refusal(
+            f"{refused} no RDMA device of {host.name} has its address {address}, and {known}: name in llama_links the interface of the device, "
+            f"or set llama_transport to {names.PLAIN}"
+        )
+    tunnelled = [entry.tunnel for entry in host.endpoints if entry.tunnel]
+    if tunnelled:
+        raise Refusal(
+            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which ends RDMA: remove one of them"
+        )

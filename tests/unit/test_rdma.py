@@ -1,0 +1,149 @@
+"""Workers that the head reaches by RDMA: what is planned, where it is refused, and how a way back to TCP is found."""
+
+import os
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
+from conftest import complete, definition, typed
+from support.clusters import FORK, TREE
+from support.verification import checks, healthy, judged
+from test_verification import with_server
+
+HEAD, WORKER = "192.0.2.10", "192.0.2.11"
+ENDPOINT = f"{WORKER}:50052"
+
+
+@pytest.fixture
+def rdma(pair):
+    """The head reaches worker1 by RDMA, and worker2 as it is."""
+    pair.hosts["head"]["facts"]["rdma"] = [HEAD]
+    pair.hosts["worker1"]["facts"]["rdma"] = [WORKER]
+    pair.hosts["worker1"]["variables"]["llama_transport"] = "rdma"
+    return pair
+
+
+def test_both_ends_compile_and_open_what_rdma_needs(rdma):
+    plan = complete(rdma.plan())
+    assert not plan["refused"], plan["reasons"]
+    hosts = plan["hosts"]
+    for name, wanted in (("head", True), ("worker1", True), ("worker2", False)):
+        (build,) = hosts[name]["builds"]
+        assert build["cmake_options"]["GGML_RPC_RDMA"] == ("ON" if wanted else "OFF")
+        assert hosts[name]["tools"].get("ibverbs") == ("libibverbs-dev" if wanted else None)
+        unit = definition(hosts[name], hosts[name]["services"][0])
+        for line in ("DeviceAllow=char-infiniband_verbs rw", "LimitMEMLOCK=infinity"):
+            assert (f"\n{line}\n" in unit) == wanted
+    assert [worker.get("rdma") for name in ("worker1", "worker2") for worker in hosts[name]["workers"]] == [True, None]
+    assert not [entry for entry in plan["advisories"] if entry["id"] == "rdma-not-planned"]
+
+
+def test_nothing_else_of_the_plan_follows_from_it(rdma):
+    by_rdma = rdma.plan()
+    rdma.hosts["worker1"]["variables"]["llama_transport"] = "plain"
+    plain = rdma.plan()
+    for key in ("placement", "estimate"):
+        assert by_rdma[key] == plain[key]
+    for name, host in plain["hosts"].items():
+        for key in ("ports", "firewall", "knocks"):
+            assert by_rdma["hosts"][name][key] == host[key]
+    assert "rdma" not in str(plain)
+
+
+def of(name, part, **values):
+    return lambda cluster: cluster.hosts[name][part].update(values)
+
+
+def released(release):
+    def change(cluster):
+        for host in cluster.hosts.values():
+            host["variables"].update(llama_release=release)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (of("worker1", "facts", rdma=[]), "no RDMA device of worker1 has its address 192.0.2.11, and /sys/class/infin"),
+        (
+            of("head", "facts", rdma=["10.9.0.1"]),
+            "device of head has its address 192.0.2.10, and there are 10.9.0.1: name",
+        ),
+        (
+            of("head", "facts", scope="user", service_manager="systemd_user"),
+            "and head has none: set llama_host_scope of head",
+        ),
+        (of("worker1", "facts", service_manager="supervisor"), "only units of systemd, as root sets them up, may lock"),
+        (
+            of("worker1", "variables", llama_worker_endpoints=[{"tunnel": "127.0.0.1:60052"}]),
+            "has a tunnel, which ends RDMA",
+        ),
+        (released({**TREE, "build": 8801}), "use source: pypi, git or archive of llama.cpp with build 8802 or newer"),
+        (released(FORK), "but llama_release of head does not compile it"),
+        (released({**TREE, "source": "binary", "build": 11063}), "but llama_release of head does not compile it"),
+    ],
+)
+def test_where_it_cannot_work_it_is_refused(rdma, change, said):
+    change(rdma)
+    assert said in rdma.reason()
+
+
+def test_a_head_with_several_addresses_needs_a_device_with_that_of_the_link(rdma):
+    rdma.hosts["head"]["variables"]["llama_links"] = [{"address": "10.9.0.10/24", "peer": "worker1"}]
+    rdma.hosts["worker1"]["variables"]["llama_links"] = [{"address": "10.9.0.11/24"}]
+    assert "no RDMA device of worker1 has its address 10.9.0.11, and there are 192.0.2.11" in rdma.reason()
+    rdma.hosts["worker1"]["facts"]["rdma"] = ["10.9.0.11"]
+    assert "no RDMA device of head has its address 10.9.0.10" in rdma.reason()
+    rdma.hosts["head"]["facts"]["rdma"] = ["10.9.0.10"]
+    assert not rdma.plan()["refused"]
+
+
+@pytest.mark.parametrize("connections, status", [(1, "passed"), (0, "failed")])
+def test_a_silent_way_back_to_tcp_is_a_failure(rdma, connections, status):
+    plan = typed(rdma.plan())
+    report = judged(plan, with_server(healthy(plan), rdma=connections))
+    (found,) = checks(report, "rdma")
+    assert found.status == status
+    assert found.evidence.startswith(f"{connections} of 1 workers are reached over RDMA")
+    assert (f"planned: {ENDPOINT}" in found.evidence) == (status == "failed")
+
+
+def test_who_plans_no_rdma_is_not_asked_for_it(pair):
+    plan = typed(pair.plan())
+    assert not checks(judged(plan, with_server(healthy(plan), rdma=0)), "rdma")
+
+
+@pytest.fixture
+def devices(tmp_path, monkeypatch):
+    """A folder whose open files count as RDMA devices: one is open."""
+    monkeypatch.setattr(progress, "RDMA_DEVICES", f"{tmp_path}/")
+    with open(tmp_path / "uverbs0", "w") as device:
+        yield device
+
+
+def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(devices):
+    assert progress.rdma_connections(os.getpid()) == 1
+    devices.close()
+    assert progress.rdma_connections(os.getpid()) == 0
+    assert progress.rdma_connections(1 << 30) == 0
+    assert evidence._is_server(["/opt/llamacpp/releases/x/bin/llama-server", "-m"])
+    assert not evidence._is_server(["/opt/llamacpp/releases/x/bin/rpc-server"])
+    assert not evidence._is_server([])
+
+
+def test_a_client_by_rdma_says_nothing_by_tcp_and_keeps_its_worker(devices, monkeypatch):
+    held = progress.Link("127.0.0.1:50052", "127.0.0.1:9", progress.ESTABLISHED, 0, 0, "held")
+    waits = held._replace(state=progress.LISTEN, received=1, inode="listens")
+    quiet = progress.Traffic(100, 100, 400_000, 400_000)
+    look = progress.Look(progress.Activity("S", 0.0, 0, 0), [held, waits], {"held": quiet})
+    monkeypatch.setattr(progress, "look_at", lambda *_where: look)
+    monkeypatch.setattr(worker, "HOLDS_SECONDS", -1.0)
+    ended = []
+    monkeypatch.setattr(worker.Guard, "_hang_up", lambda _self, link: ended.append(link))
+    guard = worker.Guard(os.getpid(), "50052")
+    assert guard.fault() is None
+    assert not ended
+    devices.close()
+    assert guard.fault() is None
+    assert ended == [held]
