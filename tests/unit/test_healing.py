@@ -309,6 +309,21 @@ def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(clus
     assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
 
 
+def test_that_the_kernel_lends_no_sockets_is_said_when_it_lasts(monkeypatch):
+    """A connection may be closed between the look at the table and the loan."""
+    said = []
+    monkeypatch.setattr(llama_server.journal, "say_once", said.append)
+    link = progress.Link("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
+    unlent = progress.Look(progress.Activity("S", 0, 0, 0), [link], {})
+    watched = llama_server.Watched(["x"], [link.remote], "http://127.0.0.1:1", 300.0)
+    for look in (unlent, unlent._replace(links=[]), unlent):
+        now = time.monotonic()
+        watched._stands_still(look, now)
+    assert said == []
+    watched._stands_still(unlent, now + progress.STOPPED_SECONDS)
+    assert len(said) == 1
+
+
 class Pair:
     """Two workers, of which the second one is away, and the fallback without it."""
 

@@ -366,8 +366,8 @@ class Watched:
         if min(mute, still) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
         seen = bool(look.traffic) or not self.endpoints
-        ends = not progress.argv_of(self.pid)
-        if not (seen or ends) and connected(look.links, self.endpoints):
+        unlent = not seen and bool(connected(look.links, self.endpoints))
+        if self.lasting.seconds("unlent", unlent, now) >= progress.STOPPED_SECONDS:
             journal.say_once(
                 "the kernel lends no sockets here: a program that hangs without being stopped is not found"
             )
