@@ -1,9 +1,10 @@
 """Workers that the head reaches by RDMA: what is planned, where it is refused, and how a way back to TCP is found."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
 from conftest import complete, definition, typed
 from support.clusters import FORK, TREE
@@ -132,18 +133,34 @@ def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(device
     assert not evidence._is_server([])
 
 
-def test_a_client_by_rdma_says_nothing_by_tcp_and_keeps_its_worker(devices, monkeypatch):
-    held = progress.Link("127.0.0.1:50052", "127.0.0.1:9", progress.ESTABLISHED, 0, 0, "held")
-    waits = held._replace(state=progress.LISTEN, received=1, inode="listens")
-    quiet = progress.Traffic(100, 100, 400_000, 400_000)
-    look = progress.Look(progress.Activity("S", 0.0, 0, 0), [held, waits], {"held": quiet})
+def test_this_is_part_of_what_the_kernel_says_of_a_process(devices):
+    assert progress.look_at(os.getpid(), set(), set()).rdma == 1
+
+
+HELD = progress.Link("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, 0, "held")
+QUIET = progress.Traffic(100, 100, 400_000, 400_000)
+TOLD = ("connected", "sent_bytes_total", "received_bytes_total")
+LOOK = progress.Look(progress.Activity("S", 0.0, 0, 0), [HELD], {"held": QUIET})
+
+
+@pytest.mark.parametrize("connections", [0, 1])
+def test_a_client_by_rdma_says_nothing_by_tcp_and_keeps_its_worker(monkeypatch, connections):
+    waits = HELD._replace(state=progress.LISTEN, received=1, inode="listens")
+    look = LOOK._replace(links=[HELD, waits], rdma=connections)
     monkeypatch.setattr(progress, "look_at", lambda *_where: look)
     monkeypatch.setattr(worker, "HOLDS_SECONDS", -1.0)
     ended = []
     monkeypatch.setattr(worker.Guard, "_hang_up", lambda _self, link: ended.append(link))
-    guard = worker.Guard(os.getpid(), "50052")
-    assert guard.fault() is None
-    assert not ended
-    devices.close()
-    assert guard.fault() is None
-    assert ended == [held]
+    assert worker.Guard(os.getpid(), "50052").fault() is None
+    assert ended == [HELD] * (not connections)
+
+
+@pytest.mark.parametrize("connections", [0, 1])
+def test_bytes_of_tcp_are_not_told_as_those_of_rdma(connections):
+    look = LOOK._replace(rdma=connections)
+    head = SimpleNamespace(models=lambda: {"": SimpleNamespace(seen=look)}, seen=None)
+    figures = metrics.Figures("llama_cluster", "head")
+    exporter._add_connections(figures, head, {ENDPOINT: ("worker1", "cpu")})
+    told = {name: figures.get(f"worker_{name}", host="worker1", worker="cpu") for name in TOLD}
+    assert told == {"connected": 1, **dict.fromkeys(TOLD[1:], None if connections else 100)}
+    assert progress.load_of(look, [ENDPOINT], 1.0, None).sent == ({} if connections else {ENDPOINT: 100})

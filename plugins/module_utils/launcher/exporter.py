@@ -269,8 +269,9 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
             figures.add("worker_round_trip_seconds", max(one.round_trip for one in traffic) / 1e6, **names)
             figures.add("worker_retransmissions_total", sum(one.retransmissions for one in traffic), **names)
             figures.add("worker_needless_retransmissions_total", sum(one.needless for one in traffic), **names)
-            figures.add("worker_sent_bytes_total", sum(one.sent for one in traffic), **names)
-            figures.add("worker_received_bytes_total", sum(one.received for one in traffic), **names)
+            if not any(look.rdma for look in looks):
+                figures.add("worker_sent_bytes_total", sum(one.sent for one in traffic), **names)
+                figures.add("worker_received_bytes_total", sum(one.received for one in traffic), **names)
     if head.seen:
         figures.add("client_connections", len(head.clients(head.seen)))
 

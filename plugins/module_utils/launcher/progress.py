@@ -106,6 +106,8 @@ class Look(NamedTuple):
     links: list[Link]
     traffic: Mapping[str, Traffic]
     """Inode of a link → its traffic. Empty where the kernel lends no sockets."""
+    rdma: int = 0
+    """Connections over RDMA, of which these links see the handshake and the end alone."""
 
 
 def links_of(table: str) -> list[Link]:
@@ -144,8 +146,7 @@ def descriptors(process: int) -> dict[str, int]:
 
 
 def rdma_connections(process: int) -> int:
-    """How many connections over RDMA it has, of which TCP sees the handshake and the end alone: RPC opens the device for each (transport.cpp of 0.3.36).
-    0 where the process has ended."""
+    """How many connections over RDMA it has: RPC opens the device for each (transport.cpp of 0.3.36). 0 where the process has ended."""
     found = 0
     with suppress(OSError):
         for link in Path(f"/proc/{process}/fd").iterdir():
@@ -236,7 +237,7 @@ def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
                     keep_alive(connection)
                     kept_alive.add(link.inode)
                 traffic[link.inode] = traffic_of(connection)
-    return Look(activity_of(process), links, traffic)
+    return Look(activity_of(process), links, traffic, rdma_connections(process))
 
 
 def port_of(endpoint: str) -> str:
@@ -292,7 +293,7 @@ def load_of(look: Look, endpoints: Collection[str], seconds: float, before: load
             for link in look.links
             if link.remote == endpoint and link.inode in look.traffic
         ]
-        if found:
+        if found and not look.rdma:
             sent[endpoint] = max(sum(found), sent.get(endpoint, 0))
     return loading.Load(seconds, look.activity.from_files, sent)
 

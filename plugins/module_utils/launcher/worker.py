@@ -148,7 +148,7 @@ class Guard:
         held = self.lasting.seconds("others wait", others_wait, now)
         for link in own:
             traffic = look.traffic.get(link.inode)
-            if traffic and _holds_for_nothing(traffic, held) and not progress.rdma_connections(self.process):
+            if traffic and _holds_for_nothing(traffic, held) and not look.rdma:
                 self._hang_up(link)
         return None
 
