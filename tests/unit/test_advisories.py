@@ -1147,6 +1147,18 @@ def test_a_longer_context_for_several_requests_is_one_that_the_model_has(trained
     assert found["message"].endswith(said)
 
 
+def by_wireguard(cluster):
+    for name, number in (("head", 1), ("worker1", 2)):
+        own = {"interface": "wg0", "address": f"10.8.0.{number}/24", "kind": "wireguard", "manage": True}
+        cluster.hosts[name]["variables"]["llama_links"] = [own]
+
+
+def by_rdma(cluster):
+    for host in cluster.hosts.values():
+        host["facts"]["rdma"] = [host["ansible_host"]]
+    setting("worker1", llama_transport="rdma")(cluster)
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -1158,6 +1170,8 @@ def test_a_longer_context_for_several_requests_is_one_that_the_model_has(trained
         (lambda cluster: link_of(cluster, "worker1", peer=None, interface="thunderbolt0"), []),
         (lambda cluster: link_of(cluster, "worker1", peer=None, interface="wlan0"), ["over wireless."]),
         (setting("worker1", llama_transport="stunnel"), []),
+        (by_wireguard, []),
+        (by_rdma, ["over ethernet."]),
         (through_a_tunnel, []),
     ],
 )
