@@ -11,7 +11,8 @@ WORKERS = [name for name, host in PLAN["hosts"].items() if host["workers"]]
 STATE = PLAN["hosts"][HEAD]["state"]
 SERVICES = {name: [service["name"] for service in host["services"]] for name, host in PLAN["hosts"].items()}
 (SERVER,) = SERVICES[HEAD]
-PROGRAM = "llama-server"
+PROGRAM = PLAN["head"]["argv"][0].rsplit("/", 1)[1]
+"""Of the head: llama-server, or what starts it for several models."""
 WORKER_PROGRAM = PLAN["hosts"][WORKERS[0]]["workers"][0]["argv"][0].rsplit("/", 1)[1]
 HOLDING = """
 import socket, sys, time
@@ -37,7 +38,7 @@ def signal_worker(name, number):
 
 
 def signal_server(number):
-    inside(HEAD, f"pkill -{number} --full '^[^ ]*/bin/{PROGRAM} '")
+    inside(HEAD, f"pkill -{number} --full '^[^ ]*/{PROGRAM} '")
 
 
 def worker_killed(name):

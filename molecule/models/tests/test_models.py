@@ -223,18 +223,23 @@ def test_a_change_beside_a_bare_start(measured):
     }
 
 
-def test_a_kept_model_does_not_notice_a_lost_worker_of_others():
-    if not KEPT:
-        pytest.skip("no model is kept")
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+@pytest.mark.skipif(not KEPT, reason="no model is kept")
+def test_a_kept_model_does_not_notice_a_lost_worker_of_others(signal):
     (other, *_others) = [name for name in MODELS if name not in KEPT]
     assert all(ask(name).right for name in (*KEPT, other))
     (entry, *_entries) = MODELS[other]["placement"]
-    with Clients(1, KEPT) as clients:
+    assert entry["endpoint"] not in {own["endpoint"] for name in KEPT for own in MODELS[name]["placement"]}
+    kept, lost = [processes_of(name) for name in KEPT], processes_of(other)
+    with Clients(2, KEPT) as clients:
         port = entry["endpoint"].split(":")[1]
-        inside(entry["host"], f"pkill -KILL --full '^[^ ]*/bin/{faults.WORKER_PROGRAM} .*-p {port}( |$)'")
+        inside(entry["host"], f"pkill -{signal} --full '^[^ ]*/bin/{faults.WORKER_PROGRAM} .*-p {port}( |$)'")
+        until(lambda: processes_of(other) != lost, LONGEST, f"an end of {other}")
         until(lambda: ask(other).right, LONGEST, f"an answer of {other}")
-    assert clients.all
-    assert all(asked.right for asked in clients.all)
+        enough = len(clients.all) + 4
+        until(lambda: len(clients.all) >= enough, LONGEST, "further answers")
+    assert all(asked.right for asked in clients.all), [asked for asked in clients.all if not asked.right]
+    assert [processes_of(name) for name in KEPT] == kept
 
 
 def model_killed(_name):
@@ -245,10 +250,17 @@ def model_hung(_name):
     inside(HEAD, "pkill -STOP --full '^[^ ]*/bin/llama-server .*--alias '")
 
 
+def launchers_of_models_killed(_name):
+    inside(HEAD, "pkill -KILL --full '^[^ ]*python[^ ]* .* --alias '")
+
+
+OF_MODELS = [model_killed, model_hung, *([launchers_of_models_killed] if SWAPS else [])]
+
+
 def test_every_fault_heals_by_itself(measured):
     chance = random.Random(SEED)
     measured["faults"], wrong = {}, []
-    wanted = [fault for fault in (*faults.ALL, model_killed, model_hung) if not ONLY or fault.__name__ in ONLY]
+    wanted = [fault for fault in (*faults.ALL, *OF_MODELS) if not ONLY or fault.__name__ in ONLY]
     for fault in chance.sample(wanted, len(wanted)):
         until(lambda: ask(chance.choice(list(MODELS))).right, LONGEST, "a model to lose")
         began = time.time()
@@ -278,7 +290,7 @@ def test_every_fault_heals_by_itself(measured):
 
 
 def test_status_lists_the_models(measured):
-    assert ask("large").right
+    assert all(ask(name).right for name in (*KEPT, "large"))
     status = WORK / "status.json"
     subprocess.run(
         [
@@ -291,4 +303,4 @@ def test_status_lists_the_models(measured):
         check=False,
     )
     found = {model["name"]: model["state"] for model in json.loads(status.read_text())["cluster"]["models"]}
-    assert found == {"small": "unloaded", "middle": "unloaded", "large": "loaded"}
+    assert found == {name: "loaded" if name in (*KEPT, "large") else "unloaded" for name in MODELS}
