@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = list(backends.RECORDS.values())
 BESIDE = [record for record in RECORDS if record is not backends.CPU]
 MAY_NAME = {
+    "module_utils/launcher/exporter.py",
     "module_utils/llamacpp/backends.py",
     "module_utils/llamacpp/prebuilt.py",
     "module_utils/planner/advisories/table.py",
     "module_utils/planner/advisories/predicates.py",
     "module_utils/planner/placement/devices.py",
 }
-"""The records, upstream's archives for them, and the traps of one backend."""
+"""The records, upstream's archives for them, the traps of one backend, and the sensors of one vendor's devices, read where no records are."""
 IN_DOCUMENTS = {"cpu": "processor"}
 """Backend → what documents call it, where that is not its name."""
 READ_DEVICES = {"facts/hardware.py", "facts/resources.py", "facts/host.py"}

@@ -289,7 +289,7 @@ def test_the_program_is_taken_out_of_its_archive(look_up, server):
         look_up(url, f"sha256:{'ab' * 32}")
 
 
-@pytest.mark.parametrize("content", [packed("README.md"), packed("llama-swap")[:60]])
+@pytest.mark.parametrize("content", [packed("README.md"), packed("llama-swap")[:60]], ids=["another file", "cut off"])
 def test_an_archive_without_the_program(look_up, tmp_path, content):
     path = tmp_path / "swap.tar.gz"
     path.write_bytes(content)
