@@ -359,7 +359,6 @@ HOST = {
     f"{CARD}/mem_info_gtt_used": b"3000\n",
     f"{CARD}/hwmon/hwmon5/temp1_input": b"55000\n",
     f"{CARD}/hwmon/hwmon5/power1_average": b"42000000\n",
-    "sys/class/drm/renderD129/device/vendor": b"0x8086\n",
 }
 OF_HOST, OF_CARD = exporter.Sensed(2000 * 1024, 72.125), exporter.Sensed(3200, 55, 42)
 
@@ -374,6 +373,11 @@ def test_memory_temperature_and_power_as_the_kernel_says_them(tmp_path):
         {f"{CARD[:-8]}9/device/mem_info_vram_used": b"5", f"{CARD[:-8]}9/device/hwmon/hwmon6/power1_input": b"6"},
     )
     assert sensors.read(["Vulkan0", "ROCm1"]) == {"CPU": OF_HOST, "ROCm1": exporter.Sensed(5, None, 6e-6)}
+
+
+def test_one_amd_device_beside_one_of_another_vendor_is_not_taken_for_vulkans_first(tmp_path):
+    sensors = exporter.Sensors(kernel(tmp_path, {**HOST, "sys/class/drm/renderD129/device/vendor": b"0x10de\n"}))
+    assert sensors.read(["Vulkan0", "ROCm0"]) == {"CPU": OF_HOST, "ROCm0": OF_CARD}
 
 
 @pytest.mark.parametrize("spoilt", [name for name in HOST if b"000" in HOST[name] or "name" in name])
@@ -396,21 +400,42 @@ def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(
     said = tmp_path / "said"
     sensors = exporter.Sensors(tmp_path, ["cat", said])
     assert [sensors.read(["ROCm0"]), sensors.asked] == [{"CPU": exporter.Sensed()}, None]
-    said.write_text("1024, 66, 349.52\n[N/A], 41, [Not Supported]\nno devices, were found\n")
+    said.write_text("1, 1024, 66, 349.52\nUnable to determine, 1, 2, 3\n3, [N/A], 41, [Not Supported]\n")
     assert sensors.read(["CUDA1"]) == {"CPU": exporter.Sensed()}
     sensors.asked.wait()
-    said.write_bytes(b"\xff,,\n" * 20_000)
-    found = sensors.read(["CUDA0", "CUDA1", "CUDA2"])
-    assert [*found] == ["CPU", "CUDA0", "CUDA1"]
+    said.write_bytes(b"\xff,,,\n" * 200_000)
+    found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
+    assert [*found] == ["CPU", "CUDA1", "CUDA3"], "a device that says nothing moves no other one up"
     assert [*found.values()][1:] == [exporter.Sensed(1 << 30, 66, 349.52), exporter.Sensed(None, 41, None)]
-    hung = sensors.asked
-    assert [sensors.read(["CUDA0"]), sensors.asked] == [{"CPU": exporter.Sensed()}, hung], "it has not ended yet"
-    hung.kill()
-    hung.wait()
-    assert not any(sensors.read(["CUDA0"]).get("CUDA0", ()))
-    sensors.asked.kill()
+    sensors.asked.wait()
+    assert [*sensors.read(["CUDA0"])] == ["CPU"]
+    sensors.asked.wait()
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
     assert [missing.read(["CUDA0"]), missing.asked] == [{"CPU": exporter.Sensed()}, None]
+
+
+def test_nvidia_smi_that_hangs_is_ended_and_asked_again(tmp_path):
+    sensors = exporter.Sensors(tmp_path, ["sh", "-c", f"echo 0, 1, 2, 3; echo x >> {tmp_path}/asked; exec sleep 600"])
+    sensors.read(["CUDA0"])
+    until(lambda: (tmp_path / "asked").exists())
+    first = sensors.asked
+    assert [*sensors.read(["CUDA0"])] == ["CPU"]
+    assert first.wait(10) == -signal.SIGKILL
+    assert sensors.read(["CUDA0"])["CUDA0"] == exporter.Sensed(1 << 20, 2, 3), "what it said before it hung"
+    assert sensors.asked is not first
+    sensors.asked.kill()
+    sensors.asked.wait()
+
+
+def test_a_child_of_nvidia_smi_keeps_nobody_waiting(tmp_path):
+    sensors = exporter.Sensors(tmp_path, ["sh", "-c", f"echo 0, 1, 2, 3; sleep 600 & echo $! > {tmp_path}/child"])
+    sensors.read(["CUDA0"])
+    sensors.asked.wait()
+    child = int((tmp_path / "child").read_text())
+    assert "CUDA0" in sensors.read(["CUDA0"])
+    sensors.asked.wait()
+    for process in (child, int((tmp_path / "child").read_text())):
+        os.kill(process, signal.SIGKILL)
 
 
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):

@@ -12,11 +12,12 @@ import importlib
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
@@ -44,7 +45,7 @@ VERIFIED = "verified.json"
 CUDA = "CUDA"
 NVIDIA_QUERY = (
     "nvidia-smi",
-    "--query-gpu=memory.used,temperature.gpu,power.draw",
+    "--query-gpu=index,memory.used,temperature.gpu,power.draw",
     "--format=csv,noheader,nounits",
 )
 OF_PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -325,21 +326,23 @@ class Sensors:
     def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
         self.root, self.query = root, query
         self.asked: subprocess.Popen[bytes] | None = None
+        self.answer: IO[bytes] | None = None
 
     def read(self, devices: Iterable[str]) -> dict[str, Sensed]:
         """Also of the host itself, as CPU.
 
         :param devices: as llama.cpp calls them.
         """
-        found, cards = {metrics.CPU: self._host()}, self._amd()
-        # Vulkan has an order of its own.
-        kinds = {"ROCm": cards, "Vulkan": cards if len(cards) == 1 else []}
+        found, cards = {metrics.CPU: self._host()}, dict(enumerate(self._amd()))
+        # Vulkan has an order of its own, with devices of all vendors.
+        single = len([*self.root.glob("sys/class/drm/renderD*")]) == 1
+        kinds = {"ROCm": cards, "Vulkan": cards if single else {}}
         if any(name.startswith(CUDA) for name in devices):
             kinds[CUDA] = self._nvidia()
         for name in devices:
             kind = name.rstrip("0123456789")
-            index, known = int(name[len(kind) :] or 0), kinds.get(kind, [])
-            if index < len(known):
+            index, known = int(name[len(kind) :] or 0), kinds.get(kind, {})
+            if index in known:
                 found[name] = known[index]
         return found
 
@@ -362,21 +365,28 @@ class Sensors:
                 found.append(Sensed(own + (lent or 0), _hottest(chips), watts))
         return found
 
-    def _nvidia(self) -> list[Sensed]:
-        """What nvidia-smi said to the question before this one: it may take seconds, or hang with its driver."""
+    def _nvidia(self) -> dict[int, Sensed]:
+        """Number of a device → what nvidia-smi said to the question before this one. That may take seconds, or hang with its driver: it is told to end
+        then, and asked again when it has ended. It answers into a file, since a pipe lasts as long as anybody has it open."""
+        if self.asked and self.asked.poll() is None:
+            self.asked.kill()
+            return {}
         said = ""
-        if self.asked:
-            if self.asked.poll() is None:
-                return []
-            with self.asked as asked:
-                said = asked.stdout.read(LONGEST).decode("utf-8", "replace") if asked.stdout else ""
-            self.asked = None
         with suppress(OSError):
+            if self.answer:
+                with self.answer as answer:
+                    answer.seek(0)
+                    said = answer.read(LONGEST).decode("utf-8", "replace")
+            self.asked, self.answer = None, tempfile.TemporaryFile()  # noqa: SIM115  # nvidia-smi writes into it meanwhile
             self.asked = subprocess.Popen(
-                self.query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                self.query, stdin=subprocess.DEVNULL, stdout=self.answer, stderr=subprocess.DEVNULL
             )
-        lines = (map(_number, line.split(",")) for line in said.splitlines() if line.count(",") == 2)
-        return [Sensed(None if used is None else used * units.MIB, *others) for used, *others in lines]
+        lines = (map(_number, line.split(",")) for line in said.splitlines() if line.count(",") == 3)
+        return {
+            int(index): Sensed(None if used is None else used * units.MIB, *others)
+            for index, used, *others in lines
+            if index is not None
+        }
 
 
 def _text(path: Path) -> str:
