@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPeer, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
-from conftest import typed
+from conftest import definition, typed
 from support.verification import checks, judged, reports
 from test_links import any_manager, machine  # noqa: F401  # fixtures
 
@@ -67,6 +67,14 @@ def test_a_worker_listens_on_wireguard_for_the_head_alone(secret):
     (link, _plain) = plan["estimate"]["links"]
     assert (link["kind"], own(worker)["mtu"], plan["links"]) == ("wireguard", 1420, ["worker1"])
     assert plan["hosts"]["worker2"]["links"] == []
+
+
+@pytest.mark.parametrize("name, networks", [("head", 1), ("worker1", 1), ("worker2", 0)])
+def test_nothing_leaves_by_another_interface_while_that_of_wireguard_is_missing(secret, name, networks):
+    host = secret.plan()["hosts"][name]
+    (service,) = host["services"]
+    line = "ExecStartPre=+/usr/sbin/ip route replace unreachable 10.227.0.0/16 metric 4096 proto kernel\n"
+    assert definition(host, service).count(line) == networks
 
 
 def test_wireguard_goes_over_the_cable_that_joins_head_and_worker(secret):
@@ -205,6 +213,18 @@ def test_other_peers_are_given_to_a_new_interface(keyed):
     keyed.apply(link(peers=(link().peers[0]._replace(public_key=KEYS["worker2"]),)))
     assert keyed.commands[0] == "ip link del dev wg-llama"
     assert KEYS["worker2"] in (keyed.root / DEVICES[keyed.manager]).read_text()
+
+
+def test_the_route_of_a_network_that_no_link_has_any_more_goes(keyed):
+    route = "ip route del unreachable 10.227.0.0/16 metric 4096"
+    keyed.apply(link())
+    assert route not in keyed.commands
+    keyed.apply(link(address="10.228.2.10/16"))
+    assert route in keyed.commands
+    keyed.apply(link())
+    keyed.remove("wg-llama")
+    keyed.apply()
+    assert route in keyed.commands
 
 
 def test_what_no_link_wants_any_more_goes_and_the_key_stays_for_a_way_back(keyed):

@@ -335,6 +335,8 @@ class ServicePlan(NamedTuple):
     """of a worker; null where it is not known, and of the head"""
     definition: Absent[Block] = None
     """what the service manager gets"""
+    unreachable: tuple[str, ...] = ()
+    """networks of WireGuard: while their interface is missing, nothing leaves for them by another one"""
 
 
 class FilePlan(NamedTuple):

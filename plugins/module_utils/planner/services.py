@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import posixpath
 import re
@@ -161,6 +162,10 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
     return [source for rule in host.firewall if rule.address == address for source in rule.sources]
 
 
+def _networks_of_wireguard(host: HostPlan) -> tuple[str, ...]:
+    return tuple(str(ipaddress.IPv4Interface(link.address).network) for link in host.links if link.peers)
+
+
 def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
     own = names.of(plan.cluster)
     services = [_of_worker(plan, host, worker, own) for worker in plan.hosts[host].workers]
@@ -187,6 +192,7 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> S
         credentials={},
         devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICES if worker.rdma else ())),
         allow=tuple(sorted({"localhost", address, *_may_connect(plan.hosts[host], worker)})),
+        unreachable=_networks_of_wireguard(plan.hosts[host]),
     )
 
 
@@ -226,4 +232,5 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         ),
         credentials=credentials,
         allow=tuple(_reachable_for_head(plan)),
+        unreachable=_networks_of_wireguard(plan.hosts[head.host]),
     )

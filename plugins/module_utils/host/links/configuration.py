@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,9 +271,11 @@ def _reload(manager: str | None, interfaces: Iterable[str], system: System) -> N
 
 
 def _take_back(goals: Mapping[str, Goal], found: Inspection, system: System) -> None:
-    """Takes away addresses and MTU that are the cluster's and not wanted any more, where the manager left them."""
+    """Takes away addresses and MTU that are the cluster's and not wanted any more, where the manager left them, and the routes that services made."""
     for name, goal in goals.items():
         interface = found.interfaces.get(name)
+        for network in _networks(goal.known) - _networks([goal.address]) if goal.made else ():
+            system.output("ip", "route", "del", "unreachable", network, "metric", "4096")
         if interface is None:
             continue
         if goal.made and not goal.address:
@@ -282,6 +285,10 @@ def _take_back(goals: Mapping[str, Goal], found: Inspection, system: System) -> 
             system.output("ip", "address", "del", str(address), "dev", name)
         if goal.mtu == DEFAULT_MTU and interface.mtu not in (DEFAULT_MTU, None):
             system.output("ip", "link", "set", "dev", name, "mtu", str(DEFAULT_MTU))
+
+
+def _networks(addresses: Iterable[str | None]) -> set[str]:
+    return {str(ipaddress.IPv4Interface(address).network) for address in addresses if address}
 
 
 def _until(done: Callable[[], bool]) -> bool:
