@@ -1,10 +1,11 @@
 """What can go wrong, done to the hosts of the scenario. A fault returns what takes it away again, or None where nothing has to."""
 
+import json
 import random
 import shlex
 import subprocess
 
-from conftest import HOSTS, PLAN
+from conftest import HOSTS, PLAN, WORK
 
 HEAD = PLAN["head"]["host"]
 WORKERS = [name for name, host in PLAN["hosts"].items() if host["workers"]]
@@ -33,6 +34,14 @@ def inside(name, command, check=True, detach=False):
     return done.stdout
 
 
+def told():
+    """What the head's launcher says of what it does."""
+    try:
+        return json.loads(inside(HEAD, f"cat {STATE}/serving.json", check=False))
+    except ValueError:
+        return {}
+
+
 def signal_worker(name, number):
     inside(name, f"pkill -{number} --full '^[^ ]*/bin/{WORKER_PROGRAM} '")
 
@@ -50,7 +59,7 @@ def worker_hung(name):
 
 
 def worker_rebooted(name):
-    subprocess.run(["podman", "restart", "--time", "5", container(name)], check=True, capture_output=True)
+    subprocess.run(["podman", "restart", "--time", "10", container(name)], check=True, capture_output=True)
 
 
 def worker_cut_off(name):
@@ -108,10 +117,10 @@ def head_out_of_memory(_name):
 
 
 def all_rebooted(_name):
-    names = [container(name) for name in random.sample(list(HOSTS), len(HOSTS))]
+    names = [container(name) for name in random.sample(list(SERVICES), len(SERVICES))]
     restarts = [
         subprocess.Popen(
-            ["podman", "restart", "--time", "5", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["podman", "restart", "--time", "10", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         for name in names
     ]
@@ -122,10 +131,11 @@ def disk_full(_name):
     """Where the launcher writes; then llama-server is killed, so that it has to. The disk stays until ``whole_disk``: a service keeps its own view
     of what is mounted."""
     owner = inside(HEAD, f"stat --format=%u:%g {STATE}").strip()
-    inside(
-        HEAD,
-        f"mountpoint --quiet {STATE} || (mount -t tmpfs -o size=32m,mode=0750 tmpfs {STATE} && chown {owner} {STATE})",
-    )
+    disk = WORK / "cache" / HEAD / "disk"
+    if not disk.exists():
+        subprocess.run(["mkfs.ext4", "-q", disk, "32M"], check=True)
+    mount = f"mount -o loop /var/cache/llamacpp/disk {STATE} && chmod 0750 {STATE} && chown {owner} {STATE}"
+    inside(HEAD, f"mountpoint --quiet {STATE} || ({mount})")
     inside(HEAD, f"dd if=/dev/zero of={STATE}/filler bs=64k 2>/dev/null", check=False)
     signal_server("KILL")
     return lambda: inside(HEAD, f"rm {STATE}/filler")
@@ -134,6 +144,7 @@ def disk_full(_name):
 def whole_disk():
     """Takes the small disk away, where there is one."""
     inside(HEAD, f"mountpoint --quiet {STATE} && umount --lazy {STATE} && systemctl restart {SERVER}", check=False)
+    (WORK / "cache" / HEAD / "disk").unlink(missing_ok=True)
 
 
 ALL = [

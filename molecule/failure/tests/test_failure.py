@@ -15,7 +15,7 @@ import faults
 import pytest
 from asker import WORDS, Asker, ask
 from conftest import INVENTORY, PLAN, WORK
-from faults import HEAD, SERVER, SERVICES, STATE, WORKERS, inside
+from faults import HEAD, SERVER, SERVICES, WORKERS, inside, told
 from slow import slowed
 
 pytestmark = pytest.mark.timeout(7200)
@@ -36,14 +36,6 @@ def measured():
     print(f"LLAMA_TEST_SEED={SEED}", flush=True)
     yield found
     (WORK / "result.json").write_text(json.dumps(found))
-
-
-def told():
-    """What the head's launcher says of what it does."""
-    try:
-        return json.loads(inside(HEAD, f"cat {STATE}/serving.json", check=False))
-    except ValueError:
-        return {}
 
 
 def until(condition, seconds, what):
