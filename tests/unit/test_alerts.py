@@ -224,6 +224,16 @@ FAULTS = [
     ("cache", {"w1 worker_cache_bytes": 12e9}, 35, {"LlamaCacheOverLimit": "w1"}),
     ("retransmissions", {"w1 worker_retransmissions_total": rising(0.9)}, 10, {"LlamaRetransmissions": "w1"}),
     (
+        "retransmissions of two loads, which send as much",
+        {
+            "w1 worker_retransmissions_total": turns(60, 700),
+            "w1 worker_sent_bytes_total": 264567931,
+            "head started_timestamp_seconds": turns(0, 1200),
+        },
+        24,
+        {},
+    ),
+    (
         "sent again, and had arrived",
         {
             "w1 worker_retransmissions_total": rising(1.9),
