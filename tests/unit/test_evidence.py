@@ -84,6 +84,11 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert "secret" not in json.dumps(typed_json.dump(found))
 
 
+def test_connections_are_counted_when_the_question_has_loaded_the_model(collect, server, monkeypatch):
+    monkeypatch.setattr(evidence, "_rdma_connections", lambda _subject, _host: len(server.asked))
+    assert collect().server.rdma == 1
+
+
 def test_the_key_goes_to_no_other_server(collect, server, tmp_path):
     """Here the tests listen on the port, and no process runs below the prefix."""
     (tmp_path / "key").write_text("secret")

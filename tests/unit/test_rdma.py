@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import e
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
 from conftest import complete, definition, typed
 from support.clusters import FORK, TREE
-from support.verification import checks, healthy, judged
+from support.verification import checks, healthy, judged, several, subject
 from test_verification import with_server
 
 HEAD, WORKER = "192.0.2.10", "192.0.2.11"
@@ -90,6 +90,12 @@ def test_where_it_cannot_work_it_is_refused(rdma, change, said):
     assert said in rdma.reason()
 
 
+def test_a_host_that_was_not_asked_is_planned_as_if_it_had_the_device(rdma):
+    for host in rdma.hosts.values():
+        host["facts"].pop("rdma", None)
+    assert not rdma.plan()["refused"]
+
+
 def test_a_head_with_several_addresses_needs_a_device_with_that_of_the_link(rdma):
     rdma.hosts["head"]["variables"]["llama_links"] = [{"address": "10.9.0.10/24", "peer": "worker1"}]
     rdma.hosts["worker1"]["variables"]["llama_links"] = [{"address": "10.9.0.11/24"}]
@@ -110,6 +116,18 @@ def test_a_silent_way_back_to_tcp_is_a_failure(rdma, connections, status):
     assert (f"planned: {ENDPOINT}" in found.evidence) == (status == "failed")
 
 
+@pytest.mark.parametrize("connections, status", [(2, "passed"), (1, "not tested"), (0, "failed")])
+def test_a_connection_to_an_external_worker_may_be_the_one_over_rdma(rdma, connections, status):
+    outside = {"endpoint": "192.0.2.77:50052", "memory_mib": 65536}
+    rdma.hosts["head"]["variables"]["llama_external_workers"] = [outside]
+    plan = typed(rdma.plan())
+    report = judged(plan, with_server(healthy(plan), rdma=connections))
+    (found,) = checks(report, "rdma")
+    assert (found.status, "192.0.2.77:50052" in found.evidence) == (status, status == "not tested")
+    way = f"over TCP or RDMA: {connections} of 3 use RDMA" if connections else "over TCP"
+    assert checks(report, "handshake")[0].evidence.endswith(way)
+
+
 def test_who_plans_no_rdma_is_not_asked_for_it(pair):
     plan = typed(pair.plan())
     assert not checks(judged(plan, with_server(healthy(plan), rdma=0)), "rdma")
@@ -128,9 +146,25 @@ def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(device
     devices.close()
     assert progress.rdma_connections(os.getpid()) == 0
     assert progress.rdma_connections(1 << 30) == 0
-    assert evidence._is_server(["/opt/llamacpp/releases/x/bin/llama-server", "-m"])
-    assert not evidence._is_server(["/opt/llamacpp/releases/x/bin/rpc-server"])
-    assert not evidence._is_server([])
+
+
+def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
+    """Beside it are another model, its launcher, a worker, and an instance that proves a release."""
+    plan, program = rdma.plan(), "/opt/llamacpp/releases/x/bin/llama-server"
+    processes = {
+        1: [program, "--port", "8081", "--alias", "one"],
+        2: [program, "--port", "8082", "--alias", "two"],
+        4: ["/usr/bin/python3", "/opt/llamacpp/runtime/x/runtime.py", "--", program, "--alias", "one"],
+        8: ["/opt/llamacpp/releases/x/bin/rpc-server", "--port", "8080"],
+        16: [program, "--port", "8080"],
+        32: [program, "--port", "18080"],
+    }
+    monkeypatch.setattr(evidence.processes, "of_account", lambda _prefix, _account: processes)
+    monkeypatch.setattr(progress, "rdma_connections", lambda process: process)
+    alone = subject(plan)
+    models = several(typed(plan), "one", "two").head.models
+    asked = [alone, *(alone._replace(head=alone.head._replace(models=(one,))) for one in models)]
+    assert [evidence._rdma_connections(one, alone.hosts["head"]) for one in asked] == [16, 1, 2]
 
 
 def test_this_is_part_of_what_the_kernel_says_of_a_process(devices):

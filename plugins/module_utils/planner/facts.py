@@ -119,8 +119,8 @@ class Facts(NamedTuple):
     python: Optional[Path] = None
     accounts: Mapping[str, Name] = {}
     """Account whose name begins like ours → its home."""
-    rdma: tuple[Word, ...] = ()
-    """IPv4 addresses that RDMA devices have."""
+    rdma: Optional[tuple[Word, ...]] = None
+    """IPv4 addresses that RDMA devices have; None where the host was not asked."""
     device_groups: tuple[Word, ...] = ()
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
     units_filter: Optional[bool] = None

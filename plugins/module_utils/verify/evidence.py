@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -107,7 +107,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         },
         server=ServerEvidence(
             start_log.buffers(first_load),
-            sum(progress.rdma_connections(pid) for pid, argv in running.items() if _is_server(argv)),
+            _rdma_connections(subject, host),
             completion,
             shown,
             start_log.is_pipelined(first_load),
@@ -116,8 +116,15 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     )
 
 
-def _is_server(argv: Sequence[str]) -> bool:
-    return os.path.basename(argv[0] if argv else "") == "llama-server"
+def _rdma_connections(subject: Subject, host: HostPlan) -> int:
+    """Of the llama-server that answers now: other models, and what serves while a release is proved, have their own."""
+    asked = subject.asked
+    called = (server.ALIAS, asked.name) if asked else (server.PORT, str(subject.head.port))
+    return sum(
+        progress.rdma_connections(process)
+        for process, argv in processes.of_account(host.prefix, host.account).items()
+        if os.path.basename(argv[0]) == "llama-server" and called in zip(argv, argv[1:])
+    )
 
 
 def _start_log(folder: Path, asked: ServedModel | None) -> str:

@@ -430,17 +430,22 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
-    """That no worker is reached over TCP that shall be over RDMA: llama.cpp goes back to it without a word."""
+    """That no worker is reached over TCP that shall be over RDMA: llama.cpp goes back to it without a word. Connections do not say whose they are."""
     endpoints = {entry.endpoint for entry in plan.placement}
     planned = [worker.endpoint for worker in _used(plan) if worker.rdma and worker.endpoint in endpoints]
-    text = f"{server.rdma} of {len(planned)} workers are reached over RDMA"
+    others = [worker.endpoint for worker in plan.external_workers if worker.endpoint in endpoints]
+    possible = len(planned) + len(others)
+    text = f"{server.rdma} of {possible} workers are reached over RDMA"
     if server.rdma < len(planned):
         text += (
             f", planned: {', '.join(planned)}. llama-server went back to TCP without a word: look where «RDMA» ends in start.log of the head and in the "
             "logs of these workers"
         )
+    elif server.rdma < possible:
+        text += f", and these may be the external ones ({', '.join(others)}): try without them"
     if planned:
-        yield _check("rdma", plan.head.host, server.rdma >= len(planned), text)
+        unclear = len(planned) <= server.rdma < possible
+        yield _check("rdma", plan.head.host, None if unclear else server.rdma >= possible, text)
 
 
 def _certificate(subject: str, shown: Certificate) -> Check:
@@ -474,8 +479,7 @@ def _transport(plan: Plan, evidence: Sequence[Evidence]) -> str:
     if not loaded:
         return "over TCP or RDMA: no model is loaded"
     one, server = loaded[0]
-    endpoints = {entry.endpoint for entry in one.placement}
-    used = sum(worker.endpoint in endpoints for worker in _used(plan))
+    used = len({entry.endpoint for entry in one.placement if entry.endpoint})
     if not server.rdma:
         return "over TCP"
     return "over RDMA" if server.rdma >= used else f"over TCP or RDMA: {server.rdma} of {used} use RDMA"

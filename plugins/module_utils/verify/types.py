@@ -169,7 +169,7 @@ class ServerEvidence(NamedTuple):
     buffers: Mapping[str, Mapping[str, LoggedBuffers]]
     """device → kind → size, by the log of its start"""
     rdma: int
-    """connections to workers that use RDMA"""
+    """connections over RDMA of the llama-server that was asked"""
     completion: Optional[Completion]
     """null where it sleeps and was not woken"""
     certificate: Optional[Certificate] = None

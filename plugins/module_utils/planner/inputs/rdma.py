@@ -42,7 +42,7 @@ def _check(worker: str, host: Host, address: str) -> None:
             f"{refused} only units of systemd, as root sets them up, may lock the memory that RDMA needs, and {host.name} has none: set "
             f"llama_host_scope of {host.name} to system, or llama_transport to {names.PLAIN}"
         )
-    if address not in facts.rdma:
+    if facts.rdma is not None and address not in facts.rdma:
         known = f"there are {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband has none with an address"
         raise Refusal(
             f"{refused} no RDMA device of {host.name} has its address {address}, and {known}: name in llama_links the interface of the device, "
