@@ -234,6 +234,19 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     )
 
 
+def test_remedies_of_one_advisory_that_differ_stand_beside_each_other(pair):
+    pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["unknown"]
+    plan = typed(pair.plan())
+    (one,) = [entry for entry in plan.advisories if entry.id == "accepted-unknown"]
+    plans = [
+        plan._replace(advisories=(one._replace(remedy=remedy),)) for remedy in ("Set llama_model_path.", "B.", "B.")
+    ]
+    assert merging._advisories(["a", "b", "c"], plans) == (one._replace(remedy="Set llama_model_path. B."),)
+    plans[2] = plan._replace(advisories=())
+    named = one._replace(message=f"a and b in llama_models: {one.message}", remedy="Set path. B.")
+    assert merging._advisories(["a", "b", "c"], plans) == (named,)
+
+
 def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
     cluster = of_two_sizes()
     for host in cluster.hosts.values():

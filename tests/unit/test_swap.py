@@ -208,6 +208,23 @@ def test_a_model_may_have_a_backend_of_its_own_and_so_a_release(two_backends):
     assert lent == [["vulkan", "vulkan"], ["hip", "hip"]]
 
 
+def test_an_advisory_is_said_once_with_the_names_of_the_models_that_meet_it(two_backends):
+    """The fork serves one of them alone, by Vulkan; a worker that has no graphics serves the other two."""
+    two_backends.add("small", "worker", address="192.0.2.20", facts={}, llama_release={**TREE, "build": 8600})
+    advisories = swapping(two_backends, SMALL, {**DEEP, "backend": "vulkan"}, THIRD)["advisories"]
+
+    def said(identifier):
+        found = [entry for entry in advisories if entry["id"] == identifier]
+        return [(entry["message"].partition(": ")[0], entry["hosts"]) for entry in found]
+
+    (unmaintained,) = said("backend-unmaintained")
+    assert unmaintained[0] == "deep in llama_models"
+    assert said("rpc-in-clear") == [
+        ("small and third in llama_models", ["halo1", "halo2", "small"]),
+        ("deep in llama_models", ["halo1", "halo2"]),
+    ]
+
+
 def test_what_a_kept_model_holds_is_missing_for_each_backend_of_its_device(two_backends):
     def room(keep):
         plan = swapping(two_backends, {**SMALL, "keep": keep}, {**DEEP, "backend": "vulkan"})

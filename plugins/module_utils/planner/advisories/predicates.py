@@ -97,12 +97,14 @@ def security_floor(context: AdvisoryContext) -> Cases:
 
 
 def unmaintained_backends(context: AdvisoryContext) -> Cases:
-    known = context.plan.releases
+    known, used = context.plan.releases, {(device.host, device.backend) for device in context.used}
     return [
         (name, {"fork": known[build.release].fork, "unmaintained": build.backend})
         for name, host in context.plan.hosts.items()
         for build in host.builds
-        if known[build.release].fork and build.backend not in backends.IK_LLAMA_MAINTAINED
+        if (name, build.backend) in used
+        and known[build.release].fork
+        and build.backend not in backends.IK_LLAMA_MAINTAINED
     ]
 
 

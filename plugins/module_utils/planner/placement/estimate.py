@@ -36,7 +36,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Seat, Server
 
-NAMES = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
+NAMES = {
+    "thunderbolt": "thunderbolt",
+    "ib": "infiniband",
+    "wl": "wireless",
+    "wg": "wireguard",
+    "tailscale": "wireguard",
+    "zt": "tunnel",
+}
 """How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
 LEAST_FIGURE = 0.001
 """Of a link: what is less was not measured."""

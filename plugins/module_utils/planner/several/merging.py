@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -20,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ServedModel,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets, swap
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Turn
@@ -92,22 +94,32 @@ def _check_hosts(called: Sequence[str], plans: Sequence[Plan]) -> None:
                 raise Refusal(turns.sentence(name, wrong))
 
 
+Said = TypeVar("Said", str, AdvisoryPlan)
+
+
+def _once(called: Sequence[str], said: Sequence[Sequence[Said]]) -> list[tuple[Said, str]]:
+    """What is said of models, once, with the names of these: first what is said of all, which has none."""
+    models: dict[Said, list[str]] = {}
+    for name, own in zip(called, said):
+        for one in own:
+            models.setdefault(one, []).append(name)
+    found = [(one, "" if len(of) == len(called) else remedies.listed(of)) for one, of in models.items()]
+    return sorted(found, key=lambda pair: bool(pair[1]))
+
+
 def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Sentences about all models once, and others with the name of theirs."""
-    common = [text for text in sentences[0] if all(text in own for own in sentences)]
-    others = [turns.sentence(name, text) for name, own in zip(called, sentences) for text in own if text not in common]
-    return (*common, *others)
+    return tuple(turns.sentence(of, text) if of else text for text, of in _once(called, sentences))
 
 
 def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryPlan, ...]:
-    common = [one for one in plans[0].advisories if all(one in plan.advisories for plan in plans)]
-    others = [
-        one._replace(message=turns.sentence(name, one.message), remedy=turns.own_words(one.remedy))
-        for name, plan in zip(called, plans)
-        for one in plan.advisories
-        if one not in common
-    ]
-    return (*common, *others)
+    met = [[(one._replace(remedy=""), one.remedy) for one in plan.advisories] for plan in plans]
+    found = []
+    for one, of in _once(called, [[alike for alike, _remedy in own] for own in met]):
+        remedy = " ".join(dict.fromkeys(remedy for own in met for alike, remedy in own if alike == one))
+        if of:
+            one, remedy = one._replace(message=turns.sentence(of, one.message)), turns.own_words(remedy)
+        found.append(one._replace(remedy=remedy))
+    return tuple(found)
 
 
 def _model(turn: Turn, plan: Plan) -> ServedModel:
