@@ -3,14 +3,18 @@
 import base64
 import json
 import pwd
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import wireguard
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPeer, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, cluster_inputs
@@ -19,6 +23,7 @@ from conftest import definition, typed
 from support.verification import checks, judged, reports
 from test_links import any_manager, machine  # noqa: F401  # fixtures
 
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
     name: base64.b64encode(bytes([number] * 32)).decode() for number, name in enumerate(["head", "worker1", "worker2"])
 }
@@ -127,7 +132,62 @@ def test_a_host_that_cannot_have_wireguard(secret, name, facts, said):
 def test_two_hosts_with_one_address(secret):
     secret.hosts["worker2"].update(ansible_host="198.51.2.11")
     secret.hosts["worker2"]["variables"]["llama_transport"] = "wireguard"
-    assert "worker2 and worker1 both have the address 10.227.2.11 in WireGuard: give one of them" in secret.reason()
+    said = "worker2 and worker1 both have the address 10.227.2.11 in WireGuard: give one of them another one in 10.227.0.0/16 by"
+    assert said in secret.reason()
+
+
+@pytest.mark.parametrize(
+    "name, address", [("worker1", "10.9.0.7/24"), ("worker1", "10.227.2.11/24"), ("head", "10.227.3.10/24")]
+)
+def test_ends_in_different_networks(secret, name, address):
+    wide = {"interface": "wg7", "address": address, "manage": True, "kind": "wireguard"}
+    secret.hosts[name]["variables"]["llama_links"] = [wide]
+    if address == "10.227.2.11/24":  # the head is in it too
+        assert not secret.plan()["refused"]
+        secret.hosts["head"].update(ansible_host="192.0.3.10")
+    refusal = secret.reason()
+    assert f"{address} in WireGuard" in refusal or f"and head {address}" in refusal
+    assert "give both an address in 10.227.0.0/16 by an entry of llama_links" in refusal
+
+
+@pytest.mark.parametrize("name", ["head", "worker2"])
+def test_hosts_with_one_key(secret, name):
+    secret.hosts["worker2"]["variables"]["llama_transport"] = "wireguard"
+    secret.hosts[name]["facts"]["wireguard"]["public_key"] = KEYS["worker1"]
+    refusal = secret.reason()
+    assert "have the same key of WireGuard" in refusal
+    assert "remove /etc/wireguard-llamacpp.key on one of them" in refusal
+    secret.hosts[name]["facts"]["wireguard"]["public_key"] = None
+    assert not secret.plan()["refused"]
+
+
+def test_a_tunnel_beside_wireguard(secret):
+    secret.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"device": "CPU", "tunnel": "127.0.0.1:60052"}]
+    assert "llama_worker_endpoints of worker1 has a tunnel, through which the head would go instead" in secret.reason()
+
+
+@pytest.mark.parametrize("reached", ["127.0.0.1", "big.example.org"])
+def test_a_host_that_is_reached_by_loopback_or_a_name_takes_the_address_of_its_link(secret, reached):
+    head = secret.hosts["head"]
+    head.update(ansible_host=reached)
+    assert re.search("ansible_host of head is .* the network that joins (it with worker1|them)", secret.reason())
+    head["variables"]["llama_links"] = [{"address": "192.0.2.10/24"}]
+    assert own(secret.plan()["hosts"]["head"])["address"] == "10.227.2.10/16"
+
+
+@pytest.mark.parametrize(
+    "kind, round_trip, gbit", [(None, 0.78, 2.5), ("wireless", 6.48, 0.3), ("thunderbolt", 0.68, 2.5)]
+)
+def test_wireguard_is_planned_with_the_link_beneath_it(secret, kind, round_trip, gbit):
+    secret.hosts["worker1"]["variables"]["llama_links"] = [{"address": "192.0.2.11/24", "kind": kind}] if kind else []
+    (link, _plain) = secret.plan()["estimate"]["links"]
+    assert (link["kind"], 2 * link["one_way_ms"], link["gbit_per_s"]) == ("wireguard", pytest.approx(round_trip), gbit)
+
+
+def test_the_plan_says_what_keeps_udp_from_others(secret):
+    text = plan_text.plan_page(typed(secret.plan()))
+    assert "worker1  192.0.2.11: udp 51852 for 192.0.2.10; WireGuard answers its peers alone" in text
+    assert "worker1  10.227.2.11: 50052, 50152 for 10.227.2.10; " in text
 
 
 # ------------------------------------------------------------------------------------------------------------------ keys
@@ -146,7 +206,9 @@ def test_facts_say_whether_the_kernel_has_it_and_no_private_key(tmp_path):
     assert wireguard.of_host(names.DEFAULT, tmp_path, lambda _argv: "") == {"in_kernel": False, "public_key": None}
     assert wireguard.of_host(names.DEFAULT, tmp_path, ask)["in_kernel"]
     (tmp_path / "etc").mkdir()
-    wireguard.key_file(names.DEFAULT, tmp_path).write_text(PRIVATE + "\n")
+    key = wireguard.key_file(names.DEFAULT, tmp_path)
+    key.write_text(PRIVATE + "\n")
+    key.chmod(0o600)
     found = wireguard.of_host(names.DEFAULT, tmp_path, ask)
     assert found["public_key"] == wireguard.public_key(PRIVATE)
     assert PRIVATE not in json.dumps(found)
@@ -167,6 +229,7 @@ def keyed(any_manager, monkeypatch):  # noqa: F811
     user = SimpleNamespace(pw_uid=-1)
     monkeypatch.setattr(pwd, "getpwnam", lambda name: {"systemd-network": user}[name])
     any_manager.write("etc/wireguard-llamacpp.key", PRIVATE + "\n")
+    (any_manager.root / "etc/wireguard-llamacpp.key").chmod(0o600)
     manager = any_manager.run
 
     def run(argv):
@@ -238,16 +301,17 @@ def test_what_no_link_wants_any_more_goes_and_the_key_stays_for_a_way_back(keyed
     assert (keyed.root / "etc/wireguard-llamacpp.key").exists()
 
 
-def test_teardown_removes_the_key(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scope, marked", [("system", True), ("system", False), ("user", True)])
+def test_teardown_removes_the_key_of_the_whole_host(tmp_path, monkeypatch, scope, marked):
     key = tmp_path / "wireguard.key"
     key.write_text(PRIVATE)
     monkeypatch.setattr(ownership.wireguard, "key_file", lambda _owner: key)
-    (tmp_path / "opt/.llamacpp.cluster").mkdir(parents=True)
-    place = Place("system", "systemd", str(tmp_path / "opt"), str(tmp_path / "cache"), str(tmp_path / "units"))
+    (tmp_path / "opt" / (".llamacpp.cluster" * marked)).mkdir(parents=True)
+    place = Place(scope, "systemd", str(tmp_path / "opt"), str(tmp_path / "cache"), str(tmp_path / "units"))
     for check in (True, False):
         assert key.exists()
-        assert str(key) in ownership.remove(place, names.DEFAULT, "head", check)[0]
-    assert not key.exists()
+        assert (str(key) in ownership.remove(place, names.DEFAULT, "head", check)[0]) == (scope == "system")
+    assert key.exists() == (scope == "user")
 
 
 def test_an_interface_of_somebody_else_is_not_touched(keyed):
@@ -271,6 +335,34 @@ def test_a_key_is_made_once_for_root_alone(keyed):
     assert not key.exists()
     assert configuration.make_key([link()], False, keyed.system)
     assert (key.stat().st_mode & 0o777, wireguard.public_key(key.read_text().strip()) is None) == (0o600, False)
+
+
+@pytest.mark.parametrize(
+    "text, mode", [(PRIVATE[:-5], 0o600), (f"# mine\n{PRIVATE}\n", 0o600), ("Schlüssel\n", 0o600), (PRIVATE, 0o644)]
+)
+def test_a_file_that_is_no_key_for_root_alone_gives_way_to_a_new_one(keyed, text, mode):
+    keyed.apply(link())
+    key = keyed.write("etc/wireguard-llamacpp.key", text).root / "etc/wireguard-llamacpp.key"
+    key.chmod(mode)
+    facts = wireguard.of_host(names.DEFAULT, keyed.root, lambda _argv: "")
+    assert (facts["public_key"], keyed.differs(link())) == (None, True)
+    assert PRIVATE not in "".join(keyed.apply(link(), check=True))
+    assert "this host has no key of WireGuard: run site.yml" in keyed.refuse(link())
+    assert configuration.make_key([link()], False, keyed.system)
+    assert key.stat().st_mode & 0o777 == 0o600
+    keyed.apply(link())
+    assert key.read_text().strip() in (keyed.root / DEVICES[keyed.manager]).read_text()
+
+
+def test_a_host_without_a_manager_is_told_of_stunnel(keyed):
+    keyed.manager = None
+    assert "start one of them, or set llama_transport to stunnel." in keyed.refuse(link())
+
+
+def test_no_host_goes_on_where_one_gets_no_key():
+    (play,) = [play for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) if play["name"] == "Plan"]
+    (task,) = [task for task in play["tasks"] if task["name"].startswith("Make keys of WireGuard")]
+    assert task["any_errors_fatal"]
 
 
 def test_the_module_makes_a_key_and_nothing_else(keyed, monkeypatch, call):

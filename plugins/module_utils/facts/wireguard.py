@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,17 @@ def key_file(owner: Names, root: Path = ROOT) -> Path:
 def of_host(owner: Names, root: Path = ROOT, ask: Ask = output) -> dict[str, Any]:
     """``in_kernel`` and ``public_key``, None without a key that this account reads."""
     loaded = (root / "sys/module/wireguard").exists()
-    private = text_of(key_file(owner, root)).strip()
     return {
         "in_kernel": loaded or bool(ask(["modprobe", "--show-depends", "wireguard"])),
-        "public_key": public_key(private) if private else None,
+        "public_key": public_key(key_of(owner, root)),
     }
+
+
+def key_of(owner: Names, root: Path = ROOT) -> str:
+    """The private key; nothing where there is none, or the file holds something else, or others may read it."""
+    file = key_file(owner, root)
+    text = text_of(file).strip()
+    return text if public_key(text) and not file.stat().st_mode & 0o077 else ""
 
 
 def public_key(private: str) -> str | None:
@@ -40,7 +45,7 @@ def public_key(private: str) -> str | None:
     """
     try:
         raw = base64.b64decode(private, validate=True)
-    except binascii.Error:
+    except ValueError:
         return None
     if len(raw) != 32:
         return None

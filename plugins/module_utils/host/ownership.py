@@ -72,6 +72,7 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
     """
     prefix = Path(place.prefix)
     others = [f"{what} on {name} stays, since this collection did not make it." for what in _foreign(place, owner)]
+    key = _remove_key(owner, check) if place.scope == "system" else []
     if not files.is_marked(prefix):
         left = (
             [
@@ -80,11 +81,11 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
             if prefix.exists()
             else []
         )
-        return [], left + others
+        return key, left + others
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     left = [_left(prefix, validation.printable(entry), name) for entry in rest]
-    beside = _take_metrics_back(place, owner, check) + _remove_key(owner, check)
+    beside = _take_metrics_back(place, owner, check) + key
     for steps in [] if check else installed:
         try:
             removal.remove_below(str(prefix), *steps)

@@ -83,14 +83,13 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
     return before, after
 
 
-def key_of(system: System) -> str:
-    """The private key of WireGuard; nothing where there is none."""
-    return text_of(wireguard.key_file(system.owner, system.root)).strip()
+def _key_of(system: System) -> str:
+    return wireguard.key_of(system.owner, system.root)
 
 
 def make_key(links: Sequence[LinkPlan], check: bool, system: System) -> bool:
     """Makes this host's key of WireGuard where it needs one and has none. Returns whether there was something to make."""
-    if key_of(system) or not any(link.kind == WIREGUARD for link in problems.managed(links)):
+    if _key_of(system) or not any(link.kind == WIREGUARD for link in problems.managed(links)):
         return False
     if not check:
         private = base64.b64encode(os.urandom(32)).decode()
@@ -102,11 +101,11 @@ def _whole_key(links: Sequence[LinkPlan], system: System) -> str:
     """:raises Refusal: a key is missing, here or of a peer."""
     peers = [peer for link in links for peer in link.peers or ()]
     lacking = [peer.host for peer in peers if not peer.public_key]
-    if peers and not key_of(system):
+    if peers and not _key_of(system):
         lacking.append("this host")
     if lacking:
         raise Refusal(f"llama_links: {', '.join(lacking)} has no key of WireGuard: run site.yml, which makes it.")
-    return key_of(system)
+    return _key_of(system)
 
 
 def _refuse(sentences: Iterable[str]) -> None:
@@ -180,7 +179,7 @@ def _text(
 def _states(links: Sequence[LinkPlan], found: Inspection, system: System) -> tuple[str, str]:
     """How the links stand and how they are to stand, as text: interfaces, then files."""
     wanted, old = problems.managed(links), network_files.installed(system)
-    new = network_files.planned(wanted, found.manager, system.owner, key_of(system) or network_files.NO_KEY)
+    new = network_files.planned(wanted, found.manager, system.owner, _key_of(system) or network_files.NO_KEY)
     now, then = _live(_goals(wanted, network_files.links_of(old)), found, system)
     waiting = problems.unauthorised(links, found)
     modes = {path: system.path(path).stat().st_mode & 0o777 for path in old}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU, WIREGUARD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU, STUNNEL, WIREGUARD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
@@ -56,9 +56,11 @@ def problems(links: Sequence[LinkPlan], inspection: Inspection, system: System) 
     if sentences or not wanted:
         return sentences
     if inspection.manager is None:
+        secret = any(link.kind == WIREGUARD for link in wanted)
+        instead = f"set llama_transport to {STUNNEL}" if secret else "set manage: false"
         return [
             f"llama_links: {', '.join(map(str, names))} cannot be configured, since neither NetworkManager nor systemd-networkd runs on this "
-            "host: start one of them, or set manage: false."
+            f"host: start one of them, or {instead}."
         ]
     if not system.output("ip", "-json", "address"):
         return ["llama_links: `ip -json address` prints nothing on this host: install iproute2, or set manage: false."]

@@ -90,12 +90,13 @@ def with_wireguard(cluster: Cluster) -> Cluster:
     if not secret:
         return cluster
     owner = names.of(cluster.name)
-    for name in [cluster.head, *secret]:
+    for name, peer in [(cluster.head, secret[0]), *((name, cluster.head) for name in secret)]:
         _check_wireguard(hosts[name])
         if not wireguard_of(hosts[name]):
-            hosts[name] = hosts[name]._replace(links=(*hosts[name].links, _made(hosts[name], owner)))
-    _check_distinct([hosts[name] for name in [cluster.head, *secret]])
+            hosts[name] = hosts[name]._replace(links=(*hosts[name].links, _made(hosts[name], peer, owner)))
     head = hosts[cluster.head]
+    _check_networks(head, [hosts[name] for name in secret])
+    _check_distinct([hosts[name] for name in [cluster.head, *secret]], owner)
     port = FIRST_PORT + _share(owner, PORTS)
     pairs = [(hosts[name], _pair(head, hosts[name], port)) for name in secret]
     hosts[head.name] = _with_peers(head, port, [peer for _worker, (peer, _own) in pairs])
@@ -115,6 +116,10 @@ def _check_wireguard(host: Host) -> None:
             f"llama_transport: {WIREGUARD} needs the kernel's module wireguard, which {facts.kernel} of {host.name} does not have: install its "
             f"distribution's package with it, restart {host.name} where its kernel was upgraded since, {instead}"
         )
+    if any(entry.tunnel for entry in host.endpoints):
+        raise Refusal(
+            f"llama_transport: {WIREGUARD}: llama_worker_endpoints of {host.name} has a tunnel, through which the head would go instead: remove one of them"
+        )
 
 
 def _share(owner: names.Names, most: int) -> int:
@@ -127,31 +132,64 @@ def _beneath(host: Host) -> Host:
     return host._replace(links=tuple(link for link in host.links if link != wireguard_of(host)))
 
 
-def _made(host: Host, owner: names.Names) -> LinkPlan:
-    """The end of a host for which nothing else is said: its address ends as that where the host is reached."""
+def _made(host: Host, peer: str, owner: names.Names) -> LinkPlan:
+    """The end of a host for which nothing else is said: its address ends as that where the host is reached, or as that of its link where this one is
+    a name or loopback."""
     network = NETWORKS[-1 - _share(owner, len(NETWORKS))]
-    _first, _second, *ending = address_of(host._replace(links=()), host.name).split(".")
+    try:
+        reached = address_of(host._replace(links=()), peer)
+    except Refusal:
+        reached = address_of(host, peer)
+    _first, _second, *ending = reached.split(".")
     address = f"10.{network}.{'.'.join(ending)}/16"
     mtu = min((link.mtu for link in host.links if link.mtu), default=COMMON_MTU) - OVERHEAD
     interface = "wg-llama" if owner == names.DEFAULT else f"wg-{zlib.crc32(owner.cluster.encode()):08x}"
     return LinkPlan(interface, address, max(mtu, names.MTU[0]), peer=None, manage=True, kind=WIREGUARD)
 
 
-def _check_distinct(hosts: list[Host]) -> None:
-    owners: dict[str, str] = {}
-    for host in hosts:
-        address = _address(host)
-        other = owners.setdefault(address, host.name)
-        if other != host.name:
+ENTRY = f"by an entry of llama_links with interface, address, manage: true and kind: {WIREGUARD}"
+
+
+def _check_networks(head: Host, workers: list[Host]) -> None:
+    """The kernel sends to WireGuard only what is for its network."""
+    near = _interface(head)
+    for worker in workers:
+        far = _interface(worker)
+        if near.ip not in far.network or far.ip not in near.network:
+            wider = min(near.network, far.network, key=lambda network: network.prefixlen)
             raise Refusal(
-                f"{host.name} and {other} both have the address {address} in WireGuard: give one of them another by an entry of llama_links with "
-                f"interface, address, manage: true and kind: {WIREGUARD}"
+                f"{worker.name} has {far} in WireGuard, and {head.name} {near}, which are not in one network: give both an address in {wider} {ENTRY}"
             )
 
 
-def _address(host: Host) -> str:
+def _check_distinct(hosts: list[Host], owner: names.Names) -> None:
+    addresses: dict[str, str] = {}
+    keys: dict[str, str] = {}
+    for host in hosts:
+        address = _address(host)
+        other = addresses.setdefault(address, host.name)
+        if other != host.name:
+            network = _interface(host).network
+            raise Refusal(
+                f"{host.name} and {other} both have the address {address} in WireGuard: give one of them another one in {network} {ENTRY}"
+            )
+        key = host.facts.wireguard.public_key if host.facts.wireguard else None
+        other = keys.setdefault(key, host.name) if key else host.name
+        if other != host.name:
+            raise Refusal(
+                f"{host.name} and {other} have the same key of WireGuard, as copies of one machine do: remove /etc/wireguard-{owner.root}.key on one of "
+                "them and run site.yml, which makes another"
+            )
+
+
+def _interface(host: Host) -> ipaddress.IPv4Interface:
     link = wireguard_of(host)
-    return link.address.partition("/")[0] if link else ""
+    assert link, "a host with WireGuard"
+    return ipaddress.IPv4Interface(link.address)
+
+
+def _address(host: Host) -> str:
+    return str(_interface(host).ip)
 
 
 def _pair(head: Host, worker: Host, port: int) -> tuple[LinkPeer, LinkPeer]:

@@ -364,13 +364,15 @@ LINKS = {
         ("ethernet", 0.3, 2.5),
         ("wireless", 6.0, 0.3),
         ("tunnel", 0.3, 2.5),
-        ("wireguard", 0.8, 2.5),
+        ("wireguard", 0.78, 2.5),
     )
 }
 """Kind of a link → what is assumed of it where nothing was measured. The round trip is through both systems' TCP. USB4 as between two Strix
 Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
 (kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
-beneath it, Ethernet as far as anybody knows; so does WireGuard, with 0.48 ms more at most: wireguard-go's 0.19 to 0.48, as the kernel's was not measured."""
+beneath it, Ethernet as far as anybody knows; so does WireGuard of somebody else."""
+WIREGUARD_MS, WIREGUARD_GBIT = 0.48, 2.5
+"""What WireGuard adds to a round trip at most, wireguard-go's 0.19 to 0.48, as the kernel's was not measured, and what it is assumed to carry."""
 STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
 """What stunnel 5.68 at both ends adds to a round trip, 33 to 67 µs on an idle machine, and lets through: its processor time for a stream is that of
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
