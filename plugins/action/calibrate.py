@@ -40,6 +40,16 @@ class Measured(NamedTuple):
     def label(self) -> str:
         return f"{self.name or self.device} of {self.host}{' behind its worker' * bool(self.endpoint)}"
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Its name, and what llama.cpp calls those that the same backend drives."""
+        return self.name, self.device.rstrip("0123456789")
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Whether it is measured as those of its kind behind workers compute. A processor's llama-server takes other threads and kernels than its worker."""
+        return not self.endpoint and self.device != backends.CPU.device
+
 
 class ActionModule(benchmark.ActionModule):
     def perform(self, arguments: benchmark.Arguments) -> dict:
@@ -57,9 +67,14 @@ class ActionModule(benchmark.ActionModule):
         problems = [result["problem"]] if "problem" in result else []
         speeds = self._speeds(typed_json.parse(types.Benchmark, record))
         release = calibration.Measured("", time.strftime("%Y-%m-%d"), served.release.ref, served.release.generation)
+        alone: dict[tuple[str, str], tuple[calibration.Rates, calibration.Speeds]] = {}
         for one in [] if self.check_mode else self._measured:
             try:
                 found = calibration.fit(release._replace(name=one.name), speeds.get(one, {}))
+                if one.is_by_itself:
+                    alone[one.kind] = found, speeds[one]
+                elif one.kind in alone:
+                    found = calibration.behind_worker(*alone[one.kind], found, speeds[one])
             except Refusal as refusal:
                 problems.append(f"{one.label}: {refusal}.")
                 continue
@@ -113,7 +128,7 @@ class ActionModule(benchmark.ActionModule):
                 ]
                 self._of_key.update({cell.key: (one, trial) for cell in new})
                 keys, needed = frozenset(cell.key for cell in new), place < len(calibration.NEEDED)
-                loads.append(benchmark.PlannedLoad(load, plan, argv, keys, one.label, needed))
+                loads.append(benchmark.PlannedLoad(load, _seeing(plan, one), argv, keys, one.label, needed))
                 cells += new
         models = {cell.model: "" for cell in cells}
         request = inputs.request._replace(timeout=MOST_SECONDS)
@@ -129,15 +144,25 @@ class ActionModule(benchmark.ActionModule):
 
 
 def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary | None) -> Iterator[Measured]:
-    """Those of workers that the collection manages, and those of the head that hold a part of the model."""
+    """Those of the head that hold a part of the model, or that its programs can drive, and those of workers that the collection manages."""
+    head, lent = served.head.host, {entry.device for entry in served.placement if entry.endpoint}
+    own = [entry.device for entry in served.estimate.devices if entry.device not in lent]
     ways: list[tuple[str, str, str, str | None]] = [
+        (head, device, backends.CPU.name if device == backends.CPU.device else "", None) for device in own
+    ]
+    programs = next(
+        (build.backend for build in served.hosts[head].builds if f"/{build.id}/" in served.head.argv[0]), ""
+    )
+    ways += [
+        (head, worker.device, worker.backend, None)
+        for worker in served.hosts[head].workers
+        if worker.backend == programs != backends.CPU.name and worker.device not in own
+    ]
+    ways += [
         (name, worker.device, worker.backend, worker.endpoint)
         for name, host in served.hosts.items()
         for worker in host.workers
     ]
-    head, lent = served.head.host, {entry.device for entry in served.placement if entry.endpoint}
-    own = [entry.device for entry in served.estimate.devices if entry.device not in lent]
-    ways += [(head, device, backends.CPU.name if device == backends.CPU.device else "", None) for device in own]
     alike: dict[tuple[str, str, str], list[tuple[str, str, str | None]]] = {}
     for host, device, backend, endpoint in ways:
         facts = cluster.hosts[host].facts
@@ -148,26 +173,51 @@ def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary 
     order = sorted(sums, key=lambda kind: -sums[kind].read)
     types_read = [kind for kind, _experts in order]
     experts = next((kind for kind, of_experts in order if of_experts), None)
+    alone: set[tuple[str, str]] = set()
     for (host, name, _way), found in alike.items():
         device, backend, endpoint = found[0]
         planned = Device(host, backend, device, device, 0, {})
         rate = cost_model.rate_of(planned, cluster.hosts[host].facts, served.release.generation).prompt_gflops
         keys = tuple(calibration.key(device, endpoint) for device, _backend, endpoint in found)
-        trials = calibration.trials(types_read, experts, rate, lent=bool(endpoint))
-        yield Measured(host, keys, name, device, endpoint, tuple(trials))
+        one = Measured(host, keys, name, device, endpoint, ())
+        trials = calibration.trials(types_read, experts, rate, bool(endpoint), bool(endpoint) and one.kind in alone)
+        alone |= {one.kind} if one.is_by_itself else set()
+        yield one._replace(trials=tuple(trials))
 
 
 def _reaching(plan: Plan, measured: Sequence[Measured]) -> Plan:
-    """The plan, of which the head's service may reach these workers too."""
+    """The plan, of which the head's service may reach these workers and open these devices too."""
     addresses = {one.endpoint.rsplit(":", 1)[0] for one in measured if one.endpoint}
     host = plan.hosts[plan.head.host]
+    files = {path for one in measured for backend in _lends(plan, one) for path in backends.device_files(backend)}
     services = tuple(
-        service._replace(allow=tuple(sorted({*service.allow, *addresses})))
-        if service.kind == "head" and service.allow
+        service._replace(
+            allow=tuple(sorted({*service.allow, *addresses})) if service.allow else service.allow,
+            devices=tuple(sorted({*service.devices, *files})),
+        )
+        if service.kind == "head"
         else service
         for service in host.services
     )
     return plan._replace(hosts={**plan.hosts, plan.head.host: host._replace(services=services)})
+
+
+def _lends(plan: Plan, one: Measured) -> set[str]:
+    """The backend of a device that the head lends to itself, where it is measured without its worker."""
+    workers = () if one.endpoint else plan.hosts[plan.head.host].workers
+    return {worker.backend for worker in workers if worker.device == one.device}
+
+
+def _seeing(plan: Plan, one: Measured) -> Plan:
+    """The plan, whose llama-server sees such a device as its worker does."""
+    environment = dict(plan.head.environment)
+    for backend in _lends(plan, one):
+        record, hiding = backends.RECORDS[backend], backends.hiding(backend)
+        if hiding:
+            environment.pop(hiding.variable, None)
+        if record.bus_order:
+            environment.update([record.bus_order])
+    return plan._replace(head=plan.head._replace(environment=environment))
 
 
 def _sentence(rates: calibration.Rates) -> str:

@@ -177,7 +177,10 @@ def measure(options: argparse.Namespace, results: Results, folder: Path) -> None
     spent: dict[str, float] = {}
     for place in places(options.device)[: len(options.cases)]:
         lent = place.key != options.device
-        for number, trial in enumerate(calibration.trials(options.types, options.types[0], place.gflops, lent)):
+        is_known = lent and place.key.startswith(options.device)
+        for number, trial in enumerate(
+            calibration.trials(options.types, options.types[0], place.gflops, lent, is_known)
+        ):
             key = ("calibration", place.key, *trial)
             needed = number < len(calibration.NEEDED)
             if key in results.rows or time.monotonic() > ends:
@@ -243,11 +246,11 @@ def planned(results: Results, name: str, case: str, device: str, build: int) -> 
     what = calibration.Measured(device, "today", f"b{build}", build)
     speeds = {place.key: speeds_of(results, place.key) for place in places(device)}
     ways = {place.key: None if place.key == device else ENDPOINT for place in places(device)}
-    rates = {
-        calibration.key(key.split()[0], ways[key]): calibration.fit(what, found)
-        for key, found in speeds.items()
-        if found
-    }
+    fitted = {key: calibration.fit(what, found) for key, found in speeds.items() if found}
+    if f"{device} lent" in fitted:
+        lent = f"{device} lent"
+        fitted[lent] = calibration.behind_worker(fitted[device], speeds[device], fitted[lent], speeds[lent])
+    rates = {calibration.key(key.split()[0], ways[key]): found for key, found in fitted.items()}
     summary = summaries.parse(results.rows["summary", name]["summary"])
     host = Host("host", True, True, "127.0.0.1", facts_of(device, {"model": device})._replace(calibrated=rates))
     host = cost_model.with_calibration(host, summary)

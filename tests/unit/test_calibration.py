@@ -1,5 +1,6 @@
 """What follows from the speeds of models of random weights, and how it is measured, kept, used and shown."""
 
+import copy
 import json
 import statistics
 import sys
@@ -23,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text
 from ansible_collections.llamacpp.cluster.plugins.modules import calibration as module
 from support import actions
+from support.clusters import CARD
 from test_benchmark import MEASURED, Measuring, cluster_of, served_by
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -47,6 +49,26 @@ def test_what_was_recorded_is_what_the_device_is():
     lent = calibration.fit(WHAT, speeds("CUDA0 lent"))
     assert lent.visit_ms > 3 * rates.visit_ms
     assert 3 < lent.gbit < 20 < rates.gbit
+
+
+def test_behind_a_worker_is_what_the_device_is_by_itself_and_what_the_worker_adds():
+    alone, found = speeds("CUDA0"), speeds("CUDA0 lent")
+    own, lent = calibration.fit(WHAT, alone), calibration.fit(WHAT, found)
+    both = calibration.behind_worker(own, alone, lent, found)
+    assert both == own._replace(visit_ms=both.visit_ms, gbit=lent.gbit, spread=both.spread)
+    assert own.visit_ms < both.visit_ms < 3 * lent.visit_ms
+    wide = calibration.Trial("wide", "Q4_K", 8, rapid=True)
+    took = 1000 / statistics.median(found[wide]["tg"][2:])
+    slow = {**found, wide: {**found[wide], "tg": [1000 / (took + 0.8)] * 8}}
+    assert calibration.fit(WHAT, slow).gb_per_s["Q4_K"] < 0.95 * lent.gb_per_s["Q4_K"], "its noise counts as bytes"
+    later = took + 0.8 - 1000 / statistics.median(alone[wide]["tg"][2:])
+    of_slow = both._replace(visit_ms=pytest.approx(own.visit_ms + later, abs=0.01))
+    assert calibration.behind_worker(own, alone, lent, slow) == of_slow
+    large = calibration.Trial("large", "Q4_K", 24, rapid=True)
+    rested = {**found, large: {"tg": [1000 / (3 * took + 1)] * 8}}
+    assert calibration.behind_worker(own, alone, lent, rested).visit_ms > both.visit_ms + 0.5, "nobody knows it alone"
+    fast = {trial: {**of, "tg": [1e6] * 8} for trial, of in found.items() if "tg" in of}
+    assert calibration.behind_worker(own, alone, lent, fast).visit_ms == own.visit_ms
 
 
 LENT = "CPU lent 192.0.2.11"
@@ -160,6 +182,10 @@ def test_what_the_served_model_needs_is_measured_first():
     assert [trial for trial in behind_a_worker if trial.kind == "large"] == [
         calibration.Trial("large", "MXFP4", 24, rapid=True)
     ]
+    of_worker = calibration.trials(["MXFP4"], "MXFP4", 10_000, lent=True, is_known=True)
+    assert [trial.kind for trial in of_worker] == ["wide", "short", "long", "half", "link", "large"]
+    without = calibration.trials(["F16"], None, 10_000, lent=False)
+    assert {trial.type for trial in without if trial.kind in ("experts", "odd")} == {"Q4_K"}, "those to come have it"
     few = calibration.trials(["Q4_K"], None, 100, lent=True)
     assert few[0].layers < found[0].layers
     assert few[0].tests[1] < found[0].tests[1], "the first tokens of a repetition take longer"
@@ -181,9 +207,21 @@ def test_a_model_of_random_weights_is_one_that_llama_cpp_reads(tmp_path):
 def calibrated(monkeypatch):
     """A cluster, whose head measures."""
 
-    def make(**variables):
-        measuring = Measuring(monkeypatch, cluster_of("worker1", **{**MEASURED, **variables}))
-        written = {(trial.kind, trial.type): row for trial, row in speeds("CPU lent").items()}
+    def make(cards=False, **variables):
+        """:param cards: whether each host has one, and workers lend them."""
+        found = cluster_of("worker1", **{**MEASURED, **variables})
+        if cards:
+            found.hosts["head"]["groups"].append("worker")
+            for host in found.hosts.values():
+                host["facts"].update(copy.deepcopy(CARD))
+                host["variables"]["llama_worker_endpoints"] = [{"device": "CUDA0"}]
+        measuring = Measuring(monkeypatch, found)
+        lent, own = ("CUDA0 lent", "CUDA0") if cards else ("CPU lent", "CPU lent")
+        written = {
+            (is_lent, trial.kind, trial.type): row
+            for is_lent, device in ((True, lent), (False, own))
+            for trial, row in speeds(device).items()
+        }
         answer = measuring.host.answer
 
         def recorded(name, arguments):
@@ -207,12 +245,15 @@ def calibrated(monkeypatch):
 def _log(load, written):
     """What llama-bench wrote of a model, where it was recorded."""
     kind, of = Path(load["argv"][2]).stem.split("-")[1:3]
-    row = written.get((kind, of.upper())) or written[kind, "Q4_K"]
+    place = "-rpc" in load["argv"]
+    row = written.get((place, kind, of.upper())) or written[place, kind.replace("large", "wide"), "Q4_K"]
+    if kind == "large":  # of three times as many layers
+        row = {"tg": [sample / 3 for sample in row["tg"]]}
     lines = [
         json.dumps(
             {
                 "n_prompt": 512 if test.startswith("pp") else 0,
-                "n_gen": 16 if test.startswith("tg") else 0,
+                "n_gen": int(dict(zip(load["argv"], load["argv"][1:]))["-n"]) if test.startswith("tg") else 0,
                 "n_depth": int(test[2:] or 0),
                 "samples_ts": samples,
                 "avg_ts": statistics.fmean(samples),
@@ -256,6 +297,28 @@ def test_the_heads_processor_is_measured_where_it_has_layers(calibrated):
     for name, own in rates.items():
         found.hosts[name]["facts"]["calibrated"] = own
     assert changes.decide(served_by(found), {}).uncalibrated == [], "site.yml does not measure it each time"
+
+
+def test_a_device_that_workers_lend_is_measured_without_them_once(calibrated):
+    """The head lends its own, and the other host has one more of that kind."""
+    measuring = calibrated(cards=True)
+    result = run(measuring)
+    assert "problem" not in result
+    rates = result["rates"]
+    assert {name: sorted(own) for name, own in rates.items()} == {
+        "head": ["CUDA0", "CUDA0 lent 127.0.0.1"],
+        "worker1": ["CUDA0 lent 192.0.2.11"],
+    }
+    assert len({json.dumps(own["gb_per_s"]) for host in rates.values() for own in host.values()}) == 1
+    loads = measuring.host.loads
+    alone = [load for load in loads if "-rpc" not in load["argv"]]
+    assert {dict(zip(load["argv"], load["argv"][1:]))["-dev"] for load in alone} == {"CUDA0"}
+    assert {load["environment"].get("CUDA_VISIBLE_DEVICES") for load in alone} == {None}
+    assert {load["environment"].get("CUDA_VISIBLE_DEVICES") for load in loads if load not in alone} == {"-1"}
+    assert [
+        len([load for load in loads if f"{address}:" in str(load["argv"])]) for address in ("127.0.0.1", "192.0.2.11")
+    ] == [6, 6]
+    assert "DeviceAllow=char-nvidia*" in measuring.host.definition
 
 
 def test_check_mode_measures_nothing(calibrated):

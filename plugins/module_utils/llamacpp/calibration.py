@@ -23,6 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.te
 TYPES = {kind.name: number for number, kind in ALL.items()}
 COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 """Types that are measured after those of the served model, as far as the time reaches."""
+MOST_COMMON = "Q4_K"
+"""In which experts are measured where the served model has none, for those that come: F16, as small models are, says little of them."""
 SHORT, LONG, WIDE, HALF, LINK, DEEP = "short", "long", "wide", "half", "link", "deep"
 LARGE = "large"
 """As wide, with more layers: of fast devices behind workers, for which a token's bytes have to take much longer than threads that wait, fall asleep and
@@ -158,20 +160,26 @@ def group(name: str, kind: str, size: tuple[int, ...], layers: Optional[tuple[in
     return TensorGroup(name, kind, size, stored.size(size[-1], rows), layers)
 
 
-def trials(types: Sequence[str], experts: Optional[str], gflops: float, lent: bool) -> list[Trial]:
+def trials(
+    types: Sequence[str], experts: Optional[str], gflops: float, lent: bool, is_known: bool = False
+) -> list[Trial]:
     """What to measure of a device, the most important first.
 
     :param types: of the served model's weights, the one that it reads most first.
     :param experts: type of its experts.
     :param gflops: that it is taken to reach in prompts.
     :param lent: whether it is behind a worker.
+    :param is_known: whether one of the same kind is measured without a worker, so that the worker alone remains.
     """
     wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
     first = wanted[0]
     rapid = gflops >= RAPID_GFLOPS
-    start = [_trial(kind, first, gflops) for kind in (*NEEDED, DEEP, *((LARGE,) if rapid and lent else ()))]
+    start = [_trial(kind, first, gflops) for kind in (*NEEDED, *((LARGE,) if rapid and lent else ()))]
+    if is_known:
+        return start
+    start.append(_trial(DEEP, first, gflops))
     kinds = (EXPERTS, ODD) if rapid else (EXPERTS,)
-    of_experts = [_trial(kind, experts if experts in wanted else first, gflops) for kind in kinds]
+    of_experts = [_trial(kind, experts if experts in wanted else MOST_COMMON, gflops) for kind in kinds]
     rest = [_trial(WIDE, kind, gflops) for kind in wanted[1:]]
     served = len(set(types) & set(wanted[1:]))
     return [*start, *(of_experts if experts else []), *rest[:served], *([] if experts else of_experts), *rest[served:]]
@@ -325,10 +333,7 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
     """:raises Refusal: the figures cannot be those of a device; says which."""
     if needed(speeds):
         raise Refusal(f"the models {needed(speeds)} were not measured; the table above has the reason")
-    settled = {
-        trial: {test: samples[len(samples) // 3 :] for test, samples in found.items()}
-        for trial, found in speeds.items()
-    }
+    settled = _settled(speeds)
     spread = _spread(settled)
     if spread > MOST_SPREAD:
         raise Refusal(
@@ -394,6 +399,32 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
     dense_ms = 1000 * (its.gflop - its.expert_gflop) / gflops[experts.type]
     longer = (computed[experts] - dense_ms) * gflops[experts.type] / its.expert_gflop / 1000
     return rates._replace(experts_multiplied=round(max(0.5, longer), 3))
+
+
+def behind_worker(own: Rates, alone: Speeds, lent: Rates, speeds: Speeds) -> Rates:
+    """Of a device behind a worker, where one of the same kind was measured by itself. That tells bytes, nodes and multiplications apart without the
+    network, whose noise would be taken for theirs. Of the worker are a token's visit, the longest of all models, and what rows of prompts reach.
+
+    :param own: of the device by itself, from the speeds ``alone``.
+    :param lent: of the device behind the worker, from its speeds.
+    """
+    without = _took(_settled(alone), "tg", 1)
+    longer = [0.0]
+    for trial, ms in _took(_settled(speeds), "tg", 1).items():
+        counted = _Counts(trial)
+        computed = counted.nodes * own.node_us / 1000 + 1e-6 * counted.read / _rate(own.gb_per_s, trial.type, 0)
+        longer.append(ms - without.get(trial, own.visit_ms + computed))
+    return own._replace(
+        visit_ms=round(own.visit_ms + max(longer), 4), gbit=lent.gbit, spread=max(own.spread, lent.spread)
+    )
+
+
+def _settled(speeds: Speeds) -> dict[Trial, dict[str, Sequence[float]]]:
+    """Without the first repetitions."""
+    return {
+        trial: {test: samples[len(samples) // 3 :] for test, samples in found.items()}
+        for trial, found in speeds.items()
+    }
 
 
 def _took(speeds: Speeds, test: str, tokens: int) -> dict[Trial, float]:
