@@ -183,9 +183,7 @@ def _check_distinct(hosts: list[Host], owner: names.Names) -> None:
 
 
 def _interface(host: Host) -> ipaddress.IPv4Interface:
-    link = wireguard_of(host)
-    assert link, "a host with WireGuard"
-    return ipaddress.IPv4Interface(link.address)
+    return ipaddress.IPv4Interface(next(link.address for link in host.links if link.manage and link.kind == WIREGUARD))
 
 
 def _address(host: Host) -> str:
