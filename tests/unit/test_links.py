@@ -162,8 +162,10 @@ class Machine:
         }
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
+MANAGERS = ["networkd", "NetworkManager"]
+
+
+def machine_of(tmp_path, monkeypatch):
     programs: set[str] = set()
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setattr(commands, "find", lambda program: program if program in programs else None)
@@ -175,7 +177,12 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-@pytest.fixture(params=["networkd", "NetworkManager"])
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    return machine_of(tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=MANAGERS)
 def any_manager(machine, request):
     """The machine under each manager."""
     machine.manager = request.param

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
 from conftest import definition, typed
 from support.verification import checks, judged, reports
-from test_links import any_manager, machine  # noqa: F401  # fixtures
+from test_links import MANAGERS, machine_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
@@ -223,27 +223,29 @@ def link(**changes):
     return made._replace(**changes)
 
 
-@pytest.fixture
-def keyed(any_manager, monkeypatch):  # noqa: F811
-    """The machine, with a key and without the interface."""
+@pytest.fixture(params=MANAGERS)
+def keyed(tmp_path, monkeypatch, request):
+    """A machine under each manager, with a key and without the interface."""
+    machine = machine_of(tmp_path, monkeypatch)
+    machine.manager = request.param
     user = SimpleNamespace(pw_uid=-1)
     monkeypatch.setattr(pwd, "getpwnam", lambda name: {"systemd-network": user}[name])
-    any_manager.write("etc/wireguard-llamacpp.key", PRIVATE + "\n")
-    (any_manager.root / "etc/wireguard-llamacpp.key").chmod(0o600)
-    manager = any_manager.run
+    machine.write("etc/wireguard-llamacpp.key", PRIVATE + "\n")
+    (machine.root / "etc/wireguard-llamacpp.key").chmod(0o600)
+    others = machine.run
 
     def run(argv):
         """As the kernel and the managers do."""
         if argv[:3] == ["ip", "link", "del"]:
-            any_manager.remove(argv[-1])
+            machine.remove(argv[-1])
         if argv[1:] == ["reload"] or "up" in argv:
-            for each in configuration.network_files.links_of(any_manager.installed()):
-                if each.interface not in any_manager.addresses:
-                    any_manager.add(each.interface, each.address, type="65534", mtu=str(each.mtu))
-        return manager(argv)
+            for each in configuration.network_files.links_of(machine.installed()):
+                if each.interface not in machine.addresses:
+                    machine.add(each.interface, each.address, type="65534", mtu=str(each.mtu))
+        return others(argv)
 
-    monkeypatch.setattr(any_manager, "run", run)
-    return any_manager
+    monkeypatch.setattr(machine, "run", run)
+    return machine
 
 
 def test_the_interface_gets_key_peers_address_and_mtu_once(keyed):

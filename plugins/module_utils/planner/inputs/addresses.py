@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import zlib
+from collections.abc import Iterator
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -75,7 +76,11 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
 
 def wireguard_of(host: Host) -> LinkPlan | None:
     """The host's end of the WireGuard that the run sets up."""
-    return next((link for link in host.links if link.manage and link.kind == WIREGUARD), None)
+    return next(_ends(host), None)
+
+
+def _ends(host: Host) -> Iterator[LinkPlan]:
+    return (link for link in host.links if link.manage and link.kind == WIREGUARD)
 
 
 def with_wireguard(cluster: Cluster) -> Cluster:
@@ -183,7 +188,7 @@ def _check_distinct(hosts: list[Host], owner: names.Names) -> None:
 
 
 def _interface(host: Host) -> ipaddress.IPv4Interface:
-    return ipaddress.IPv4Interface(next(link.address for link in host.links if link.manage and link.kind == WIREGUARD))
+    return ipaddress.IPv4Interface(next(_ends(host)).address)
 
 
 def _address(host: Host) -> str:
