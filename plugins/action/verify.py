@@ -67,11 +67,8 @@ class ActionModule(Action):
         subject = typed_json.parse(Subject, arguments.plan)
         if arguments.gate:
             return self._gate(subject)
-        plan, deadline, result = (
-            typed_json.parse(Plan, arguments.plan),
-            time.monotonic() + arguments.fallback_wait,
-            None,
-        )
+        plan, result = typed_json.parse(Plan, arguments.plan), None
+        deadline = time.monotonic() + arguments.fallback_wait
         while result is None:
             result = self._verify(plan, subject, deadline)
         return result
@@ -103,7 +100,9 @@ class ActionModule(Action):
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        observed = judge.Observed(drifts, probed, self._arguments.changed, self._staged(), more)
+        obstacles = self._arguments.obstacles
+        staged = None if obstacles is None else Staged(obstacles, self._arguments.staged)
+        observed = judge.Observed(drifts, probed, self._arguments.changed, staged, more)
         report = judge.judge(plan, evidence, observed)
         if plan.staging:
             answer = next((check.status for check in report.checks if check.name == "known answer"), "")
@@ -120,10 +119,6 @@ class ActionModule(Action):
         self._record(plan, report, evidence)
         self._write(plan, report)
         return _show(plan, report, evidence)
-
-    def _staged(self) -> Staged | None:
-        obstacles = self._arguments.obstacles
-        return None if obstacles is None else Staged(obstacles, self._arguments.staged)
 
     def _reached_endpoints(self, plan: Plan) -> list[str]:
         """Endpoints of workers at addresses at which the controller reaches their hosts. Each name is looked up once, all at the same time."""

@@ -173,11 +173,6 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
     return packaged(output(["apt-cache", "policy", *names]), spec["version"])
 
 
-def _venv(interpreter: str | None) -> str | None:
-    """Whether an interpreter can make virtual environments, as a tool of the version 1.0."""
-    return version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None
-
-
 def tool_of_root(name: str, folders: str = ROOT_FOLDERS) -> str | None:
     """Whether a tool that has no version is there."""
     return "installed" if shutil.which(name, path=folders) else None
@@ -359,7 +354,7 @@ def facts(
     everywhere = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
         **toolchain(installed),
-        "venv": _venv(interpreter),
+        "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
         **{name: tool_of_root(name) for name in TOOLS_OF_ROOT},
         names.STUNNEL: tool_of_root(names.STUNNEL, everywhere),
     }

@@ -350,14 +350,10 @@ class Change(NamedTuple):
     text_after: str
 
 
-def _is_head(service: str) -> bool:
-    return names.is_head(service)
-
-
 def _head_first(services: Iterable[str]) -> list[list[str]]:
     """The head, then workers, each in the order given; groups that hold something."""
     unique = list(dict.fromkeys(services))
-    groups = [[name for name in unique if _is_head(name)], [name for name in unique if not _is_head(name)]]
+    groups = [[name for name in unique if names.is_head(name) == of_head] for of_head in (True, False)]
     return [group for group in groups if group]
 
 

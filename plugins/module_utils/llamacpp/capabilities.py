@@ -155,7 +155,8 @@ def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> C
 
     :param fork: whose numbers these are, a key of FORKS.
     """
-    worker_flags = _worker_flags(options.listed(options.WORKER, build, fork))
+    words = options.listed(options.WORKER, build, fork)
+    worker_flags = tuple(sorted(word[1:] for word in words if not word.startswith("--")))
     server_flags = _server_flags(options.listed(options.SERVER, build, fork))
     if fork == IK_LLAMA:
         known = _protocol_of(IK_LLAMA_PROTOCOLS, build)
@@ -174,10 +175,6 @@ def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> C
 
 def _protocol_of(table: Sequence[tuple[int, str | None]], build: int) -> str | None:
     return table[bisect.bisect_right([first for first, _protocol in table], build) - 1][1]
-
-
-def _worker_flags(known: Mapping[str, bool]) -> tuple[str, ...]:
-    return tuple(sorted(word[1:] for word in known if not word.startswith("--")))
 
 
 def _server_flags(known: Mapping[str, bool]) -> tuple[str, ...]:

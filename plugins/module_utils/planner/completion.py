@@ -57,7 +57,11 @@ def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: 
     files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
     hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan))
     plan = plan._replace(hosts=hosts)
-    return plan if plan.staging else _with_metrics(_identify(plan))
+    if plan.staging:
+        return plan
+    identity = identity_of(plan)
+    hosts = {name: host._replace(id=identity) for name, host in plan.hosts.items()}
+    return _with_metrics(plan._replace(id=identity, hosts=hosts))
 
 
 def _with_metrics(plan: Plan) -> Plan:
@@ -232,12 +236,6 @@ def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
         source=source,
         content=None if source else content.decode(),
     )
-
-
-def _identify(plan: Plan) -> Plan:
-    """The plan and each host's part with the id under which hosts keep it."""
-    identity = identity_of(plan)
-    return plan._replace(id=identity, hosts={name: host._replace(id=identity) for name, host in plan.hosts.items()})
 
 
 def identity_of(plan: Plan) -> str:

@@ -130,12 +130,6 @@ def _speed(counted: metrics.Counters | None, of: HeadPlan | ServedModel) -> tupl
     return types.SpeedStatus(generation, prompts, *tokens, of.name if isinstance(of, ServedModel) else None), ""
 
 
-def _service_of_head(plan: Plan | None, condition: types.Condition) -> str | None:
-    if plan:
-        return plan.head.service
-    return next((name for name in condition.service_states if names.is_head(name)), None)
-
-
 def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     """Whether all hosts are; None where one was not compared."""
     if any(serious(host) for host in hosts):
@@ -181,7 +175,7 @@ def _with_head(
     cluster: types.ClusterStatus, plan: Plan | None, condition: types.Condition, drift: Drift | None
 ) -> types.ClusterStatus:
     """The cluster with what its head reports."""
-    service = _service_of_head(plan, condition)
+    service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), None)
     head, now = condition.head or types.NOTHING_KNOWN, condition.now
     planned = drift.services.get(service or "") if drift else None
     state, detail = _state(planned and planned.state, condition.service_states.get(service or ""), head)

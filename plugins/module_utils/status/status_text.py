@@ -58,9 +58,10 @@ def _cluster_lines(status: types.Status) -> list[str]:
     if cluster.load:
         lines += _row("loaded", loading.sentence(cluster.load))
     if cluster.url:
+        models = ", ".join(f"{model.name} {model.state}" for model in cluster.models)
         lines += [
             *_row("url", cluster.url),
-            *(_row("models", _models_text(cluster.models)) if cluster.models else _row("model", cluster.model or "")),
+            *(_row("models", models) if models else _row("model", cluster.model or "")),
             *_row("release", _release_text(cluster)),
         ]
     if cluster.verified:
@@ -78,10 +79,6 @@ def _cluster_lines(status: types.Status) -> list[str]:
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
             lines += _row("", f"{units.duration(restart.age_s)} ago: {restart.text}")
     return lines + _speed_lines(cluster)
-
-
-def _models_text(models: Sequence[types.ModelStatus]) -> str:
-    return ", ".join(f"{model.name} {model.state}" for model in models)
 
 
 def _speed_lines(cluster: types.ClusterStatus) -> list[str]:

@@ -12,7 +12,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
-    Exits,
     Health,
     Subject,
 )
@@ -46,7 +45,7 @@ class Waiting:
         has_ended = self._subject.staging and not evidence.launched
         if evidence.health.healthy or has_ended or evidence.health.detail == reading.OTHER_CERTIFICATE:
             return evidence
-        if is_crash_looping(evidence.exits, self._exits_before):
+        if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
             return describe_crash_loop(evidence, self._exits_before)
         limit = self._patience
         if evidence.waits_for:
@@ -73,14 +72,6 @@ class Waiting:
     def _progress(self, load: Load | None) -> loading.Progress | None:
         """Its rate is counted from one line to the next."""
         return loading.progress_of(load, self._expected, self._shown_load) if load else None
-
-
-def is_crash_looping(exits: Exits, before: int) -> bool:
-    """Whether llama-server ended so often that waiting makes no sense.
-
-    :param before: number of its exits when waiting began.
-    """
-    return exits.number - before >= EXITS_BEFORE_GIVING_UP
 
 
 def describe_crash_loop(evidence: Evidence, before: int) -> Evidence:

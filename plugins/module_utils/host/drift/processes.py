@@ -160,10 +160,10 @@ def sockets() -> Sockets:
     return Sockets(list(_sockets("/proc/net/tcp", socket.AF_INET)), list(_sockets("/proc/net/tcp6", socket.AF_INET6)))
 
 
-def listening_ports(pids: list[int], tables: Sockets) -> dict[int, set[int]]:
-    """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
-    ports = {entry.inode: entry.port for entry in tables.ipv4 if entry.state == LISTENING}
-    return {pid: {ports[inode] for inode in inodes if inode in ports} for pid, inodes in _socket_inodes(pids).items()}
+def listening_at(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
+    """Those processes that listen on the TCP port (Linux), as far as their file descriptors may be read."""
+    own = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
+    return [pid for pid, inodes in _socket_inodes(pids).items() if own & inodes]
 
 
 def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:

@@ -71,7 +71,7 @@ def service_state(
     programs = [pid for pid, argv in running.items() if argv == list(service.process)]
     programs += [served.process] if served else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
-    found = programs or launchers or _listening_at(int(port), running, sockets)
+    found = programs or launchers or processes.listening_at(int(port), running, sockets)
     if launchers:
         actual = processes.environment_of((programs or launchers)[0])
         same = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
@@ -86,10 +86,6 @@ def service_state(
         clients=tuple(processes.clients(int(port), sockets)),
         fallback=served.name if served else None,
     )
-
-
-def _listening_at(port: int, pids: Iterable[int], sockets: processes.Sockets) -> list[int]:
-    return [pid for pid, ports in processes.listening_ports(list(pids), sockets).items() if port in ports]
 
 
 def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
@@ -140,12 +136,8 @@ def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
             yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned {owner}")
 
 
-def _changed_files(planned: Iterable[FilePlan]) -> list[str]:
-    """Paths of files that are missing or have different content. Of a very large one only the size is compared."""
-    return [file.path for file in planned if not _is_same(file)]
-
-
 def _is_same(file: FilePlan) -> bool:
+    """Whether a file is there and has the planned content. Of a very large one only the size is compared."""
     # What is made when it is applied has its sum in a file.
     digest = text_of(Path(file.record)).strip() if file.record else file.sha256
     path = Path(file.path)
@@ -326,7 +318,8 @@ def drift(planned: HostPlan) -> Drift:
     installed = _installed(planned)
     missing = [identity for identity, made in installed.items() if not made]
     stale = sorted(set(defined) - set(services))
-    changed_files, redefined = _changed_files(planned.files), _redefined(planned, manager, services)
+    changed_files = [file.path for file in planned.files if not _is_same(file)]
+    redefined = _redefined(planned, manager, services)
     models = model_differences(planned.model)
     summaries = plan_history.summaries(planned.prefix)
     keys = {path: tunnel_keys.identities(Path(path), planned.account) for path in planned.tunnel_keys or ()}

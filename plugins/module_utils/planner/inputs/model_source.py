@@ -295,7 +295,9 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
 
     :param account: as which its services run in scope system.
     """
-    _check_report(request, report)
+    source = next(iter(request.sources()), None)
+    if source and report.problem:
+        raise Refusal(f"{_subject(source)}, for which {validation.not_possible('the head', report.problem)}")
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
@@ -335,13 +337,6 @@ def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | Non
 @functools.lru_cache(maxsize=16)
 def _of_known_answer(size: KnownAnswerPlan) -> ModelSummary:
     return summary.parse(known_answer.summary(*size))
-
-
-def _check_report(request: ModelRequest, report: ModelReport) -> None:
-    """Refuses what cannot have been found of a model."""
-    source = next(iter(request.sources()), None)
-    if source and report.problem:
-        raise Refusal(f"{_subject(source)}, for which {validation.not_possible('the head', report.problem)}")
 
 
 def _subject(source: ModelSource) -> str:

@@ -229,11 +229,6 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     return PartCost(read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0)
 
 
-def cost_of_tensor(row: TensorGroup, active: float) -> PartCost:
-    """Of one of them."""
-    return _part_cost(row.bytes, row.bytes if EXPERTS.search(row.name) else 0, active, row, 0.0)
-
-
 def with_calibration(host: Host, summary: ModelSummary | None) -> Host:
     """The host with what was measured of its devices, for this model."""
     facts = host.facts
@@ -243,7 +238,7 @@ def with_calibration(host: Host, summary: ModelSummary | None) -> Host:
     read = multiplied = 0.0
     for row in summary.tensors:
         if len(row.shape) > 1 and calibration.is_read(row.name, summary.tensors):
-            cost = cost_of_tensor(row, active)
+            cost = _part_cost(row.bytes, row.bytes if EXPERTS.search(row.name) else 0, active, row, 0.0)
             read += row.number * cost.read
             multiplied += row.number * cost.multiplied if row.layers is not None else 0.0
     named = {name: accelerator.name for name, accelerator in same_device.named_accelerators(facts)}

@@ -131,7 +131,8 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     taken, beside = beside + sum(load.kv) - sum(load.device_kv), beside - in_file
     if not devices or not gpu_layers:
         missing = _missing_on_head(case.facts, load, load.units, beside)
-        return device_load.Placed((), (), load, 0, _over_without_devices(case.head, missing), missing_mib=missing)
+        text = f"the model does not fit into the memory of {case.head}: {missing} MiB are missing; add a worker"
+        return device_load.Placed((), (), load, 0, (text,) if missing else (), missing_mib=missing)
     first = load.units - gpu_layers
     selects = case.release.capabilities.device_name is not None
     spare = workers.reserve_mib(case.facts.memory_mib, shared=True) * MIB // 2
@@ -385,13 +386,6 @@ def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: i
     """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit."""
     held = load.on_head(range(first)) + load.kv_on_head(first) + beside
     return max(0, -(-held // MIB) - workers.usable_mib(facts.memory_mib))
-
-
-def _over_without_devices(name: str, missing: int) -> tuple[str, ...]:
-    """A sentence if the whole model does not fit into the head's memory."""
-    if not missing:
-        return ()
-    return (f"the model does not fit into the memory of {name}: {missing} MiB are missing; add a worker",)
 
 
 def _over_on_head(
