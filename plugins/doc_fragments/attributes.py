@@ -28,6 +28,14 @@ attributes:
     description: Returns in diff mode what has changed, or would change in check mode.
 """
 
+OWN_CLUSTER = r"""
+options:
+  cluster:
+    description: The cluster, by the name of its group. What is of others is left alone.
+    type: str
+    default: llama_cluster
+"""
+
 
 class ModuleDocFragment:
     DOCUMENTATION = COMMON + "    support: none\n"
@@ -40,6 +48,38 @@ class ModuleDocFragment:
     support: full
 """
     )
+    HOST = r"""
+options:
+  host:
+    description: This host's part of the plan.
+    type: dict
+    required: true
+"""
+    SETTINGS = (
+        OWN_CLUSTER
+        + r"""  prefix:
+    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
+    type: str
+"""
+    )
+    INSTALLATION = (
+        OWN_CLUSTER
+        + r"""  scope:
+    description: Whether the installation belongs to the system or to the connecting user.
+    type: str
+    choices: [auto, system, user]
+    default: auto
+"""
+    )
+    PREFILL = r"""
+options:
+  path:
+    description: Path of the model on the host.
+    type: str
+  account:
+    description: Account that reads the model. Left out, the one that runs the module.
+    type: str
+"""
     MEASURES = r"""
 options:
   plan:

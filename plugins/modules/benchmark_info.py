@@ -10,14 +10,10 @@ module: benchmark_info
 short_description: Reads how far a benchmark is, and what was measured before
 description:
   - Reads the log of a program that measures, and records of benchmarks that the head keeps.
-extends_documentation_fragment: llamacpp.cluster.attributes.info
+extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.host]
 seealso:
   - module: llamacpp.cluster.benchmark_job
 options:
-  host:
-    description: The head's part of the plan.
-    type: dict
-    required: true
   log:
     description: File that a program of the job writes.
     type: path

@@ -11,7 +11,7 @@ short_description: Measures on the head in place of the server
 description:
   - Runs programs that measure one after the other, as a service that takes the place of the server.
   - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.host]
 attributes:
   check_mode:
     details: Says what would change.
@@ -21,10 +21,6 @@ seealso:
   - module: llamacpp.cluster.benchmark
   - module: llamacpp.cluster.benchmark_info
 options:
-  host:
-    description: The head's part of the plan.
-    type: dict
-    required: true
   state:
     description:
       - With V(started) the server is stopped and O(job) runs. It fails where a job is there already.

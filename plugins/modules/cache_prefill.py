@@ -14,7 +14,7 @@ description:
     What serves goes on serving.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
   - An action plugin runs the module again and again until all is done, and shows the progress every 10 seconds.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.prefill]
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(workers) from it.
@@ -28,12 +28,6 @@ options:
     description: Whether to fill the caches. Otherwise the module only looks at them.
     type: bool
     default: true
-  path:
-    description: Path of the model on the host.
-    type: str
-  account:
-    description: Account that reads the model and runs workers. Left out, the one that runs the module.
-    type: str
   workers:
     description: Workers of this host with C(name), C(environment), C(seed) as in the plan, and C(names) of their tensors.
     type: list

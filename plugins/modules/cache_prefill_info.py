@@ -11,17 +11,11 @@ short_description: Reads which tensors the caches of workers have to have
 description:
   - Reads from each model on the head which large tensors it has, and what identifies each.
   - It does not fail where the model cannot be read, but says why. The head then sends everything when it loads.
-extends_documentation_fragment: llamacpp.cluster.attributes.info
+extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.prefill]
 options:
   plan:
     description: The plan. An action plugin takes O(path), O(account) and O(names) from it.
     type: dict
-  path:
-    description: Path of the model on the host.
-    type: str
-  account:
-    description: Account that reads the model. Left out, the one that runs the module.
-    type: str
   names:
     description: Names of the tensors, and their bytes.
     type: dict

@@ -12,7 +12,7 @@ description:
   - Sends what the caches of workers lack to instances of them on their staging ports, all at once. While it loads, a head sends to one after the other.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
   - An action plugin runs the module again and again until all is done, and shows the progress every 10 seconds.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.prefill]
 attributes:
   check_mode:
     support: none
@@ -32,12 +32,6 @@ options:
     type: list
     elements: dict
     default: []
-  path:
-    description: Path of the model on the host.
-    type: str
-  account:
-    description: Account that reads the model. Left out, the one that runs the module.
-    type: str
   targets:
     description: Workers on their staging ports with C(endpoint), C(fork), and C(names) of the tensors that they lack.
     type: list

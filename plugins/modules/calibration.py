@@ -10,12 +10,8 @@ module: calibration
 short_description: Writes the models of a calibration on the head, and what it measured
 description:
   - Writes models of random weights beside the benchmarks of the head, and removes others that it wrote.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.host]
 options:
-  host:
-    description: The head's part of the plan.
-    type: dict
-    required: true
   models:
     description: Kind, type and layers of each model that is to be there.
     type: list

@@ -21,15 +21,8 @@ notes:
   - With nftables, the rules stand in the table C(inet llamacpp), or C(inet llamacpp-CLUSTER).
     Chains of others that could drop the connection get a rule that accepts it.
     The unit C(firewall-llamacpp.service), or C(firewall-llamacpp-CLUSTER.service), restores all of them when C(nftables.service) is started or reloaded.
-extends_documentation_fragment: llamacpp.cluster.attributes.changes
+extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.settings]
 options:
-  cluster:
-    description: The cluster, by the name of its group, whose rules these are. Rules of others are left alone.
-    type: str
-    default: llama_cluster
-  prefix:
-    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
-    type: str
   keep:
     description:
       - Leaves the rules for ports that O(rules) does not name, since something may still listen there. Run the module again without it when that has stopped.

@@ -12,17 +12,8 @@ description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
   - Given the host's part of the plan, it reports how the host differs from it. It fails if a folder, service
     or firewall table with a planned name was not made by this collection.
-extends_documentation_fragment: llamacpp.cluster.attributes.info
+extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
-  cluster:
-    description: The cluster, by the name of its group, whose installation and services are looked at.
-    type: str
-    default: llama_cluster
-  scope:
-    description: Whether the installation belongs to the system or to the connecting user.
-    type: str
-    choices: [auto, system, user]
-    default: auto
   packages:
     description: Distribution family and what its packages of llama.cpp are called, to find out which are installed.
     type: dict

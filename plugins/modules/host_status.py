@@ -10,14 +10,10 @@ description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds what changes with time. That is uptimes, restarts,
     free memory and disk space, and on the head what its launcher, llama-server and the last verification say.
   - It connects to no worker. Clients of workers are read from the sockets of their own host.
-extends_documentation_fragment: llamacpp.cluster.attributes.info
+extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
-  cluster:
-    description: Name of the group with the cluster's hosts.
-    type: str
-    default: llama_cluster
   plan:
-    description: The host's part of the plan. Without it, nothing is compared.
+    description: The host's part of the plan. Without it, nothing is compared, and O(scope) says which installation is looked at.
     type: dict
   head:
     description: Of the plan, what it says of the head. Only given on the head.
@@ -25,11 +21,6 @@ options:
   model:
     description: Of the plan, what it says of the model. With it, models, caches and releases that nothing uses are looked for.
     type: dict
-  scope:
-    description: Where O(plan) is not given, whether the installation belongs to the system or to the connecting user.
-    type: str
-    choices: [auto, system, user]
-    default: auto
   served:
     description: Whether to compare with the plan that served last, where O(plan) is not given, and the account sees all of it.
     type: bool

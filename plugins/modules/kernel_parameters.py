@@ -18,15 +18,8 @@ description:
 notes:
   - Needs root on the host.
   - A module that is built into the kernel does not read files for modprobe. RV(reboot_needed) stays true then.
-extends_documentation_fragment: llamacpp.cluster.attributes.changes
+extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.settings]
 options:
-  cluster:
-    description: The cluster, by the name of its group, whose parameters these are. What others have set is left alone.
-    type: str
-    default: llama_cluster
-  prefix:
-    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
-    type: str
   parameters:
     description: Name (C(module.option)) and value of each parameter.
     type: dict

@@ -14,20 +14,11 @@ description:
     The next run takes it over then, and any time with O(take_over).
   - Where the head cannot be reached, there is a warning and no lease.
   - An action plugin adds what the controller knows of the run. Others renew the lease while they wait for a build, a download or a load on the head.
-extends_documentation_fragment: llamacpp.cluster.attributes
+extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.installation]
 options:
   prefix:
     description: The installation of the head. All states but V(located) need it.
     type: path
-  scope:
-    description: Whether the installation belongs to the system or to the connecting user, for V(located).
-    type: str
-    choices: [auto, system, user]
-    default: auto
-  cluster:
-    description: Name of the cluster, for V(located).
-    type: str
-    default: llama_cluster
   create:
     description:
       - Whether to create O(prefix) where it is missing, and to mark it as this collection's. Without it there is no lease in a folder without that mark.
@@ -38,7 +29,8 @@ options:
       - V(acquired) gives the lease to this run, or renews it.
       - V(renewed) renews it, and fails if this run does not hold it any more.
       - V(released) gives it back.
-      - V(located) finds out where the installation of the head is, as P(llamacpp.cluster.host_info#module) does. The action plugin does it.
+      - V(located) finds out where the installation of the head is, as P(llamacpp.cluster.host_info#module) does, by O(cluster) and O(scope). The action
+        plugin does it.
     type: str
     choices: [acquired, renewed, released, located]
     default: acquired

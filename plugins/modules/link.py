@@ -19,15 +19,8 @@ description:
 notes:
   - Needs root on the host as soon as a link is to be managed.
   - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
-extends_documentation_fragment: llamacpp.cluster.attributes.changes
+extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.settings]
 options:
-  cluster:
-    description: The cluster, by the name of its group, whose links these are. Files of others are left alone.
-    type: str
-    default: llama_cluster
-  prefix:
-    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
-    type: str
   links:
     description:
       - The links of this host, as the plan has them in C(hosts.HOST.links). Those with C(manage) are configured, others only checked for their form.

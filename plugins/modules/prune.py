@@ -13,10 +13,10 @@ description:
   - What an operator put there, or has elsewhere, is left alone.
   - Used is what the plan names, a plan that any cluster keeps on the host, the definition of a service or a process, and what a process has open.
   - M(llamacpp.cluster.host_status) lists the same.
-extends_documentation_fragment: llamacpp.cluster.attributes.changes
+extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.installation]
 options:
   plan:
-    description: The host's part of the plan.
+    description: The host's part of the plan. One that has the installation somewhere else than this host is refused.
     type: dict
     required: true
   model:
@@ -32,15 +32,6 @@ options:
     elements: str
     choices: [models, parts, caches, releases]
     required: true
-  cluster:
-    description: Name of the group with the cluster's hosts.
-    type: str
-    default: llama_cluster
-  scope:
-    description: Whether the installation belongs to the system or to the connecting user. A O(plan) that has it somewhere else than this host is refused.
-    type: str
-    choices: [auto, system, user]
-    default: auto
 seealso:
   - module: llamacpp.cluster.host_status
   - module: llamacpp.cluster.release

@@ -12,15 +12,10 @@ description:
   - Removes releases beyond C(keep_releases) of O(host), with the logs and leftovers of their builds. One that is planned, that a service's definition
     names or that a process runs is never removed.
   - Builds that never ended go too, unless they are planned, installed or run.
-extends_documentation_fragment: llamacpp.cluster.attributes.changes
+extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.host]
 attributes:
   check_mode:
     details: Reports which releases would be removed once the planned services run.
-options:
-  host:
-    description: This host's part of the plan.
-    type: dict
-    required: true
 seealso:
   - module: llamacpp.cluster.release
   - module: llamacpp.cluster.prune
