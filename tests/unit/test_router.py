@@ -70,6 +70,31 @@ def test_a_model_does_not_notice_that_a_worker_of_another_one_is_lost(cluster, m
     assert models.process() == before
 
 
+def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stays_away(cluster):
+    (_worker, one), port = a_worker(), launched.free_port()
+    two = f"127.0.0.1:{port}"
+    launcher = cluster.router(
+        {"one": ["answers", one], "two": ["answers", two]}, [one, two], ["--fallback-after", "0.5"]
+    )
+    lines_until(launcher, f"worker {two} stays away: models that use it fail until it is back")
+    until(lambda: cluster.is_now("asleep"))
+    assert cluster.ask(model="one") == b"the answer"
+    with pytest.raises(urllib.error.HTTPError):
+        cluster.ask(model="two")
+
+    def greeted():
+        found = json.loads((cluster.state / runtime.HANDSHAKES).read_text())["workers"]
+        return [endpoint for endpoint in (one, two) if found[endpoint]["state"] == "ok"]
+
+    assert greeted() == [one]
+    assert cluster.ask(model="one") == b"the answer"
+    _back = a_worker(port=port)
+    lines_until(launcher, f"worker {two} is back")
+    until(lambda: greeted() == [one, two])
+    assert cluster.ask(model="two") == b"the answer"
+    assert cluster.record()["restarts"] == 0
+
+
 def test_a_model_that_is_stopped_is_ended_and_loaded_again(cluster, models):
     cluster.ask(model="one")
     os.kill(models.process(), signal.SIGSTOP)

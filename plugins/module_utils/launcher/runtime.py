@@ -268,9 +268,11 @@ class Start:
             time.sleep(self.pause)
 
     def choose(self) -> Chosen | None:
-        """The full plan when all of its workers shook hands, a fallback when one of them stays away; None where they are not waited for any longer."""
+        """The full plan when all of its workers shook hands, a fallback when one of them stays away; None where they are not waited for any longer. A
+        router whose models take turns is started without them: others may not need them."""
         began = time.monotonic()
         patience = 0.0 if self.record.served_on_fallback else self.settings.fallback_after
+        takes_turns = self.settings.router and not self.settings.keep
         found: list[Chosen] = []
 
         def note(answers: Answers) -> None:
@@ -281,16 +283,18 @@ class Start:
         def enough(answers: Answers) -> bool:
             self.tunnels.keep()
             self._set(serving.WAITING, waiting_for=self.record.waiting_for)
-            if self.settings.fallbacks and time.monotonic() - began >= patience:
+            waited = time.monotonic() - began
+            if self.settings.fallbacks and waited >= patience:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
-            return bool(found) or time.monotonic() - began >= self.patience
+            return bool(found) or waited >= (patience if takes_turns else self.patience)
 
         pause = min(self.pause, ASK_AGAIN_SECONDS)
         answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough, self.tunnels)
         away = [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
         if away and not found:
-            self.record.note(f"worker {', '.join(away)} stays away: nothing is started")
-            return None
+            then = "models that use it fail until it is back" if takes_turns else "nothing is started"
+            self.record.note(f"worker {', '.join(away)} stays away: {then}")
+            return self.full._replace(answers=answers) if takes_turns else None
         return found[0] if found else self.full._replace(answers=answers)
 
     def _fallback(self, path: Path, answers: Answers) -> list[Chosen]:
@@ -382,6 +386,7 @@ class Start:
             if not head.ready:
                 continue
             self.record.served(time.monotonic())
+            chosen = self._shake_hands_again(head, chosen)
             self._bring_back(head)
             if chosen.fallback and self._may_return(head, chosen):
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
@@ -403,6 +408,21 @@ class Start:
                 self.loaded[name] = now
                 self.record.note(f"model {name} is loaded again")
                 head.load_model(name)
+
+    def _shake_hands_again(self, head: server.Head, chosen: Chosen) -> Chosen:
+        """With what workers say now that were away when a router was started, and that no model holds."""
+        now = time.monotonic()
+        held = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
+        away = [name for name, answer in chosen.answers.items() if answer.state != "ok" and name not in held]
+        if not away or now - self.asked < RETURN_EVERY:
+            return chosen
+        self.asked = now
+        answers = {name: ask_worker(name, self.protocol, RETURN_TIMEOUT) for name in away}
+        for name in [name for name, answer in answers.items() if answer.state == "ok"]:
+            self.record.note(f"worker {name} is back")
+        chosen = chosen._replace(answers={**chosen.answers, **answers})
+        write_handshakes(self.state, chosen.answers)
+        return chosen
 
     def _lost_asleep(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
         """Workers that twice in a row did not answer while llama-server sleeps, and so holds none: a request that wakes it would abort it. A
