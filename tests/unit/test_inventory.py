@@ -2,9 +2,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
+from jinja2.nativetypes import NativeEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +27,20 @@ def test_hosts_of_one_cluster_with_defaults():
     assert hosts["a"]["variables"]["llama_release"]["version"] == "0.3.36"
     assert hosts["a"]["ansible_host"] == "a"
     assert hosts["a"]["facts"] is None
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *(f"llama_model_{source}" for source in ("path", "huggingface", "url", "ollama", "copy")),
+        "llama_models",
+    ],
+)
+def test_the_demo_serves_its_own_model_unless_another_one_is_named(variable):
+    told = yaml.safe_load((ROOT / "inventories" / "local" / "hosts.yml").read_text())["llama_cluster"]["vars"]
+    template = NativeEnvironment().from_string(told["llama_model_known_answer"])
+    assert template.render() == {}
+    assert template.render({variable: "given"}) is None
 
 
 def test_another_cluster_of_the_same_inventory():
