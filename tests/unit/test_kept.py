@@ -10,7 +10,7 @@ from conftest import complete, known_answer_of, typed
 from support.clusters import cards_of, strix_halo_head
 from test_several import DEEP, SMALL, files_of, on_paper, several
 
-KEPT = [{**SMALL, "keep": True}, {**DEEP, "keep": True}]
+KEPT = [{**SMALL, "keep": True}, {**DEEP, "keep": True, "idle_seconds": None}]
 CONTEXT = backends.CUDA.process_mib
 
 
@@ -54,6 +54,14 @@ def test_a_router_keeps_all_models_and_loads_them_at_once(pair):
     assert [model["keep"] for model in plan["head"]["models"]] == [True, True]
     text = " ".join(plan_text.plan_table(typed(plan)).split())
     assert "All are loaded at the same time, each on workers of its own." in text
+
+
+def test_a_kept_model_is_never_unloaded(pair):
+    plan = several(pair, *KEPT, llama_server_idle_seconds=600).plan()
+    assert not any("--sleep-idle-seconds" in model["argv"] for model in plan["head"]["models"])
+    assert not any("idle_seconds" in model for model in plan["head"]["models"])
+    reason = several(pair, KEPT[0], {**KEPT[1], "idle_seconds": 60}).reason()
+    assert "deep in llama_models: keep is true, so that it is always loaded, and idle_seconds is 60: remove" in reason
 
 
 def test_models_that_take_turns_have_the_declared_workers_alone(pair):

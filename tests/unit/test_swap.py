@@ -52,7 +52,7 @@ def configured(plan):
 
 
 def test_kept_models_are_beside_those_that_take_turns(pair):
-    plan = swapping(pair, KEPT, DEEP, THIRD)
+    plan = swapping(pair, KEPT, DEEP, THIRD, llama_server_idle_seconds=600)
     assert not plan["refused"], plan["reasons"]
     kept, *others = plan["head"]["models"]
     endpoints = [[entry["endpoint"] for entry in model["placement"]] for model in (kept, *others)]
@@ -64,7 +64,7 @@ def test_kept_models_are_beside_those_that_take_turns(pair):
         "kept": {"swap": False, "exclusive": False, "persistent": True, "members": ["small"]},
     }
     assert found["hooks"]["on_startup"]["preload"] == ["small"]
-    assert {name: model["ttl"] for name, model in found["models"].items()} == {"small": 0, "deep": 900, "third": 0}
+    assert {name: model["ttl"] for name, model in found["models"].items()} == {"small": 0, "deep": 900, "third": 600}
     assert found["models"]["third"]["aliases"] == ["t"]
     assert (plan["head"]["start_timeout"], found["healthCheckTimeout"], found["startPort"]) == (900, 1024, 8081)
     assert [port["port"] for port in plan["hosts"]["head"]["ports"]][-3:] == [8081, 8082, 8083]

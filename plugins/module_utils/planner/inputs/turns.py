@@ -18,7 +18,8 @@ MEASURED = "llama_benchmark_served"
 MODEL, SERVER = "llama_model_", "llama_server_"
 SHARED = {f"{MODEL}{name}" for name in ("token_file", "fetched_by")}
 """Variables of models that no entry has."""
-OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args", "backend")
+IDLE = "idle_seconds"
+OF_SERVER = ("context", "parallel", IDLE, "extra_args", "backend")
 """Keys of an entry that are variables of the server."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
@@ -60,6 +61,10 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
     _check_names(entries)
     kept = [bool(entry.get("keep")) for entry in entries]
+    for entry in entries:
+        if entry.get("keep") and entry.get(IDLE) is not None:
+            wrong = f"keep is true, so that it is always loaded, and {IDLE} is {entry[IDLE]}: remove one of them"
+            raise Refusal(sentence(entry["name"], wrong))
     if any(kept) and not all(kept) and variables[f"{SERVER}engine"] == ROUTER:
         raise Refusal(
             f"{VARIABLE} keeps {entries[kept.index(True)]['name']} and not {entries[kept.index(False)]['name']}, and llama-server keeps all models or "
@@ -74,6 +79,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
                 **variables,
                 VARIABLE: None,
                 **{name: entry.get(name[len(MODEL) :]) for name in of_model},
+                **({f"{SERVER}{IDLE}": None} if entry.get("keep") else {}),
                 **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
             },
         )
