@@ -30,6 +30,10 @@ HUB_CACHE = "LLAMA_CACHE"
 """Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
 
 
+ONE_HOST = "slower-than-one-host"
+"""Its remedy takes the workers from all models."""
+
+
 def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     """The plan of all.
 
@@ -111,8 +115,17 @@ def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[s
     return tuple(turns.sentence(of, text) if of else text for text, of in _once(called, sentences))
 
 
+def _gains_by_workers(plan: Plan) -> bool:
+    """The known-answer model uses them however fast they are."""
+    estimate = plan.estimate
+    return bool(estimate.links and not estimate.best_single_host.faster and not plan.model.known_answer)
+
+
 def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryPlan, ...]:
-    met = [[(one._replace(remedy=""), one.remedy) for one in plan.advisories] for plan in plans]
+    left_out = {ONE_HOST} if any(map(_gains_by_workers, plans)) else set()
+    met = [
+        [(one._replace(remedy=""), one.remedy) for one in plan.advisories if one.id not in left_out] for plan in plans
+    ]
     found = []
     for one, of in _once(called, [[alike for alike, _remedy in own] for own in met]):
         remedy = " ".join(dict.fromkeys(remedy for own in met for alike, remedy in own if alike == one))
