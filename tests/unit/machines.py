@@ -1,15 +1,84 @@
 """Hosts on paper: files, links and the output of commands, from one text file each in fixtures/hardware.
 
 A file has lines ``name: value`` first (system, machine, memory_mib, cores), then sections: ``== path`` and what is in that file,
-``== path -> target`` a link, ``$ command`` and what it prints. Lines that begin with ``#`` tell where it comes from.
+``== path -> target`` a link, ``$ command`` and what it prints, ``+ part name=value …`` the sections of one of PARTS. Lines that begin
+with ``#`` tell where it comes from.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx, hardware, host, toolchains
 
 FOLDER = Path(__file__).parent / "fixtures" / "hardware"
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.txt"))
+
+PARTS = {
+    "node": """\
+== sys/class/kfd/kfd/topology/nodes/{node}/properties
+cpu_cores_count {cores}
+simd_count 80
+mem_banks_count 1
+gfx_target_version {gfx}
+vendor_id 4098
+drm_render_minor {minor}
+""",
+    "bank": """\
+== sys/class/kfd/kfd/topology/nodes/{node}/mem_banks/{bank}/properties
+heap_type {heap}
+size_in_bytes {bytes}
+flags 0
+""",
+    "graphics": """\
+== sys/class/drm/renderD{minor}/device/uevent
+DRIVER={driver}
+PCI_CLASS=30000
+PCI_ID={id}
+PCI_SLOT_NAME=0000:{slot}
+""",
+    "memory": """\
+== sys/class/drm/renderD{minor}/device/mem_info_vram_total
+{vram}
+== sys/class/drm/renderD{minor}/device/mem_info_gtt_total
+{gtt}
+""",
+    "cuda": """\
+== usr/local/cuda-{version}/bin/nvcc
+== usr/local/cuda-{version}/targets/{target}-linux/include/cublas_v2.h
+$ /usr/local/cuda-{version}/bin/nvcc --version
+nvcc: NVIDIA (R) Cuda compiler driver
+Copyright (c) 2005-2025 NVIDIA Corporation
+Cuda compilation tools, release {version}, V{version}.86
+""",
+    "rocm": """\
+== opt/rocm-{version}/bin/hipconfig
+== opt/rocm-{version}/.info/version
+{version}-1
+== opt/rocm-{version}/llvm/bin/clang
+""",
+    "rocm-headers": """\
+== opt/rocm-{version}/include/hip/hip_runtime.h
+== opt/rocm-{version}/include/hipblas/hipblas.h
+== opt/rocm-{version}/include/rocblas/rocblas.h
+== opt/rocm-{version}/include/rocwmma/internal/config.hpp
+#if defined(__gfx1100__)
+#if defined(__{gfx}__)
+== opt/rocm-{version}/include/rocwmma/rocwmma-version.hpp
+#define ROCWMMA_VERSION_MAJOR {major}
+#define ROCWMMA_VERSION_MINOR {minor}
+#define ROCWMMA_VERSION_PATCH 0
+""",
+}
+
+
+def lines_of(name: str) -> Iterator[str]:
+    """The lines of a file, with its parts in full."""
+    for line in (FOLDER / f"{name}.txt").read_text().splitlines():
+        if line.startswith("+ "):
+            _plus, part, *given = line.split()
+            yield from PARTS[part].format(**dict(word.split("=") for word in given)).splitlines()
+        else:
+            yield line
 
 
 class Machine:
@@ -18,7 +87,7 @@ class Machine:
         self.told = {"system": "Linux", "machine": "x86_64"}
         self.prints: dict[str, str] = {}
         path, command, lines = "", "", []
-        for line in [*(FOLDER / f"{name}.txt").read_text().splitlines(), "== "]:
+        for line in [*lines_of(name), "== "]:
             if line.startswith(("== ", "$ ")):
                 self._add(path, command, lines)
                 path, command, lines = line[3:] * line.startswith("="), line[2:] * line.startswith("$"), []

@@ -1,4 +1,4 @@
-"""Outputs in data/firewall were recorded on hosts with systemd (ufw 0.36.2, firewalld 2.3.1, nftables 1.1.3)."""
+"""Outputs in data/firewall were recorded on hosts with systemd (ufw 0.36.2, firewalld 2.3.1, nftables 1.1.3), without what nothing reads."""
 
 import json
 import os
