@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import co
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory
 from model_server import serve
+from support.models import tensor
 
 PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
 SCHEMA = jsonschema_rs.validator_for(PLAN)
@@ -106,11 +107,20 @@ class Cluster:
             schema.validate(plan)
         return plan
 
-    def reason(self):
+    def accepted(self):
+        """The plan, which is not refused."""
+        plan = self.plan()
+        assert not plan["refused"], plan["reasons"]
+        return plan
+
+    def reason(self, *said):
+        """What refuses the plan, in which each of these texts stands."""
         plan = self.plan()
         assert plan["refused"]
         assert not plan["fits"] or plan["advisories"]
-        return " ".join(plan["reasons"])
+        reason = " ".join(plan["reasons"])
+        assert [text for text in said if text not in reason] == [], reason
+        return reason
 
 
 def typed(plan):
@@ -183,13 +193,7 @@ def pair():
 def big_model():
     """A summary of 80 layers with 1 GiB of weights each."""
     summary = known_answer.summary(80, 128, "f32")
-    layer = {
-        "name": "blk.*.all.weight",
-        "type": "F32",
-        "shape": [1 << 14, 1 << 14],
-        "bytes": 1 << 30,
-        "layers": list(range(80)),
-    }
+    layer = tensor("blk.*.all.weight", "F32", [1 << 14, 1 << 14], 1 << 30, 80)
     return {
         **summary,
         "name": "big",

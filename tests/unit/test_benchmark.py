@@ -108,10 +108,8 @@ def test_wrong_variables_are_named_with_their_values():
 
 def test_values_to_vary_are_held_against_the_variables_specification():
     hosts = cluster_of().hosts
-    assert (
-        inventory.with_values(hosts, "head", {"llama_server_threads": "7"})["head"]["variables"]["llama_server_threads"]
-        == 7
-    )
+    given = inventory.with_values(hosts, "head", {"llama_server_threads": "7"})
+    assert given["head"]["variables"]["llama_server_threads"] == 7
     with pytest.raises(Refusal, match=r"Variables of host head are not valid: .*llama_server_threads"):
         inventory.with_values(hosts, "head", {"llama_server_threads": "many"})
 
@@ -409,12 +407,10 @@ def test_repetitions_that_the_proxy_did_not_see_begin_are_no_figures(line):
     lines = [*["run repetition"] * 3, line, row_of(100, 50, 90, 40)]
     argv, latencies = ["/bin/llama-bench"], (0.0, 0.2)
     log = log_of(*lines)
-    assert [cell.measured for cell in results.fill([cell_of(latency=0.0), cell_of(latency=0.2)], log, latencies)] == [
-        None
-    ] * 2
-    assert results.failure_of(log, argv, latencies).startswith(
-        "llama-bench did not say when each repetition began: give one value in llama_benchmark_latency_ms:"
-    )
+    filled = results.fill([cell_of(latency=latency) for latency in latencies], log, latencies)
+    assert [cell.measured for cell in filled] == [None, None]
+    said = "llama-bench did not say when each repetition began: give one value in llama_benchmark_latency_ms:"
+    assert results.failure_of(log, argv, latencies).startswith(said)
     assert results.failure_of(log_of(*lines, status=1), argv, latencies).startswith("llama-bench ended with status 1:")
 
 
@@ -422,9 +418,8 @@ def test_a_failure_says_how_the_program_ended_and_what_it_said():
     log = log_of("err loading", "err error: failed to create context", status=1)
     said = "llama_context: constructing llama_context / loading / error: failed to create context"
     assert results.failure_of(log, ["/bin/llama-bench"], ()) == f"llama-bench ended with status 1: {said}"
-    assert results.failure_of(results.read("0.3000 run ended with -15\n"), ["x"], ()) == (
-        "x was ended by signal 15: it wrote nothing"
-    )
+    ended = results.read("0.3000 run ended with -15\n")
+    assert results.failure_of(ended, ["x"], ()) == "x was ended by signal 15: it wrote nothing"
     over = "the 60 seconds of a GPU are over"
     assert results.failure_of(log_of(f"err {over}"), ["x"], ()) == over, "it did not begin"
 
@@ -569,10 +564,8 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
     found = call(module=benchmark_info, **info)
     assert (found["running"], found["record"], found["lines"]) == (True, benchmarks.example(), "")
     folder = head.prefix / "benchmarks"
-    assert ((folder / "runner.py").read_text(), json.loads((folder / "job.json").read_text())) == (
-        "# runner",
-        {"loads": []},
-    )
+    assert (folder / "runner.py").read_text() == "# runner"
+    assert json.loads((folder / "job.json").read_text()) == {"loads": []}
     text = job.Job(typed_json.parse(job.Head, head.host)).measuring.path(PROGRAM).read_text()
     if head.name == "systemd":
         unit, _service, own = text.partition("\n[Service]\n")
@@ -666,15 +659,8 @@ def written_by(argv):
     for depth in given["-d"].split(","):
         for name, number in [*(("n_prompt", size) for size in given["-p"].split(",")), ("n_gen", given["-n"])]:
             samples = [10.0, 12.0] * (repetitions // 2)
-            row = {
-                "n_prompt": 0,
-                "n_gen": 0,
-                "n_depth": int(depth),
-                "samples_ts": samples,
-                "avg_ts": 11.0,
-                "stddev_ts": 1.4142,
-            }
-            lines.append(f"1.0000 out {json.dumps({**row, name: int(number)})}")
+            size = {"n_gen": 0, name: int(number)}
+            lines.append("1.0000 " + row_of(*samples, n_depth=int(depth), avg_ts=11.0, stddev_ts=1.4142, **size))
     return "\n".join([*lines, "2.0000 run ended with 0"])
 
 
@@ -768,9 +754,8 @@ def test_a_job_runs_with_the_limits_of_the_server(monkeypatch):
     assert (load["workers"], load["latencies_ms"]) == (["192.0.2.11:50052"], [0.0, 5.0])
     assert measuring.host.loads[0]["workers"] == []
     text = measuring.host.definition
-    assert (
-        'ExecStart="/usr/bin/python3" "/opt/llamacpp/benchmarks/runner.py" "/opt/llamacpp/benchmarks/job.json"' in text
-    )
+    folder = "/opt/llamacpp/benchmarks"
+    assert f'ExecStart="/usr/bin/python3" "{folder}/runner.py" "{folder}/job.json"' in text
     assert "ProtectSystem=strict" in text
     assert "LoadCredential" not in text
     assert "Restart=always" not in text

@@ -16,8 +16,7 @@ def opened(pair, *networks, host="192.0.2.10", **variables):
 
 
 def test_the_server_s_port_is_opened_for_its_networks(pair):
-    plan = opened(pair, "198.51.100.0/24", "203.0.113.7").plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = opened(pair, "198.51.100.0/24", "203.0.113.7").accepted()
     sources = ["198.51.100.0/24", "203.0.113.7"]
     assert plan["hosts"]["head"]["firewall"] == [
         {"port": 8080, "protocol": "tcp", "sources": sources, "address": "192.0.2.10"}
@@ -70,8 +69,7 @@ def test_clients_are_shown_an_address_that_they_reach(local, address, own, netwo
     here["variables"].update(
         llama_server_host="0.0.0.0", llama_server_allowed=networks, llama_server_api_key_file="/etc/keys"
     )
-    plan = local.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = local.accepted()
     head = plan["head"]
     assert head["url"] == f"http://{shown}:8080"
     assert head["own_url"] == "http://127.0.0.1:8080"
@@ -118,8 +116,7 @@ def test_a_file_without_a_name_is_none(pair):
 def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, off):
     accepted = {"llama_release": release, "llama_accept_advisories": ["rpc-remote-code-execution"]}
     plain = secured(pair, **accepted, **dict.fromkeys(FILES)).plan()
-    plan = secured(pair, **accepted).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = secured(pair, **accepted).accepted()
     assert plan["advisories"] == plain["advisories"]
     for name in plan["hosts"]:
         (build,), (before,) = plan["hosts"][name]["builds"], plain["hosts"][name]["builds"]

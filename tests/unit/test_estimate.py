@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
 from conftest import Cluster, identity, typed
+from support.clusters import accelerator
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
@@ -204,21 +205,14 @@ def test_a_cluster_that_is_slower_than_its_head_is_reported_and_the_remedy_works
     for name in ("worker1", "worker2"):
         pair.hosts[name]["groups"] = []
     serve_alone(pair, "head")
-    plan = pair.plan()
-    assert not plan["refused"]
+    plan = pair.accepted()
     assert not slower(plan)
     assert "alone {low:g} to {high:g}.".format(**plan["estimate"]["generation_range"]) in met["message"]
 
 
 def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair):
     tools = {"glslc": "2025", "vulkan": "1.4"}
-    card = {
-        "backend": "vulkan",
-        "name": "GeForce RTX 3090",
-        "architecture": "",
-        "memory_mib": 1200,
-        "unified": False,
-    }
+    card = accelerator("vulkan", "GeForce RTX 3090", "", 1200)
     for host in pair.hosts.values():
         host["facts"]["toolchain"].update(tools)
     pair.hosts["head"]["facts"].update(accelerators=[card], cpu=EPYC)
@@ -230,8 +224,7 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     assert 30 < int(said[1]) < 50
     serve_alone(pair, "head")
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = int(said[1])
-    plan = pair.plan()
-    assert not plan["refused"]
+    plan = pair.accepted()
     assert not slower(plan)
     assert "alone {low:g} to {high:g}.".format(**plan["estimate"]["generation_range"]) in met["message"]
 

@@ -124,10 +124,13 @@ def ufw_host(tmp_path, added):
             added.insert(0, f"ufw {' '.join(words[2:-2])} comment '{words[-1]}'")
         else:
             added.remove(f"ufw {' '.join(words[2:])} comment 'llamacpp.cluster'")
-        host.file("/etc/ufw/user.rules", f"comment={COMMENT}" if "llamacpp.cluster" in str(added) else "")
+        write()
         return ""
 
-    host.file("/etc/ufw/user.rules", f"comment={COMMENT}" if "llamacpp.cluster" in str(added) else "")
+    def write():
+        host.file("/etc/ufw/user.rules", f"comment={COMMENT}" if "llamacpp.cluster" in str(added) else "")
+
+    write()
     return host.file("/etc/ufw/ufw.conf", "ENABLED=yes\n")
 
 
@@ -141,11 +144,8 @@ def test_ufw_closes_first_and_opens_before_all_others(tmp_path):
         "ufw allow from 10.1.0.13 to 10.1.0.12 port 50060 proto tcp",
         "ufw deny to 10.1.0.12 port 50060 proto tcp",
     ]
-    assert [line.partition(" comment ")[0] for line in added] == [
-        *after,
-        "ufw allow 22/tcp",
-        "ufw deny 50000:60000/tcp",
-    ]
+    others = ["ufw allow 22/tcp", "ufw deny 50000:60000/tcp"]
+    assert [line.partition(" comment ")[0] for line in added] == [*after, *others]
     assert host.changes[0] == "ufw prepend deny to 10.1.0.12 port 50060 proto tcp comment llamacpp.cluster"
     assert not managers.differs("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], host)
 
@@ -305,6 +305,7 @@ def test_firewalld_that_is_off_may_still_hold_our_policy(tmp_path):
     assert not host.path(POLICY).exists()
 
 
+UNIT = "firewall-llamacpp.service"
 FOREIGN = ["inet filter input", "inet late in1", "ip early-1 early_in", "ip filter INPUT"]
 ITEMS = json.loads(RULESET)["nftables"]
 OTHERS = json.dumps(
@@ -329,25 +330,18 @@ def test_nftables_accepts_in_every_chain_that_may_close(tmp_path):
     host = nft_host(tmp_path, OTHERS)
     assert Nftables(host)._read().chains == FOREIGN, "not in a chain that only counts"
     Nftables(host).change([rule(50060)])
-    assert host.changes == [
-        "nft -f -",
-        "systemctl daemon-reload",
-        "systemctl enable --now firewall-llamacpp.service",
-    ]
-    for chain in FOREIGN:
-        assert (
-            f"insert rule {chain} ip saddr 10.1.0.11 ip daddr 10.1.0.12 tcp dport 50060 accept comment llamacpp.cluster/"
-            in host.given
-        )
+    assert host.changes == ["nft -f -", "systemctl daemon-reload", f"systemctl enable --now {UNIT}"]
+    accepts = "ip saddr 10.1.0.11 ip daddr 10.1.0.12 tcp dport 50060 accept comment llamacpp.cluster/"
+    assert all(f"insert rule {chain} {accepts}" in host.given for chain in FOREIGN)
     assert "\ndelete table inet llamacpp\ntable inet llamacpp {" in host.given
     assert "delete rule" not in host.given
-    unit = host.text("/etc/systemd/system/firewall-llamacpp.service")
+    unit = host.text(f"/etc/systemd/system/{UNIT}")
     assert unit.count("ExecStart=-/bin/sh") == unit.count("ExecReload=-/bin/sh") == len(FOREIGN)
     assert "tcp dport 50060" in host.text("/etc/firewall-llamacpp.nft")
 
 
 def test_nftables_as_planned(tmp_path):
-    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
+    host = nft_host(tmp_path, RULESET, UNIT)
     manager = Nftables(host)
     host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
     host.path(manager.link).symlink_to("/nowhere")
@@ -365,22 +359,20 @@ def test_nftables_as_planned(tmp_path):
 
 
 def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
-    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
+    host = nft_host(tmp_path, RULESET, UNIT)
     Nftables(host).change([rule(50061)])
     ours = [item["rule"] for item in ITEMS if item.get("rule", {}).get("comment", "").startswith("llamacpp.cluster/")]
     foreign = [entry for entry in ours if entry["table"] != "llamacpp"]
     assert len(foreign) == 2 * len(FOREIGN)
     for entry in foreign:
-        assert (
-            f"delete rule {entry['family']} {entry['table']} {entry['chain']} handle {entry['handle']}\n" in host.given
-        )
+        assert "delete rule {family} {table} {chain} handle {handle}\n".format(**entry) in host.given
     assert host.given.count("delete rule") == len(foreign)
     assert "50060" not in host.given
-    assert "50060" not in host.text("/etc/systemd/system/firewall-llamacpp.service")
+    assert "50060" not in host.text(f"/etc/systemd/system/{UNIT}")
 
 
 def test_nftables_removal_leaves_no_file(tmp_path):
-    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
+    host = nft_host(tmp_path, RULESET, UNIT)
     manager = Nftables(host)
     host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
     Nftables(host).change([])
@@ -388,31 +380,25 @@ def test_nftables_removal_leaves_no_file(tmp_path):
     assert "insert" not in host.given
     assert not host.path(manager.file).exists()
     assert not host.path(manager.unit).exists()
-    assert host.changes[1:] == ["systemctl disable --now firewall-llamacpp.service", "systemctl daemon-reload"]
+    assert host.changes[1:] == [f"systemctl disable --now {UNIT}", "systemctl daemon-reload"]
 
 
-MINE = {
-    "family": "inet",
-    "table": "llamacpp",
-    "chain": "input",
-    "handle": 5,
-    "comment": "llamacpp.cluster/x",
-    "expr": [],
-}
-OTHER = {"family": "inet", "table": "llamacpp", "name": "other"}
+OF_TABLE = {"family": "inet", "table": "llamacpp"}
+MINE = {**OF_TABLE, "chain": "input", "handle": 5, "comment": "llamacpp.cluster/x", "expr": []}
+OTHER = {**OF_TABLE, "name": "other"}
 THEIRS = '{"nftables": [{"table": {"family": "inet", "name": "llamacpp"}}%s]}'
 
 
 @pytest.mark.parametrize("inside", [{}, {"set": OTHER}, {"chain": OTHER}, {"rule": {**MINE, "comment": "x"}}])
 def test_nftables_a_table_of_others_is_refused_and_stays(tmp_path, inside):
     more = f", {json.dumps({'rule': MINE})}, {json.dumps(inside)}" if inside else ""
-    host = nft_host(tmp_path, THEIRS % more).file("/etc/systemd/system/firewall-llamacpp.service", "[Unit]\n")
+    host = nft_host(tmp_path, THEIRS % more).file(f"/etc/systemd/system/{UNIT}", "[Unit]\n")
     host.answers["nft"] = lambda line: THEIRS % more
     for check in (True, False):
         with pytest.raises(Refusal, match=r"-llamacpp\.service and the table inet llamacpp of nftables, which"):
             managers.apply("nftables", [rule()], check, host)
     assert managers.apply(None, [], check=False, system=host) == ([], [])
-    assert (host.changes, host.text("/etc/systemd/system/firewall-llamacpp.service")) == ([], "[Unit]\n")
+    assert (host.changes, host.text(f"/etc/systemd/system/{UNIT}")) == ([], "[Unit]\n")
 
 
 def test_nftables_leaves_tables_alone_that_belong_to_a_program(tmp_path):
@@ -468,7 +454,7 @@ class Netfilter(Host):
     """A host with the kernel's own rules, in a network of its own, and a systemd that answers as if all were well."""
 
     def __init__(self, root, pid):
-        super().__init__(root, "nftables", "firewall-llamacpp.service", programs=["nft"])
+        super().__init__(root, "nftables", UNIT, programs=["nft"])
         self.inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
         self.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
         self.path(Nftables(self).link).symlink_to("/nowhere")
@@ -500,14 +486,12 @@ def remembering(request, tmp_path):
     host = Netfilter(tmp_path, request.getfixturevalue("network"))
     chain = "{ chain input { type filter hook input priority 0; policy drop; }; }"
     host.run(["nft", "-f", "-"], f"table inet filter {chain}\ntable ip old {chain}\n")
-    files = ["/etc/firewall-llamacpp.nft", "/etc/systemd/system/firewall-llamacpp.service"]
+    files = ["/etc/firewall-llamacpp.nft", f"/etc/systemd/system/{UNIT}"]
     return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
 
 
-OTHER_HEAD = [rule(port)._replace(sources=("10.1.0.99",)) for port in (50060, 50152)]
-OTHER_WORKER = [rule(port)._replace(address="10.1.0.98") for port in (50060, 50152)]
-
-
+OTHER_HEAD = [one._replace(sources=("10.1.0.99",)) for one in BOTH]
+OTHER_WORKER = [one._replace(address="10.1.0.98") for one in BOTH]
 NETWORKS = ("10.2.0.0/16", "10.1.0.7")
 DOORS = [
     [rule(8080, *NETWORKS)._replace(address="0.0.0.0")],

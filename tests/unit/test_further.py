@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import typed
-from support.clusters import GIB, TREE, advisories_of, cards_of, head_with_cards
+from support.clusters import FORK, GIB, TREE, advisories_of, cards_of, head_with_cards
 
 MIB = 1 << 20
 ENCODER = {"kind": "vision", "projector": "gemma3", "width": 1152, "feed_forward": 4304, "heads": 16}
@@ -59,14 +59,18 @@ def after(argv, word):
     return argv[argv.index(word) + 1] if word in argv else None
 
 
+def read_on_host(path):
+    """The summary of a file, as the head reports it."""
+    return local_models.report([], [str(path)], [], "nobody")["paths"][str(path)]["summary"]
+
+
 def build(number):
     return {"llama_release": {**TREE, "build": number}}
 
 
 @pytest.mark.parametrize("number", [6170, 8643, 9435, 11063])
 def test_without_devices_of_the_head_its_processor_has_both_and_no_worker_any(number):
-    plan = with_both(cards_of(10, **build(number)), draft=draft(), mmproj=PROJECTOR).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = with_both(cards_of(10, **build(number)), draft=draft(), mmproj=PROJECTOR).accepted()
     assert {role: one["device"] for role, one in rows(plan).items()} == {"draft": None, "mmproj": None}
     argv = plan["head"]["argv"]
     assert after(argv, "--device-draft") == "none"
@@ -81,8 +85,7 @@ def test_without_devices_of_the_head_its_processor_has_both_and_no_worker_any(nu
 @pytest.mark.parametrize("number", [6170, 8643, 9435, 11063])
 def test_the_fastest_device_of_the_head_has_both_where_there_is_room(number):
     cluster = head_with_cards(2, 20, llama_placement="all", **build(number))
-    plan = with_both(cluster, draft=draft(), mmproj=PROJECTOR).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = with_both(cluster, draft=draft(), mmproj=PROJECTOR).accepted()
     argv, both = plan["head"]["argv"], rows(plan)
     assert after(argv, "--device-draft") == both["draft"]["device"] == both["mmproj"]["device"] == "CUDA0"
     assert after(argv, "--gpu-layers-draft") == "17"
@@ -101,8 +104,7 @@ def test_the_fastest_device_of_the_head_has_both_where_there_is_room(number):
 def test_a_device_that_only_a_draft_model_needs_is_the_servers():
     cluster = with_both(head_with_cards(1, 60, llama_server_gpu_layers=0), draft=draft())
     cluster.hosts["head"]["facts"]["memory_mib"] = 131072
-    plan = cluster.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = cluster.accepted()
     assert plan["placement"] == []
     assert rows(plan)["draft"]["device"] == "CUDA0"
     assert plan["head"]["backends"] == ["cuda"]
@@ -112,8 +114,7 @@ def test_a_device_that_only_a_draft_model_needs_is_the_servers():
 
 
 def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_processor():
-    plan = with_both(head_with_cards(1, 15), draft=draft(6)).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = with_both(head_with_cards(1, 15), draft=draft(6)).accepted()
     assert rows(plan)["draft"]["device"] is None
 
 
@@ -163,10 +164,7 @@ def test_the_draft_models_cache_has_its_own_size(arguments, environment, kv):
 
 @pytest.mark.parametrize(
     "arguments, said",
-    [
-        (["-cd", "many"], "-cd 'many': use a number of tokens"),
-        (["-ctkd", "q9_0"], "-ctkd 'q9_0': use one of "),
-    ],
+    [(["-cd", "many"], "-cd 'many': use a number of tokens"), (["-ctkd", "q9_0"], "-ctkd 'q9_0': use one of ")],
 )
 def test_a_size_of_the_draft_models_cache_that_is_none_is_refused(arguments, said):
     cluster = cards_of(10, llama_server_extra_args=arguments, **build(8643))
@@ -177,25 +175,14 @@ def test_a_size_of_the_draft_models_cache_that_is_none_is_refused(arguments, sai
     "role, summary, variables, why",
     [
         ("draft", draft(), build(6000), "builds before 6170"),
-        (
-            "draft",
-            draft(),
-            {"llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 4840}},
-            "ik_llama.cpp chooses",
-        ),
+        ("draft", draft(), {"llama_release": FORK}, "ik_llama.cpp chooses"),
         ("mmproj", None, {}, "its header was not read"),
         ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device is given"),
         ("mmproj", PROJECTOR, {"llama_server_environment": {"MTMD_BACKEND_DEVICE": "none"}}, "MTMD_BACKEND_DEVICE is"),
         ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload is given"),
-        ("mmproj", PROJECTOR, {"llama_server_environment": {"MTMD_BACKEND_DEVICE": "RPC0"}}, "MTMD_BACKEND_DEVICE is"),
         ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld is given"),
         ("draft", draft(), {"llama_server_extra_args": ["-cmoed", "-devd", "none"]}, "-devd is given"),
-        (
-            "draft",
-            draft(),
-            {"llama_server_extra_args": ["--spec-draft-device", "RPC0"]},
-            "--spec-draft-device is given",
-        ),
+        ("draft", draft(), {"llama_server_extra_args": ["--spec-draft-device", "RPC0"]}, "--spec-draft-device is"),
     ],
 )
 def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why):
@@ -226,8 +213,7 @@ def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why
 def test_a_place_of_the_operators_on_the_head_is_counted_there(arguments, environment, draft_on, projector_on):
     given = {"llama_server_extra_args": arguments, "llama_server_environment": environment}
     cluster = with_both(head_with_cards(2, 20, **given, **build(11063)), draft=draft(), mmproj=PROJECTOR)
-    plan = cluster.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = cluster.accepted()
     assert {role: one["device"] for role, one in rows(plan).items()} == {"draft": draft_on, "mmproj": projector_on}
     argv = plan["head"]["argv"]
     for word in ("--device-draft", "--gpu-layers-draft", "--no-mmproj-offload"):
@@ -247,12 +233,9 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
     """convert_hf_to_gguf.py --mtp of build 11063 writes the layers that predict further tokens alone, and counts those of the whole model."""
     tensors = [(f"blk.60.{name}", (1024, 1024), 1) for name in ("attn_q.weight", "nextn.eh_proj.weight")]
     (tmp_path / "mtp.gguf").write_bytes(gguf_files.model(MTP, [("token_embd.weight", (1024, 32), 1), *tensors]))
-    read = local_models.report([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")][
-        "summary"
-    ]
+    read = read_on_host(tmp_path / "mtp.gguf")
     assert header_summary.problem(read) is None
-    plan = with_both(head_with_cards(2, 20, **build(11063)), draft=read).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = with_both(head_with_cards(2, 20, **build(11063)), draft=read).accepted()
     assert after(plan["head"]["argv"], "--spec-type") == "draft-mtp"
     assert after(plan["head"]["argv"], "--gpu-layers-draft") == "62"
     one = rows(plan)["draft"]
@@ -346,8 +329,7 @@ def test_newer_builds_are_told_to_use_the_draft_model(number, summary, arguments
     if summary and "tensors" in summary:
         row = {"name": summary["tensors"], "type": "F16", "shape": [64, 64], "bytes": 8192, "layers": None}
         summary = {**summary, "tensors": [row]}
-    plan = with_both(cards_of(10, llama_server_extra_args=arguments, **build(number)), draft=summary).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = with_both(cards_of(10, llama_server_extra_args=arguments, **build(number)), draft=summary).accepted()
     assert after(plan["head"]["argv"], "--spec-type") == kind
     assert plan["head"]["argv"].count("--spec-type") == (kind is not None)
     if summary:
@@ -449,7 +431,7 @@ def test_a_header_of_a_projector(tmp_path):
     ]
     assert read["tensor_bytes"] == 64 * 32 * 4 + 2 * 64 * 64 * 2 + 64 * 4
     assert projector.problem(read) is None
-    assert local_models.report([], [str(path)], [], "nobody")["paths"][str(path)]["summary"] == read
+    assert read_on_host(path) == read
 
 
 @pytest.mark.parametrize(

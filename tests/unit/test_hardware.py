@@ -12,16 +12,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx, hardware
 from machines import NAMES, Machine
-
-
-def device(backend, name, architecture, memory_mib, unified=False):
-    return {
-        "backend": backend,
-        "name": name,
-        "architecture": architecture,
-        "memory_mib": memory_mib,
-        "unified": unified,
-    }
+from support.clusters import accelerator as device
 
 
 def twice(backend, name, architecture, memory_mib, unified=False, count=1):
@@ -118,9 +109,8 @@ def test_nvidia_smi_that_tells_nothing(listing):
 
 
 def test_a_device_whose_capability_is_not_told():
-    assert hardware.nvidia("Orin (nvgpu), [N/A], Not Supported\n", 62000) == [
-        device("cuda", "Orin (nvgpu)", "", 62000, True)
-    ]
+    orin = device("cuda", "Orin (nvgpu)", "", 62000, True)
+    assert hardware.nvidia("Orin (nvgpu), [N/A], Not Supported\n", 62000) == [orin]
 
 
 def test_a_topology_that_may_not_be_read(tmp_path):

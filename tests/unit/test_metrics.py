@@ -101,13 +101,8 @@ class Exported:
         self.description = cluster.folder / "metrics.json"
 
     def describe(self, service, **own):
-        common = {
-            "folder": str(self.folder),
-            "cluster": "llama_cluster",
-            "host": "here",
-            "plan": "0123",
-            "release": "b1",
-        }
+        common = {"folder": str(self.folder), "cluster": "llama_cluster", "host": "here"}
+        common.update(plan="0123", release="b1")
         self.description.write_text(json.dumps({"services": {service: {**common, **own}}}))
         self.file = self.folder / f"{service}.prom"
         return ["--metrics", self.description, service]
@@ -491,16 +486,10 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
         (tmp_path / name).write_text(told)
         for service, before in zip(host["services"], off["hosts"][name]["services"]):
             place = service["argv"].index("--metrics")
-            assert service["argv"][place : place + 3] == [
-                "--metrics",
-                f"{host['prefix']}/metrics.json",
-                service["name"],
-            ]
+            assert service["argv"][place + 1 : place + 3] == [f"{host['prefix']}/metrics.json", service["name"]]
             counts = ["--metrics"] * (service["kind"] == "head")
             assert [*service["argv"][:place], *service["argv"][place + 3 :]] == [*before["argv"], *counts]
-            added = [
-                line for line in service["definition"].splitlines() if line not in before["definition"].splitlines()
-            ]
+            added = set(service["definition"].splitlines()) - set(before["definition"].splitlines())
             assert sorted(added)[1:] == [
                 f"ExecStartPre=+-/usr/bin/setfacl --modify user:llamacpp:rwx {folder}",
                 f"ReadWritePaths=-{folder}",

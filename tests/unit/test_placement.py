@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from support.clusters import accelerator
 
 GIB = 1 << 30
 
@@ -232,13 +233,7 @@ def test_the_work_of_a_plan_grows_with_the_layers_and_not_with_their_square(pair
     assert many < 10 * few
 
 
-GPU = {
-    "backend": "cuda",
-    "name": "NVIDIA GeForce RTX 4090",
-    "architecture": "8.9",
-    "memory_mib": 24564,
-    "unified": False,
-}
+GPU = accelerator("cuda", "NVIDIA GeForce RTX 4090", "8.9", 24564)
 SLOW = {**GPU, "name": "Tesla P40", "architecture": "6.1"}
 CUDA = {"toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.8"}}
 

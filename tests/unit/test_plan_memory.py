@@ -52,8 +52,7 @@ def test_a_remedy_is_the_mildest_one_and_it_works(gib, variables, remedy):
     assert advisory["severity"] == "warning"
     assert advisory["host"] == "gpu1"
     apply(cluster, advisory["remedy"])
-    plan = cluster.plan()
-    assert not plan["refused"], plan["reasons"]
+    cluster.accepted()
     assert not advisories_of(cluster, "compute-over-capacity")
 
 
@@ -88,8 +87,7 @@ def test_requests_at_the_same_time_divide_the_context(variables, each):
 
 
 def capacities(cluster):
-    plan = cluster.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = cluster.accepted()
     return {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
 
 
@@ -168,8 +166,7 @@ def test_mesa_reads_nothing_but_true(value, refused):
     ],
 )
 def test_a_share_says_what_it_does_not_count(variables, expected):
-    plan = cards_of(10, llama_release={**TREE, "build": 11063}, **variables).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = cards_of(10, llama_release={**TREE, "build": 11063}, **variables).accepted()
     for entry in plan["placement"]:
         assert entry["without"] == expected
     lines = " ".join(" ".join(plan_text.plan_parts(typed(plan))["Memory"]).split())

@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 from conftest import CATALOGUE, FACTS, RELEASE, Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, sized, strix_halo
 from support.drift import drifts
+from support.models import tensor
 
 
 def obstacles(plan, answers):
@@ -54,8 +55,7 @@ def test_the_local_cluster(local):
 
 def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30"}]
-    plan = pair.plan()
-    assert not plan["refused"]
+    plan = pair.accepted()
     assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "198.51.100.2:50052"
     assert plan["hosts"]["worker2"]["workers"][0]["endpoint"] == "192.0.2.12:50052"
     assert plan["hosts"]["worker1"]["firewall"] == [
@@ -194,12 +194,7 @@ def test_what_is_kept_for_the_cache_follows_the_settings(pair):
 
 @pytest.mark.parametrize(
     "build, exact",
-    [
-        ("b6169", []),
-        ("b6170", ["weights_mib", "kv_mib"]),
-        ("b11669", ["weights_mib", "kv_mib"]),
-        ("b12000", []),
-    ],
+    [("b6169", []), ("b6170", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])],
 )
 def test_a_build_beyond_those_that_were_read_has_bounds_alone(pair, build, exact):
     pair.hosts["head"]["variables"]["llama_release"] = build
@@ -378,14 +373,6 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_server_context": 0}, ["llama_server_context is 0: use 1 or more"]),
         ({"llama_server_gpu_layers": -1}, ["llama_server_gpu_layers is -1: use 0 or more"]),
         ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split[0] is nan", "a finite number"]),
-        ({"llama_server_extra_args": ["--host", "0.0.0.0"]}, ["has --host", "set llama_server_host instead"]),
-        ({"llama_server_extra_args": ["--port=1"]}, ["has --port", "set llama_server_port instead"]),
-        (
-            {"llama_server_extra_args": ["--models-preset=/srv/m.ini"]},
-            ["has --models-preset", "set llama_models instead"],
-        ),
-        ({"llama_server_extra_args": ["--models_dir", "/srv"]}, ["has --models_dir", "set llama_models instead"]),
-        ({"llama_server_environment": {"LLAMA_ARG_MODELS_DIR": "/srv"}}, ["LLAMA_ARG_MODELS_DIR", "llama_models"]),
         ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
         ({"llama_worker_endpoints": [{"port": True}]}, ["the port True: use 1 to 65535"]),
         ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: use 1 or more"]),
@@ -434,7 +421,6 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
             {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b9500.zip"}},
             ["llama-b9500.zip', a zip archive", "pack its content with tar"],
         ),
-        ({"llama_release": {**RELEASE, "source": "archive", "version": None}}, ["llama_release has version"]),
         (
             {
                 "llama_release": {
@@ -499,16 +485,12 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_model_known_answer": known_answer_of(kind="q2_k")}, ["llama_model_known_answer", "f32, f16, q8_0"]),
         ({"llama_model_known_answer": known_answer_of(layers=0)}, ["llama_model_known_answer", "use 1 to"]),
         ({"llama_model_known_answer": known_answer_of(layers=1 << 31)}, ["a model that is not possible"]),
-        ({"llama_model_known_answer": known_answer_of(width=1 << 20)}, ["a model that is not possible"]),
-        ({"llama_build_cmake_options": {"GGML_NATIVE": None}}, ["llama_build_cmake_options of here has"]),
         ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options of here has"]),
     ],
 )
 def test_bad_input_is_one_sentence_with_variable_value_and_remedy(local, variables, said):
     local.hosts["here"]["variables"].update(variables)
-    reason = local.reason()
-    for part in said:
-        assert part in reason
+    local.reason(*said)
 
 
 @pytest.mark.parametrize("address", ["worker1.lan", "fe80::1", "0.0.0.0"])
@@ -530,17 +512,10 @@ def test_no_address_of_a_link_is_passed_over(pair, address):
 
 def test_no_compiler_and_no_root(local):
     local.hosts["here"]["facts"].update(scope="user", toolchain={"cmake": "3.31"})
-    reason = local.reason()
-    for part in ("here lacks ninja, c++", "llama_host_scope", "ninja-build, g++"):
-        assert part in reason
+    local.reason("here lacks ninja, c++", "llama_host_scope", "ninja-build, g++")
     local.hosts["here"]["facts"]["scope"] = "system"
-    plan = local.plan()
-    assert not plan["refused"]
-    assert plan["hosts"]["here"]["tools"] == {
-        "cmake": "cmake",
-        "ninja": "ninja-build",
-        "c++": "g++",
-    }
+    plan = local.accepted()
+    assert plan["hosts"]["here"]["tools"] == {"cmake": "cmake", "ninja": "ninja-build", "c++": "g++"}
     assert plan["hosts"]["here"]["optional_tools"] == {"ccache": "ccache"}
 
 
@@ -600,9 +575,7 @@ def test_two_heads_and_none(pair):
 def test_more_workers_than_accelerators(local, endpoints, said):
     local.hosts["here"]["facts"].update(TWO_CARDS)
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = endpoints
-    reason = local.reason()
-    for part in said:
-        assert part in reason
+    local.reason(*said)
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
@@ -702,8 +675,7 @@ def packaged(pair, **more):
 
 
 def test_a_distributions_package_needs_no_toolchain(pair):
-    plan = packaged(pair).plan()
-    assert not plan["refused"]
+    plan = packaged(pair).accepted()
     assert plan["release"]["protocol"] == "8.0.0"
     head, worker = plan["hosts"]["head"], plan["hosts"]["worker1"]
     assert head["tools"] == {"libggml0-backend-rpc": "libggml0-backend-rpc", "llama.cpp-tools": "llama.cpp-tools"}
@@ -725,10 +697,7 @@ def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
 @pytest.mark.parametrize(
     "facts, said",
     [
-        (
-            {"packaged": {"version": None, "installed": []}},
-            ["the distribution of worker1 has no package", "apt update", "source: pypi"],
-        ),
+        ({"packaged": {"version": None, "installed": []}}, ["worker1 has no package", "apt update", "source: pypi"]),
         ({"packaged": None}, ["the distribution of worker1 has no package"]),
         ({"packaged": {"version": "0.6.0", "installed": []}}, ["the hosts' packages differ", "worker1 0.6.0"]),
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
@@ -740,9 +709,7 @@ def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
 )
 def test_packages_that_cannot_be_used(pair, facts, said):
     packaged(pair).hosts["worker1"]["facts"].update(facts)
-    reason = pair.reason()
-    for part in said:
-        assert part in reason
+    pair.reason(*said)
 
 
 def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(local, big_model):
@@ -778,13 +745,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
 @pytest.mark.parametrize(
     "path, found, facts, said",
     [
-        (
-            "/home/u/m.gguf",
-            {"closed": "/home/u"},
-            {},
-            ["the account llamacpp, which serves it, cannot read /home/u", "chmod o+rX /home/u"],
-        ),
-        ("/home/u/m.gguf", {"closed": "/home/u v"}, {}, ["cannot read /home/u v", "chmod o+rX '/home/u v'"]),
+        ("/home/u/m.gguf", {"closed": "/home/u v"}, {}, ["the account llamacpp, which", "chmod o+rX '/home/u v'"]),
         ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
@@ -798,9 +759,7 @@ def test_a_model_that_the_service_cannot_read(local, big_model, path, found, fac
     if said is None:
         assert not local.plan()["refused"]
     else:
-        reason = local.reason()
-        for part in said:
-            assert part in reason
+        local.reason(*said)
 
 
 def test_api_keys_are_handed_over_by_systemd_and_read_by_the_service_elsewhere(local):
@@ -819,19 +778,9 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": True, "cache_mib": asked}]
     worker = pair.plan()["hosts"]["worker1"]
     service = worker["services"][0]
-    assert service["argv"] == [
-        "/usr/bin/python3",
-        "/opt/llamacpp/runtime/runtime-id/runtime.py",
-        "worker",
-        "--port",
-        "50052",
-        "--cache",
-        "/opt/llamacpp/state/cache/cpu/rpc",
-        "--limit-mib",
-        str(limit),
-        "--",
-        *service["process"],
-    ]
+    launcher = "/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py"
+    own = f"worker --port 50052 --cache /opt/llamacpp/state/cache/cpu/rpc --limit-mib {limit} --"
+    assert service["argv"] == [*launcher.split(), *own.split(), *service["process"]]
     assert service["process"][-1] == "-c"
     assert service["environment"] == {**SHARING, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
@@ -918,6 +867,9 @@ def test_tuning_that_cannot_be(pair, change, said):
     assert said in pair.reason()
 
 
+FURTHER = {"LLAMA_ARG_SPEC_DRAFT_MODEL": "/srv/d.gguf", "MTMD_BACKEND_DEVICE": "CPU"}
+
+
 @pytest.fixture
 def staged(pair):
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": True}]
@@ -925,11 +877,7 @@ def staged(pair):
         llama_server_host="192.0.2.10",
         llama_server_api_key_file="/etc/keys",
         llama_server_extra_args=["--metrics"],
-        llama_server_environment={
-            "LLAMA_ARG_SPEC_DRAFT_MODEL": "/srv/d.gguf",
-            "MTMD_BACKEND_DEVICE": "CPU",
-            "HSA_X": "1",
-        },
+        llama_server_environment={**FURTHER, "HSA_X": "1"},
         llama_placement="fewest",
         llama_server_idle_seconds=600,
     )
@@ -945,10 +893,8 @@ def test_staging_is_a_second_cluster_on_the_other_ports(staged):
     assert staging["head"]["url"] == "http://127.0.0.1:8180"
     assert not {"--metrics", "--sleep-idle-seconds"} & set(staging["head"]["argv"])
     assert "--api-key-file" not in staging["head"]["argv"]
-    assert {"LLAMA_ARG_SPEC_DRAFT_MODEL", "MTMD_BACKEND_DEVICE", "HSA_X"} <= set(serving["head"]["environment"])
-    assert {"LLAMA_ARG_SPEC_DRAFT_MODEL", "MTMD_BACKEND_DEVICE", "HSA_X"} & set(staging["head"]["environment"]) == {
-        "HSA_X"
-    }
+    assert {*FURTHER, "HSA_X"} <= set(serving["head"]["environment"])
+    assert {*FURTHER, "HSA_X"} & set(staging["head"]["environment"]) == {"HSA_X"}
     assert staging["model"]["known_answer"] == staging_model._asdict()
     for name in serving["hosts"]:
         assert serving["hosts"][name]["builds"] == staging["hosts"][name]["builds"]
@@ -1054,8 +1000,7 @@ def both(pair):
 @pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", 6097), ("hip", "ROCm0", 6110)])
 def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, build):
     both.hosts["head"]["variables"]["llama_server_backend"] = backend
-    plan = both.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = both.accepted()
     worker = plan["hosts"]["worker1"]
     assert [build["backend"] for build in worker["builds"]] == ["vulkan", "hip"]
     assert {release["build"] for release in plan["releases"].values()} == {6097, 6110}
@@ -1107,10 +1052,8 @@ def test_a_backend_to_serve_with_that_no_host_has(both):
 
 def test_a_head_and_workers_of_different_releases(both):
     both.hosts["worker1"]["variables"].update(llama_backend="hip", llama_worker_endpoints=None)
-    said = both.reason()
-    assert (
-        "the head serves with vulkan, and no worker has a build of the same release: set llama_server_backend to hip, or "
-        in said
+    both.reason(
+        "the head serves with vulkan, and no worker has a build of the same release: set llama_server_backend to hip"
     )
     both.hosts["head"]["variables"]["llama_server_backend"] = "hip"
     assert not both.plan()["refused"]
@@ -1234,13 +1177,7 @@ def mla(cluster, **cpu):
         llama_model_known_answer=None, llama_model_path="/models/mla.gguf", llama_server_gpu_layers=4
     )
     summary = known_answer.summary(16, 128, "f32")
-    row = {
-        "name": "blk.*.attn_k_b.weight",
-        "type": "F16",
-        "shape": [64, 64, 2],
-        "bytes": 16384,
-        "layers": list(range(16)),
-    }
+    row = tensor("blk.*.attn_k_b.weight", "F16", [64, 64, 2], 16384, 16)
     cluster.model = {"summary": {**summary, "architecture": "deepseek2", "tensors": [*summary["tensors"], row]}}
     return cluster
 
@@ -1260,8 +1197,7 @@ def test_latent_attention_on_a_head_with_amx_is_not_repacked(pair, change, repac
     mla(pair, amx=True)
     for host in pair.hosts.values():
         host["variables"].update(change)
-    plan = pair.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = pair.accepted()
     assert ("--no-repack" not in plan["head"]["argv"]) is repacked
 
 

@@ -269,16 +269,7 @@ def test_small_batches_overlap_too():
 
 
 def overridden(cluster):
-    rows = [
-        {
-            "name": "blk.*.ffn.weight",
-            "type": "Q4_0",
-            "shape": [7168, 195000],
-            "bytes": 750 << 20,
-            "layers": [*range(40)],
-        }
-    ]
-    cluster.model["summary"]["tensors"] = rows
+    cluster.model["summary"]["tensors"] = [models.tensor("blk.*.ffn.weight", "Q4_0", [7168, 195000], 750 << 20, 40)]
     return cluster
 
 

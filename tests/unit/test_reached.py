@@ -60,8 +60,7 @@ def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
         pair.hosts[name].update(
             ansible_host=f"{name}.local", facts={**pair.hosts[name]["facts"], "reached_at": address}
         )
-    plan = pair.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = pair.accepted()
     assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "192.0.2.11:50052"
     assert plan["hosts"]["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
     pair.hosts["worker1"]["facts"]["reached_at"] = None

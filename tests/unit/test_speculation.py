@@ -33,8 +33,7 @@ def speculating(kind, summary=None, gib=10, **variables):
 
 
 def predicted(cluster):
-    plan = cluster.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = cluster.accepted()
     return plan["estimate"]["speculation"]
 
 
@@ -52,8 +51,7 @@ def test_llama_server_is_told_what_predicts_and_loads_no_draft_model_that_is_not
     kind, summary, drafts, word, files
 ):
     cluster = speculating(kind, summary)
-    plan = (with_both(cluster, draft=draft()) if drafts else cluster).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = (with_both(cluster, draft=draft()) if drafts else cluster).accepted()
     argv = plan["head"]["argv"]
     assert after(argv, "--spec-type") == word
     assert ("--model-draft" in argv, len(plan["model"]["files"])) == (files == 2, files)

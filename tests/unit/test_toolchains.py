@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 from conftest import Cluster, known_answer_of
 from machines import Machine
+from support.clusters import accelerator
 
 GENERATIONS = {"0.3.16": 6170, "0.3.20": 8643, "0.3.36": 11063}
 ACCEPTED = ["rpc-remote-code-execution"]
@@ -555,13 +556,7 @@ def test_devices_that_differ_are_counted_as_they_are_listed():
     assert [worker["environment"] for worker in alike] == [{}] * 4
 
 
-DECLARED_STRIX = {
-    "backend": "hip",
-    "name": "declared",
-    "architecture": "gfx1151",
-    "memory_mib": 126976,
-    "unified": True,
-}
+DECLARED_STRIX = accelerator("hip", "declared", "gfx1151", 126976, unified=True)
 
 
 def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():

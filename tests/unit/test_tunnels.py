@@ -31,8 +31,7 @@ def tunnelled(pair):
 
 
 def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled):
-    plan = tunnelled.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = tunnelled.accepted()
     host = plan["hosts"]["worker1"]
     (worker,) = host["workers"]
     assert (worker["endpoint"], worker["listens"]) == ("127.0.0.1:60052", "127.0.0.1:50052")
@@ -106,8 +105,7 @@ def encrypted(pair):
 
 
 def test_a_worker_behind_stunnel_is_reached_where_it_was_and_listens_on_loopback(encrypted):
-    plan = encrypted.plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = encrypted.accepted()
     host, head = plan["hosts"]["worker1"], plan["hosts"]["head"]
     (worker,) = host["workers"]
     ends = (worker["endpoint"], worker["listens"], worker["tunnel"])
@@ -200,8 +198,7 @@ def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
 
 
 def test_each_worker_of_a_kept_model_has_its_tunnel(encrypted):
-    plan = several(encrypted, *KEPT).plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = several(encrypted, *KEPT).accepted()
     host = plan["hosts"]["worker1"]
     assert [(worker["endpoint"], worker["listens"], worker["tunnel"]) for worker in host["workers"]] == [
         ("127.128.2.11:50052", "127.0.0.1:50052", "192.0.2.11:50052"),

@@ -44,19 +44,9 @@ def plan(local):
 def test_a_cluster_that_does_what_was_planned(plan):
     report = judged(plan)
     assert report.passed
-    assert [(check.name, check.status) for check in report.checks] == [
-        ("release", "passed"),
-        ("closed", "passed"),
-        ("closed", "passed"),
-        ("health", "passed"),
-        ("handshake", "passed"),
-        ("handshake", "passed"),
-        ("buffers", "passed"),
-        ("buffers", "passed"),
-        ("pipeline", "passed"),
-        ("known answer", "passed"),
-        ("completion", "passed"),
-    ]
+    of_workers = ["handshake", "handshake", "buffers", "buffers"]
+    names = ["release", "closed", "closed", "health", *of_workers, "pipeline", "known answer", "completion"]
+    assert [(check.name, check.status) for check in report.checks] == [(name, "passed") for name in names]
     assert "700.0 tokens per second" in report.checks[-1].evidence
 
 
@@ -100,11 +90,7 @@ WRONG_EVIDENCE = [
     ("handshake", "handshakes.json cannot be used", partial(changed, handshakes=BROKEN_RECORD)),
     ("handshake", "silent: held", partial(with_answer, endpoint=ONE, state="silent", detail="held")),
     ("handshake", "planned: 1 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(9, 9),))),
-    (
-        "handshake",
-        "2 device",
-        partial(with_answer, endpoint=ONE, devices=(WorkerDevice(65536, 65536), WorkerDevice(1, 1))),
-    ),
+    ("handshake", "2 device", partial(with_answer, endpoint=ONE, devices=(*ANSWER.devices, WorkerDevice(1, 1)))),
     ("buffers", "model 3.0 MiB, planned", partial(with_buffers, device=WORKER, model=(3.0, 1))),
     ("buffers", "model 0.0 MiB", partial(without_device, device=WORKER)),
     ("buffers", "KV 99 MiB", partial(with_buffers, device=WORKER, KV=(99, 1))),
@@ -169,23 +155,16 @@ def test_a_server_that_sleeps_is_asked_nothing_unless_it_is_to_be_woken(local, p
         return {"rc": 0}
 
     asleep = verify(described, healthy(plan, None), answers=answers, recorded=record)
-    assert [check["name"] for check in asleep["report"]["checks"] if "left so" in check["evidence"]] == [
-        "known answer",
-        "completion",
-    ]
+    left_so = [check["name"] for check in asleep["report"]["checks"] if "left so" in check["evidence"]]
+    assert left_so == ["known answer", "completion"]
     shown = capsys.readouterr().out
     assert "Whether the server answers was not tested: its model is not loaded" in shown
     assert "Ask it:" not in shown
     assert (told[0]["passed"], told[0]["asleep"]) == (True, True)
     wakes = [({}, False), ({"wake": True}, True), ({"changed": ["here"]}, True), ({"gate": True}, True)]
     for arguments, wake in wakes:
-        verify(
-            described,
-            healthy(plan),
-            answers=answers,
-            asked=lambda module_args: told.append(module_args["wake"]),
-            **arguments,
-        )
+        asked = {"asked": lambda module_args: told.append(module_args["wake"])}
+        verify(described, healthy(plan), answers=answers, **asked, **arguments)
         assert told.pop() == wake
 
 
@@ -550,12 +529,8 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
     left = left._replace(log_complete=False, server=left.server._replace(buffers={}))
     report = judged(plan, healthy(plan), others=[left, left])
     assert report.passed
-    assert [(check.name, check.subject[:5]) for check in report.checks if "left so" in check.evidence] == [
-        ("known answer", "two: "),
-        ("completion", "two: "),
-        ("known answer", "three"),
-        ("completion", "three"),
-    ]
+    left_so = [(check.name, check.subject[:5]) for check in report.checks if "left so" in check.evidence]
+    assert left_so == [(name, model) for model in ("two: ", "three") for name in ("known answer", "completion")]
     assert verify(typed_json.dump(plan), wrong, gate=True)["failed"]
     assert verify(typed_json.dump(plan), healthy(plan), gate=True) == {"changed": False}
 

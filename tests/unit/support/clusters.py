@@ -7,33 +7,26 @@ TREE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b
 """A release without a build number: a test adds one."""
 FORK = {**TREE, "fork": "ik_llama.cpp", "build": 4840}
 IK_LLAMA = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
-TOOLS = {
-    "cmake": "3.31",
-    "ninja": "1.12",
-    "c++": "14.2",
-    "venv": "1.0",
-    "glslc": "2025",
-    "hipconfig": "7.2",
-    "nvcc": "12.9",
-}
-GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
-CUDA = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.9"}
+
+
+def accelerator(backend, name, architecture, memory_mib, unified=False):
+    """As host_info reports it."""
+    known = {"backend": backend, "name": name, "architecture": architecture}
+    return {**known, "memory_mib": memory_mib, "unified": unified}
+
+
+COMPILER = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0"}
+TOOLS = {**COMPILER, "glslc": "2025", "hipconfig": "7.2", "nvcc": "12.9"}
+GPU = accelerator("cuda", "GPU", "8.6", 24576)
+CUDA = {**COMPILER, "nvcc": "12.9"}
 TWO_CARDS = {"accelerators": [GPU, GPU], "toolchain": CUDA}
 CARD = {"memory_mib": 65536, "toolchain": CUDA, "accelerators": [GPU]}
 """Facts of a host with one card."""
 WIDE = {"width": 7168, "heads": 128, "kv_heads": 1, "key_dimension": 128, "value_dimension": 128}
 STRIX_HALO = {
     "memory_mib": 126976 + 2048,
-    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "glslc": "2025"},
-    "accelerators": [
-        {
-            "backend": "vulkan",
-            "name": "AMD Radeon 8060S",
-            "architecture": "",
-            "memory_mib": 126976,
-            "unified": True,
-        }
-    ],
+    "toolchain": {**COMPILER, "glslc": "2025"},
+    "accelerators": [accelerator("vulkan", "AMD Radeon 8060S", "", 126976, unified=True)],
 }
 
 

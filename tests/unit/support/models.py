@@ -12,6 +12,11 @@ def nameless(model):
     return model._replace(tensors=None)
 
 
+def tensor(name, kind, shape, size, layers):
+    """A row of a summary: a tensor that each of so many layers has."""
+    return {"name": name, "type": kind, "shape": shape, "bytes": size, "layers": list(range(layers))}
+
+
 def model(architecture, layers=6, keys=(), **fields):
     """One with four KV heads of 64 in each layer: 256 elements for keys and as many for values.
 
