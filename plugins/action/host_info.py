@@ -5,30 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
-
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostInfoArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
-    cluster: str = names.DEFAULT_CLUSTER
-    scope: Annotated[str, ("auto", "system", "user")] = "auto"
-    packages: Mapping[str, Any] = {}
-    plan: HostPlan | None = None
-    compare: bool = False
-    compared: Mapping[str, Any] | None = None
-    measure: bool = False
-    free: bool = False
-
-
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = HostInfoArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: HostInfoArguments) -> dict:
         known = arguments.compared
         if known and arguments.plan and known.get("digest") == history.digest(arguments.plan):
             return {"changed": False, "drift": known.get("drift")}

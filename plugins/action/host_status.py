@@ -5,27 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
-
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
-
-
-class Arguments(NamedTuple):
-    cluster: str = names.DEFAULT_CLUSTER
-    scope: Annotated[str, ("auto", "system", "user")] = "auto"
-    plan: HostPlan | None = None
-    head: HeadPlan | None = None
-    model: ModelPlan | None = None
-    served: bool = False
-    facts: bool = False
-    report: bool = False
-    packages: Mapping[str, Any] = {}
-    known: Mapping[str, Any] | None = None
 
 
 class ActionModule(Action):

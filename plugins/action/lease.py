@@ -5,31 +5,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LeaseArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 display = Display()
 
 
-class Arguments(NamedTuple):
-    state: str = "acquired"
-    prefix: str | None = None
-    scope: str = "auto"
-    cluster: str = names.DEFAULT_CLUSTER
-    create: bool = False
-    take_over: bool = False
-
-
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = LeaseArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: LeaseArguments) -> dict:
         try:
             if arguments.state == "located":
                 return self.module("llamacpp.cluster.host_info", scope=arguments.scope, cluster=arguments.cluster)
@@ -40,14 +30,14 @@ class ActionModule(Action):
             )
             return {"changed": False}
 
-    def _lease(self, arguments: Arguments) -> dict:
-        run = {**arguments._asdict(), "run": self.playbook_run}
-        result = self.module(**run)
+    def _lease(self, arguments: LeaseArguments) -> dict:
+        arguments = arguments._replace(run=self.playbook_run)
+        result = self.module(**arguments._asdict())
         holder = result.get("holder")
         if arguments.state == "acquired" and holder and not typed_json.problem("", holder, lease.Holder):
             other = typed_json.parse(lease.Holder, holder)
             if run_identity.has_ended(other):
-                result = self.module(**run, ended=other.run)
+                result = self.module(**arguments._replace(ended=other.run)._asdict())
         if result.get("taken_from"):
             display.display(f"  [{self.host}] took over from {validation.printable(result['taken_from'])}")
         return result

@@ -72,14 +72,14 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Compared
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostInfoArguments
 
 
 def compare(planned):
@@ -106,15 +106,15 @@ def since_served(prefix):
     return None if taken else Compared(history.digest(record.host), drift)
 
 
-def read(params):
+def read(arguments):
     """What the module returns."""
-    if params["plan"] is None:
-        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
-        served = since_served(found["prefix"]) if params["compare"] else None
+    planned = arguments.plan
+    if planned is None:
+        found = host.facts(arguments.scope, arguments.packages, arguments.measure, arguments.cluster)
+        served = since_served(found["prefix"]) if arguments.compare else None
         facts = {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}
         return {"facts": facts, **({"compared": typed_json.dump(served)} if served else {})}
-    free = {"free_mib": resources.free_mib()} if params["free"] else {}
-    planned = typed_json.parse(HostPlan, params["plan"])
+    free = {"free_mib": resources.free_mib()} if arguments.free else {}
     drift = compare(planned)
     result = {"drift": typed_json.dump(drift), **free}
     taken = state.taken_ports(planned.services, drift.services)
@@ -123,21 +123,12 @@ def read(params):
 
 def main():
     module = AnsibleModule(
-        argument_spec={
-            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
-            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
-            "packages": {"type": "dict", "default": {}},
-            "plan": {"type": "dict"},
-            "compare": {"type": "bool", "default": False},
-            "compared": {"type": "dict"},
-            "measure": {"type": "bool", "default": False},
-            "free": {"type": "bool", "default": False},
-        },
+        argument_spec=typed_json.specification(HostInfoArguments),
         supports_check_mode=True,
         no_log=True,
     )
     with errors.reported(module):
-        result = read(module.params)
+        result = read(typed_json.parse(HostInfoArguments, module.params))
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(changed=False, **result)

@@ -80,31 +80,15 @@ condition:
   type: dict
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import SCOPES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
-
-
-class Arguments(NamedTuple):
-    cluster: str = names.DEFAULT_CLUSTER
-    scope: Annotated[str, SCOPES] = "auto"
-    plan: Optional[HostPlan] = None
-    head: Optional[HeadPlan] = None
-    model: Optional[ModelPlan] = None
-    served: bool = False
-    facts: bool = False
-    report: bool = False
-    packages: Mapping[str, Any] = {}
-    known: Optional[Mapping[str, Any]] = None
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
 
 
 def read(arguments):

@@ -79,20 +79,12 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import lease
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LeaseArguments
 
 
 def main():
     module = AnsibleModule(
-        argument_spec={
-            "prefix": {"type": "path"},
-            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
-            "cluster": {"type": "str", "default": "llama_cluster"},
-            "create": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["acquired", "renewed", "released", "located"], "default": "acquired"},
-            "take_over": {"type": "bool", "default": False},
-            "run": {"type": "dict"},
-            "ended": {"type": "str", "default": ""},
-        },
+        argument_spec=typed_json.specification(LeaseArguments),
         required_if=[("state", state, ["prefix", "run"]) for state in ("acquired", "renewed", "released")],
         supports_check_mode=True,
     )

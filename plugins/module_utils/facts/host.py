@@ -56,8 +56,6 @@ LINK_BYTES, RECORD_BYTES, FACTS_BYTES = 64 * 1024, 256 * 1024, 64 * 1024 * 1024
 """What is read at most of one link's measurement, of what another cluster says of itself, and of the facts of all hosts."""
 SYSTEM_OPTIONS = "/etc/llama.cpp/config.ini"
 APT_LISTS = Path("/var/lib/apt/lists")
-SCOPES = ("auto", "system", "user")
-"""Whether an installation belongs to the system or to the connecting user, as an operator says it."""
 
 VERSION_ARGUMENTS = {
     "cmake": ["--version"],

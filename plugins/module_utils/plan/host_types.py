@@ -29,6 +29,8 @@ Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
 Backend = Annotated[str, tuple(backends.BACKENDS)]
 ServiceManager = Annotated[str, tuple(service_managers.MANAGERS)]
+Scope = Annotated[str, ("auto", "system", "user")]
+"""Whether an installation belongs to the system or to the connecting user, as an operator says it."""
 
 
 class ModelFilePlan(NamedTuple):
@@ -449,3 +451,29 @@ class HostPlan(NamedTuple):
     """files of the keys of tunnels that end here, without what is in them; missing without `llama_transport`"""
     model: Absent[FetchedModelPlan] = None
     """of the head: what of `model` is fetched, to compare the host with it; missing where nothing is"""
+
+
+class HostInfoArguments(NamedTuple):
+    """Of the module ``host_info``."""
+
+    cluster: str = names.DEFAULT_CLUSTER
+    scope: Scope = "auto"
+    packages: Mapping[str, Any] = {}
+    plan: Optional[HostPlan] = None
+    compare: bool = False
+    compared: Optional[Mapping[str, Any]] = None
+    measure: bool = False
+    free: bool = False
+
+
+class LeaseArguments(NamedTuple):
+    """Of the module ``lease``."""
+
+    prefix: Optional[Annotated[str, "path"]] = None
+    scope: Scope = "auto"
+    cluster: str = names.DEFAULT_CLUSTER
+    create: bool = False
+    state: Annotated[str, ("acquired", "renewed", "released", "located")] = "acquired"
+    take_over: bool = False
+    run: Optional[Mapping[str, Any]] = None
+    ended: str = ""

@@ -4,9 +4,10 @@
 """How a host and a cluster are at this moment. Sizes are in MiB and times in seconds, where names do not say otherwise."""
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
@@ -14,6 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.servin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health, ModelStatus
 
@@ -21,6 +24,21 @@ SCHEMA = 2
 Line = Annotated[str, Text(longest=2000)]
 Word = Annotated[str, Text()]
 Path = Annotated[str, Text(longest=4096)]
+
+
+class Arguments(NamedTuple):
+    """Of the module ``host_status``."""
+
+    cluster: str = names.DEFAULT_CLUSTER
+    scope: Scope = "auto"
+    plan: Optional[HostPlan] = None
+    head: Optional[HeadPlan] = None
+    model: Optional[ModelPlan] = None
+    served: bool = False
+    facts: bool = False
+    report: bool = False
+    packages: Mapping[str, Any] = {}
+    known: Optional[Mapping[str, Any]] = None
 
 
 class VerifiedRecord(NamedTuple):
