@@ -20,7 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -34,6 +36,70 @@ SCHEMAS = {
     "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
 """Name of a schema in docs → its title, and the types whose JSON it describes."""
+EXAMPLES: dict[str, dict[str, str]] = {
+    "rpc-remote-code-execution": {
+        "builds": "build 6110 (llama_release)",
+        "release": f"build {capabilities.SECURITY_FLOOR} or newer",
+    },
+    "unprotected-worker": {
+        "where": "*endpoints* of *host*",
+        "reason": "launchd does not filter addresses",
+        "managers": "firewalld, ufw or nftables",
+    },
+    "external-worker": {"where": "*endpoints* of *host*"},
+    "unlimited-server": {"reason": "launchd does not filter addresses"},
+    "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
+    "hip-mmap-slow": {"where": "*mib* of *memory* MiB on *device* of *host*"},
+    predicates.VULKAN_MEMORY: {
+        "where": "*device* of *host* gets 90112 MiB, and *limit* MiB are shown",
+        "places": "environment in llama_worker_endpoints of *hosts*",
+    },
+    "wide-tensor-send": {"release": f"build {predicates.CHUNKED_SENDS} or newer"},
+    "wide-model-abort": {"release": f"build {predicates.CHUNKED_SENDS} or newer"},
+    "three-endpoints-hang": {"release": "a build before *first* or one from build 10820 on"},
+    "hip-garbage": {
+        "where": "*device* of *host* (*architecture*)",
+        "release": f"a build before {predicates.RDNA35_GARBAGE[0]} or one from build {predicates.RDNA35_GARBAGE[1] + 1} on",
+    },
+    "architecture-unknown": {"release": "build *first* or newer"},
+    "rpc-in-clear": {"where": "*host* over ethernet"},
+    "link-peer": {"where": "llama_links[*index*].peer of *host*"},
+    "link-networks": {"where": "*address* of *host* and *address* of *head*"},
+    "thunderbolt-mtu": {"where": "llama_links[*index*] of *host* (*interface*)"},
+    "thunderbolt-lanes": {"where": "*device* of *host*"},
+    "graphics-memory-limit": {"where": "*device* of *host*"},
+    "strix-halo-kernel": {"where": "*host* (*kernel*)"},
+    "accelerator-unused": {"where": "*devices* on *host*"},
+    "backend-left-out": {
+        "why": "*host* has glibc 2.36, and upstream's archive *name* needs glibc 2.39",
+        "steps": "use a newer distribution there",
+    },
+    "memory-of-other-cluster": {
+        "where": "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used"
+    },
+    "options-elsewhere": {"files": "/etc/llama.cpp/config.ini"},
+    "slower-than-one-host": {"steps": "leave llama_workers empty"},
+    "head-lends-to-itself": {"where": "*devices* of *host*"},
+    "prompts-not-pipelined": {"steps": "remove llama_server_override_tensor"},
+    "compute-over-capacity": {
+        "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
+        "smaller": "set llama_server_flash_attention to 'on'",
+    },
+    "further-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
+    "speculation-slower": {"type": "draft-simple", "source": "assumed"},
+    "context-shared": {"more": "With *whole* each gets *context*."},
+    "variable-unknown": {"where": "*hosts*"},
+    "device-without-memory": {"where": "*name* (*device*) of *host*"},
+    "gb10-mmap-slow": {"where": "*device* of *host*"},
+    "vulkan-large-share": {"where": "*mib* MiB on *device* of *host*", "variable": "llama_worker_endpoints"},
+    "rocm-slow-prompts": {"where": "*host* (ROCm *version*)"},
+    "rdma-not-planned": {
+        "where": "*host*",
+        "reason": "The units there let no /dev/infiniband in, so that RPC stays on TCP",
+    },
+    "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
+}
+"""Advisory → keys of its texts whose value is more than a name or a number, each with an example for docs/plan.md."""
 ROLES = [
     "llama_host",
     "llama_link",
@@ -198,8 +264,8 @@ def advisories_table() -> str:
         return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
 
     lines = [
-        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, dict(entry.example))} "
-        f"| {shown('; '.join(remedy.text for remedy in entry.remedies), dict(entry.example))} | {entry.reference} |"
+        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, EXAMPLES.get(entry.id, {}))} "
+        f"| {shown('; '.join(remedy.text for remedy in entry.remedies), EXAMPLES.get(entry.id, {}))} | {entry.reference} |"
         for entry in advisories.ADVISORIES
     ]
     return (

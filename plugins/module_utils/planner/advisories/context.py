@@ -106,5 +106,3 @@ class Advisory(NamedTuple):
     message: str
     remedies: tuple[Remedy, ...]
     reference: str
-    example: tuple[tuple[str, str], ...] = ()
-    """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""

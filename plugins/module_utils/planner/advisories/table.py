@@ -13,7 +13,7 @@ import difflib
 from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
     fixes,
@@ -53,7 +53,6 @@ ADVISORIES = (
             fixes.accept("let nobody but the head reach the workers, and accept this advisory"),
         ),
         "CVE-2026-34159",
-        (("builds", "build 6110 (llama_release)"), ("release", f"build {capabilities.SECURITY_FLOOR} or newer")),
     ),
     Advisory(
         "unprotected-worker",
@@ -66,11 +65,6 @@ ADVISORIES = (
             fixes.accept("close the port with a firewall of your own, and accept this advisory"),
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
-        (
-            ("where", "*endpoints* of *host*"),
-            ("reason", "launchd does not filter addresses"),
-            ("managers", "firewalld, ufw or nftables"),
-        ),
     ),
     Advisory(
         "external-worker",
@@ -85,7 +79,6 @@ ADVISORIES = (
             ),
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
-        (("where", "*endpoints* of *host*"),),
     ),
     Advisory(
         "open-server",
@@ -128,7 +121,6 @@ ADVISORIES = (
             ),
         ),
         "docs/operating.md",
-        (("reason", "launchd does not filter addresses"),),
     ),
     Advisory(
         "hip-mmap-hang",
@@ -140,7 +132,6 @@ ADVISORIES = (
             Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
         ),
         THREAD.format(19745),
-        (("where", "*mib* MiB on *device* of *host*"),),
     ),
     Advisory(
         "hip-mmap-slow",
@@ -152,7 +143,6 @@ ADVISORIES = (
             Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
         ),
         "https://github.com/lhl/strix-halo-testing",
-        (("where", "*mib* of *memory* MiB on *device* of *host*"),),
     ),
     Advisory(
         "vulkan-without-mmap",
@@ -177,10 +167,6 @@ ADVISORIES = (
             Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", fixes.unified_heap),
         ),
         THREAD.format(28571),
-        (
-            ("where", "*device* of *host* gets 90112 MiB, and *limit* MiB are shown"),
-            ("places", "environment in llama_worker_endpoints of *hosts*"),
-        ),
     ),
     Advisory(
         "wide-tensor-send",
@@ -192,7 +178,6 @@ ADVISORIES = (
             Remedy("add pull request 15188 to patches of {variables}", fixes.patch_of(predicates.SENDING)),
         ),
         THREAD.format(15055),
-        (("release", f"build {predicates.CHUNKED_SENDS} or newer"),),
     ),
     Advisory(
         "wide-model-abort",
@@ -204,7 +189,6 @@ ADVISORIES = (
             Remedy("add pull request 15188 to patches of {variables}", fixes.patch_of(predicates.SENDING)),
         ),
         THREAD.format(15055),
-        (("release", f"build {predicates.CHUNKED_SENDS} or newer"),),
     ),
     Advisory(
         "three-endpoints-hang",
@@ -216,7 +200,6 @@ ADVISORIES = (
             fixes.always("set llama_placement to fastest", lambda _context, _finding: remedies.placing("fastest")),
         ),
         THREAD.format(28487),
-        (("release", "a build before *first* or one from build 10820 on"),),
     ),
     Advisory(
         "hip-garbage",
@@ -229,13 +212,6 @@ ADVISORIES = (
             Remedy("set llama_backend of {hosts} to {backend}", fixes.build_for("vulkan")),
         ),
         THREAD.format(28211),
-        (
-            ("where", "*device* of *host* (*architecture*)"),
-            (
-                "release",
-                f"a build before {predicates.RDNA35_GARBAGE[0]} or one from build {predicates.RDNA35_GARBAGE[1] + 1} on",
-            ),
-        ),
     ),
     Advisory(
         "cache-kernels",
@@ -272,7 +248,6 @@ ADVISORIES = (
         "The model has the architecture {architecture}, which build {build} does not know: llama-server refuses the file.",
         (Remedy("set {variables} to {release}", fixes.knowing_architecture),),
         "docs/models.md",
-        (("release", "build *first* or newer"),),
     ),
     Advisory(
         "rpc-in-clear",
@@ -285,7 +260,6 @@ ADVISORIES = (
             fixes.accept("trust that network, and accept this advisory"),
         ),
         "docs/security.md",
-        (("where", "*host* over ethernet"),),
     ),
     Advisory(
         "link-peer",
@@ -297,7 +271,6 @@ ADVISORIES = (
             fixes.always("remove the link where that host is not of this cluster"),
         ),
         "docs/variables.md",
-        (("where", "llama_links[*index*].peer of *host*"),),
     ),
     Advisory(
         "link-networks",
@@ -306,7 +279,6 @@ ADVISORIES = (
         "The head reaches a worker only if something routes between their networks, as llama_links gives them: {where}.",
         (fixes.always("give {hosts} and {head} a link in one network, with peer where a host has several links"),),
         "docs/variables.md",
-        (("where", "*address* of *host* and *address* of *head*"),),
     ),
     Advisory(
         "thunderbolt-mtu",
@@ -315,7 +287,6 @@ ADVISORIES = (
         "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
         (fixes.always("set mtu of these links to {mtu}, on both ends"),),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
-        (("where", "llama_links[*index*] of *host* (*interface*)"),),
     ),
     Advisory(
         "thunderbolt-lanes",
@@ -328,7 +299,6 @@ ADVISORIES = (
             ),
         ),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
-        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "graphics-memory-limit",
@@ -340,7 +310,6 @@ ADVISORIES = (
             Remedy("boot {hosts} with the kernel parameters {parameters}", fixes.tuned(False)),
         ),
         "docs/hardware.md",
-        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "strix-halo-kernel",
@@ -349,7 +318,6 @@ ADVISORIES = (
         "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
         (fixes.always("install kernel {first} or newer on {hosts}"),),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
-        (("where", "*host* (*kernel*)"),),
     ),
     Advisory(
         "strix-halo-firmware",
@@ -381,7 +349,6 @@ ADVISORIES = (
             Remedy("set llama_backend of {hosts} to {built} to accept this", fixes.built_backends),
         ),
         "docs/variables.md",
-        (("where", "*devices* on *host*"),),
     ),
     Advisory(
         "backend-left-out",
@@ -390,10 +357,6 @@ ADVISORIES = (
         "{why}, so llama.cpp runs there with {built}, not with {backend}.",
         (fixes.always("{steps}"),),
         "docs/operating.md",
-        (
-            ("why", "*host* has glibc 2.36, and upstream's archive *name* needs glibc 2.39"),
-            ("steps", "use a newer distribution there"),
-        ),
     ),
     Advisory(
         "memory-of-other-cluster",
@@ -406,12 +369,6 @@ ADVISORIES = (
             ),
         ),
         "docs/operating.md",
-        (
-            (
-                "where",
-                "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used",
-            ),
-        ),
     ),
     Advisory(
         "options-elsewhere",
@@ -421,7 +378,6 @@ ADVISORIES = (
         "planned for it.",
         (fixes.always("give these options in llama_server_extra_args, and remove them from {files}"),),
         "docs/architecture.md",
-        (("files", "/etc/llama.cpp/config.ini"),),
     ),
     Advisory(
         "slower-than-one-host",
@@ -430,7 +386,6 @@ ADVISORIES = (
         "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
         (fixes.always("{steps}"),),
         "docs/plan.md",
-        (("steps", "leave llama_workers empty"),),
     ),
     Advisory(
         "head-lends-to-itself",
@@ -439,7 +394,6 @@ ADVISORIES = (
         "llama-server reaches {where} through a worker on its own host, which is slower than to drive it itself.",
         (fixes.always("remove {hosts} from llama_workers"),),
         "docs/plan.md",
-        (("where", "*devices* of *host*"),),
     ),
     Advisory(
         "prompts-not-pipelined",
@@ -449,7 +403,6 @@ ADVISORIES = (
         "the same time.",
         (fixes.always("{steps}"),),
         THREAD.format(18626),
-        (("steps", "remove llama_server_override_tensor"),),
     ),
     Advisory(
         "slow-load",
@@ -480,10 +433,6 @@ ADVISORIES = (
         "MiB; if they come near it, llama-server runs out of memory when it starts.",
         (Remedy("{smaller}", fixes.smaller_buffers),),
         "docs/plan.md",
-        (
-            ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
-            ("smaller", "set llama_server_flash_attention to 'on'"),
-        ),
     ),
     Advisory(
         "further-not-counted",
@@ -497,7 +446,6 @@ ADVISORIES = (
             ),
         ),
         "docs/models.md",
-        (("variable", "llama_model_draft"), ("why", "its header was not read"), ("word", "-ngld")),
     ),
     Advisory(
         "speculation-slower",
@@ -510,7 +458,6 @@ ADVISORIES = (
             fixes.always("set llama_server_speculation_acceptance to what benchmark.yml measures"),
         ),
         "docs/models.md",
-        (("type", "draft-simple"), ("source", "assumed")),
     ),
     Advisory(
         "context-cut",
@@ -534,7 +481,6 @@ ADVISORIES = (
             fixes.accept("accept this advisory if {each} tokens are enough"),
         ),
         "docs/plan.md",
-        (("more", "With *whole* each gets *context*."),),
     ),
     Advisory(
         "variable-unknown",
@@ -546,7 +492,6 @@ ADVISORIES = (
             Remedy("use a name from docs/variables.md; a variable of your own may stay", fixes.no_similar_name),
         ),
         "docs/variables.md",
-        (("where", "*hosts*"),),
     ),
     Advisory(
         "accepted-unknown",
@@ -566,7 +511,6 @@ ADVISORIES = (
         "llama-server does not use {where}: the memory is not known.",
         (fixes.always("set memory_mib of the device in llama_hardware of {hosts}"),),
         "docs/variables.md",
-        (("where", "*name* (*device*) of *host*"),),
     ),
     Advisory(
         "cmake-option-unknown",
@@ -589,7 +533,6 @@ ADVISORIES = (
             fixes.always("set llama_server_load_mode to none", fixes.server_becomes(load_mode="none")),
         ),
         THREAD.format(27742),
-        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "vulkan-large-share",
@@ -599,7 +542,6 @@ ADVISORIES = (
         "and ran by HIP.",
         (fixes.always("set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less"),),
         "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
-        (("where", "*mib* MiB on *device* of *host*"), ("variable", "llama_worker_endpoints")),
     ),
     Advisory(
         "rocm-slow-prompts",
@@ -609,7 +551,6 @@ ADVISORIES = (
         "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
         (fixes.always("compare it with llama_build_toolchain of {hosts} set to {other}"),),
         "https://github.com/ggml-org/llama.cpp/issues/17917",
-        (("where", "*host* (ROCm *version*)"),),
     ),
     Advisory(
         "rdma-not-planned",
@@ -618,7 +559,6 @@ ADVISORIES = (
         "llama.cpp is compiled with {option} on {where}. {reason}.",
         (fixes.always("remove {option} from llama_build_cmake_options of {hosts}"),),
         "https://github.com/ggml-org/llama.cpp/pull/20590",
-        (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
     ),
     Advisory(
         "no-fallback",
@@ -630,7 +570,6 @@ ADVISORIES = (
             fixes.always("set llama_server_fallback to false"),
         ),
         "docs/operating.md",
-        (("where", "*host*:*worker* (*number* MiB are missing)"),),
     ),
 )
 
