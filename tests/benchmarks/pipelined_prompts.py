@@ -82,7 +82,7 @@ def planned_s(tokens: int, cell: str, one_s: float) -> float:
     link = cost_model.LINKS["loopback"]._replace(gbit=1e9, visit_ms=0.0)
     count = 1 if cell == ONE else 2
     half = one_s / tokens * 1e9 / 2 / count
-    works = [cost_model.Work("", str(index), rate, 1, 0, 0, half, 0, link) for index in range(count)]
+    works = [cost_model.Work("", str(index), rate, 0, 0, half, 0, link) for index in range(count)]
     case = estimate.Case(None, None, summary.parse(known_answer.summary(1, 64, "f16")), "", {}, {}, True, {}, None)
     micro = (BASE if cell in (ONE, OFF) else cell).split("/")[1]
     return prompts.prompt_s(case, works, tokens, int(micro), cell != ONE)

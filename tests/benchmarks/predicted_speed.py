@@ -78,9 +78,7 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Wor
         via = cost_model.LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine], figure["build"])
         size = sum(load.weights[start:end])
-        works.append(
-            cost_model.Work(machine, machine, rate, layers, sum(read[start:end]), size, 0, layers * nodes, via)
-        )
+        works.append(cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via))
         start += layers
     assert start == load.layers, figure
     return works

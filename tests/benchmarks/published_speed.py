@@ -99,7 +99,6 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
                 name,
                 name,
                 _rate(name, backend, build),
-                int(layers),
                 read=sum(cost.read for _part, cost in own),
                 weights=sum(part.bytes for part, _cost in own),
                 multiplied=sum(cost.multiplied for _part, cost in own),

@@ -116,7 +116,7 @@ def test_loads_are_predicted_as_they_were_measured():
     plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
     old = releases.release_of(release_request.request_of(OLD), {})
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
-    local = cost_model.Work("a", "", rate, 10, 1e9, 8.93e9, 2e9, 310)
+    local = cost_model.Work("a", "", rate, 1e9, 8.93e9, 2e9, 310)
     loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))
     assert cost_model.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)
     assert cost_model.load_s(fast, [loopback]) == pytest.approx(8.93 / cost_model.DISK_GB_PER_S)

@@ -175,7 +175,7 @@ def works(seconds, links):
     link = cost_model.LINKS["loopback"]._replace(gbit=1e6, visit_ms=0.0)
     rate = cost_model.Rate(1e9, 1.0, cost_model.TABLE)
     return [
-        cost_model.Work("h", str(index), rate, 1, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
+        cost_model.Work("h", str(index), rate, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
         for index, (time, lent) in enumerate(zip(seconds, links))
     ]
 

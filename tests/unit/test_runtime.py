@@ -19,6 +19,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     journal,
+    progress,
     runtime,
     serving,
 )
@@ -125,7 +126,8 @@ def test_connections_of_a_process():
         "   2: 0100007F:A002 0100007F:C386 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
     )
     endpoints = ["127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.1:50054"]
-    assert llama_server.connections(table, {"111", "222"}, endpoints) == {"127.0.0.1:50052"}
+    own = [link for link in progress.links_of(table) if link.inode in {"111", "222"}]
+    assert llama_server.connected(own, endpoints) == {"127.0.0.1:50052"}
 
 
 def test_the_log_of_a_start_is_bounded(tmp_path, monkeypatch):

@@ -274,7 +274,7 @@ def test_prompts_on_two_gpus_are_predicted_as_they_were_measured(devices, measur
 
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
-    work = cost_model.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)
+    work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
     costs = cost_model.prompt_costs(release(11063), work, 4096)
     assert costs == {
         "memory of": 80,
@@ -343,7 +343,7 @@ def test_prompts_depend_on_the_vectors_of_few_cores(pair):
         made = cost_model.processor_rate(cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts)._replace(
             gb_per_s=24
         )
-        work = cost_model.Work("a", "", made, 16, 0, 2 * weights, weights, 0)
+        work = cost_model.Work("a", "", made, 0, 2 * weights, weights, 0)
         predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms(release(11063), [work], 2048)
         assert predicted == pytest.approx(measured, rel=0.15)
         slower = cost_model.prompt_ms(release(11063), [work._replace(quantised=weights)], 2048)

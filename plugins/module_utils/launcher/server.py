@@ -19,7 +19,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -77,14 +77,6 @@ LONGEST_LOAD_SECONDS = 86400.0
 def counts_of(text: str) -> dict[str, float]:
     """Counters and gauges of llama-server, without its prefix, from the text of its /metrics."""
     return {name: float(value) for name, value in COUNTED.findall(text)}
-
-
-def connections(tcp_table: str, inodes: Collection[str], endpoints: list[str]) -> set[str]:
-    """The endpoints to which a process that holds the socket inodes has an established connection.
-
-    :param tcp_table: text of /proc/net/tcp.
-    """
-    return connected([link for link in progress.links_of(tcp_table) if link.inode in inodes], endpoints)
 
 
 def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:

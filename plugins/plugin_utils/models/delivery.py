@@ -61,7 +61,6 @@ class Comparison(NamedTuple):
     """What the module ``model`` reports in check mode."""
 
     fetch: tuple[PendingRow, ...]
-    bytes: int
     python: str
 
 

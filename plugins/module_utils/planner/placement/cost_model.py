@@ -400,7 +400,6 @@ class Work(NamedTuple):
     device: str
     """For people."""
     rate: Rate
-    layers: int
     read: float
     """Bytes that a token reads of its weights."""
     weights: float

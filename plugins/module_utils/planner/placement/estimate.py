@@ -131,7 +131,6 @@ class Case(NamedTuple):
 class _Share(NamedTuple):
     """What a device has of the model. Numbers are those of cost_model.Work."""
 
-    layers: int
     read: float
     weights: int
     multiplied: float
@@ -148,7 +147,7 @@ def _shares(
     """What each device has, by its place among those that are used; None is the head's processor."""
     names = {buffer: index for index, buffer in enumerate(buffers)}
     owners = device_load.assign(load.layers, gpu_layers, split if buffers else ())
-    shares = {index: _Share(owners[:-1].count(index), 0, 0, 0, 0, 0, 0) for index in (None, *names.values())}
+    shares = {index: _Share(0, 0, 0, 0, 0, 0) for index in (None, *names.values())}
     beside: list[list[int | None]] = [[] for _unit in range(load.units)]
     for part, cost in zip(load.parts, cost_model.part_costs(load)):
         layer = IN_A_LAYER.match(part.name)
@@ -205,15 +204,8 @@ def works_of(case: Case) -> list[cost_model.Work]:
                 host=device.host,
                 device=device.buffer,
                 rate=cost_model.rate_of(device, host.facts, case.release.generation),
-                layers=share.layers,
-                read=share.read,
-                weights=share.weights,
-                multiplied=share.multiplied,
-                nodes=share.nodes,
                 link=_link_of(case, device, index == last) if device.endpoint else None,
-                visits=share.visits,
-                quantised=share.quantised,
-                output=share.output,
+                **share._asdict(),
             )
         )
     return works
@@ -486,14 +478,12 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     end = load.units
 
     def part_of(rate: cost_model.Rate, start: int, link: cost_model.Link | None = None) -> cost_model.Work:
-        layers = min(end, load.layers) - min(start, load.layers)
-        nodes = layers * cost_model.nodes_per_layer(case.summary)
+        nodes = (min(end, load.layers) - min(start, load.layers)) * cost_model.nodes_per_layer(case.summary)
         own = slice(start, end)
         return cost_model.Work(
             host.name,
             "",
             rate,
-            layers,
             read=sum(read[own]),
             weights=sum(weights[own]),
             multiplied=sum(multiplied[own]),
