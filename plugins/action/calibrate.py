@@ -171,8 +171,7 @@ def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary 
         alike.setdefault((host, name, calibration.key("", endpoint)), []).append((device, backend, endpoint))
     sums = calibration.sums_of(summary.named_tensors, cost_model.active_share(summary)) if summary else {}
     order = sorted(sums, key=lambda kind: -sums[kind].read)
-    types_read = [kind for kind, _experts in order]
-    experts = next((kind for kind, of_experts in order if of_experts), None)
+    dense, experts = ([kind for kind, of_experts in order if of_experts == wanted] for wanted in (False, True))
     alone: set[tuple[str, str]] = set()
     for (host, name, _way), found in alike.items():
         device, backend, endpoint = found[0]
@@ -180,7 +179,7 @@ def _devices(served: Plan, cluster: Cluster, summary: model_source.ModelSummary 
         rate = cost_model.rate_of(planned, cluster.hosts[host].facts, served.release.generation).prompt_gflops
         keys = tuple(calibration.key(device, endpoint) for device, _backend, endpoint in found)
         one = Measured(host, keys, name, device, endpoint, ())
-        trials = calibration.trials(types_read, experts, rate, bool(endpoint), bool(endpoint) and one.kind in alone)
+        trials = calibration.trials(dense, experts, rate, bool(endpoint), bool(endpoint) and one.kind in alone)
         alone |= {one.kind} if one.is_by_itself else set()
         yield one._replace(trials=tuple(trials))
 

@@ -179,7 +179,7 @@ def measure(options: argparse.Namespace, results: Results, folder: Path) -> None
         lent = place.key != options.device
         is_known = lent and place.key.startswith(options.device)
         for number, trial in enumerate(
-            calibration.trials(options.types, options.types[0], place.gflops, lent, is_known)
+            calibration.trials(options.types, options.experts, place.gflops, lent, is_known)
         ):
             key = ("calibration", place.key, *trial)
             needed = number < len(calibration.NEEDED)
@@ -301,7 +301,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for the models")
     parser.add_argument("--device", default="CUDA0", help="as llama.cpp calls it")
     parser.add_argument("--build", type=int, default=11063)
-    parser.add_argument("--types", nargs="+", default=["Q4_K", "Q6_K", "MXFP4", "Q8_0"], help="of the served model")
+    parser.add_argument("--types", nargs="+", default=["Q4_K", "Q6_K"], help="of the served model, but for experts")
+    parser.add_argument("--experts", nargs="+", default=["Q4_K"], help="types of its experts")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:3])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--seconds", type=float, default=540, help="after which nothing begins any more")

@@ -84,7 +84,7 @@ def rates():
         "prompt_node_us": 2.0,
         "visit_ms": 1.0,
     }
-    experts = {"experts_read": 1.0, "experts_nodes": 19.0, "experts_multiplied": 1.0}
+    experts = {"experts_read": {}, "experts_nodes": 19.0, "experts_multiplied": {"F16": 1.0}}
     return {"name": GPU["name"], **release, **speed, **experts, "spread": 0.1, "gbit": None}
 
 

@@ -21,10 +21,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL
 
 TYPES = {kind.name: number for number, kind in ALL.items()}
-COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
-"""Types that are measured after those of the served model, as far as the time reaches."""
-MOST_COMMON = "Q4_K"
-"""In which experts are measured where the served model has none, for those that come: F16, as small models are, says little of them."""
+COMMON, COMMON_OF_EXPERTS = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_K", "IQ4_XS", "Q4_0"), ("Q4_K", "MXFP4")
+"""Types that are measured after those of the served model, as far as the time reaches. Devices beyond RAPID_GFLOPS take about as much longer for experts
+of any type: the first one says it."""
 SHORT, LONG, WIDE, HALF, LINK, DEEP = "short", "long", "wide", "half", "link", "deep"
 LARGE = "large"
 """As wide, with more layers: of fast devices behind workers, for which a token's bytes have to take much longer than threads that wait, fall asleep and
@@ -76,7 +75,8 @@ LAYERS = {
 }
 """The fewest, and the most."""
 SLOW, FAST = 250e6, 1e9
-"""Bytes of a model for devices below FAST_GFLOPS in prompts, and for others, whose caches may be large."""
+"""Bytes of a model for devices below FAST_GFLOPS in prompts, and for others, whose caches may be large. Half of it has to do for what is not needed of
+devices below RAPID_GFLOPS, whose prompts take seconds."""
 FAST_GFLOPS, RAPID_GFLOPS = 700, 5000
 """Devices beyond the second take so little time for a token that the first ones of each repetition, for which graphs are made, would count."""
 
@@ -90,14 +90,16 @@ class Trial(NamedTuple):
 
     kind: str
     type: str
-    """Of its matrices."""
+    """Of its matrices, or of its experts."""
     layers: int
     rapid: bool = False
     """Whether the device is beyond RAPID_GFLOPS."""
+    dense: str = ""
+    """Type of the matrices beside experts, where it is another one."""
 
     @property
     def name(self) -> str:
-        return f"{NAME}{self.kind}-{self.type.lower()}-{self.layers}"
+        return "-".join(filter(None, (f"{NAME}{self.kind}", self.type.lower(), self.dense.lower(), str(self.layers))))
 
     @property
     def tests(self) -> tuple[int, int]:
@@ -148,7 +150,9 @@ class Trial(NamedTuple):
         return [ends[0], *layers, *ends[1:]]
 
     def _type_of(self, name: str, size: Sequence[int]) -> str:
-        return "F32" if len(size) == 1 or name == "ffn_gate_inp" else self.type
+        if len(size) == 1 or name == "ffn_gate_inp":
+            return "F32"
+        return self.type if name.endswith("_exps") else self.dense or self.type
 
 
 def group(name: str, kind: str, size: tuple[int, ...], layers: Optional[tuple[int, ...]]) -> TensorGroup:
@@ -161,34 +165,47 @@ def group(name: str, kind: str, size: tuple[int, ...], layers: Optional[tuple[in
 
 
 def trials(
-    types: Sequence[str], experts: Optional[str], gflops: float, lent: bool, is_known: bool = False
+    dense: Sequence[str], experts: Sequence[str], gflops: float, lent: bool, is_known: bool = False
 ) -> list[Trial]:
     """What to measure of a device, the most important first.
 
-    :param types: of the served model's weights, the one that it reads most first.
-    :param experts: type of its experts.
+    :param dense: types of the served model's weights, the one that it reads most first.
+    :param experts: those of its experts.
     :param gflops: that it is taken to reach in prompts.
     :param lent: whether it is behind a worker.
     :param is_known: whether one of the same kind is measured without a worker, so that the worker alone remains.
     """
-    wanted = [kind for kind in dict.fromkeys((*types, *COMMON)) if kind in SCALES]
-    first = wanted[0]
     rapid = gflops >= RAPID_GFLOPS
+    served = _makeable(dense, experts if rapid else ())
+    every = _makeable(served, COMMON, COMMON_OF_EXPERTS if rapid else ())
+    first = every[0]
     start = [_trial(kind, first, gflops) for kind in (*NEEDED, *((LARGE,) if rapid and lent else ()))]
     if is_known:
         return start
     start.append(_trial(DEEP, first, gflops))
-    kinds = (EXPERTS, ODD) if rapid else (EXPERTS,)
-    of_experts = [_trial(kind, experts if experts in wanted else MOST_COMMON, gflops) for kind in kinds]
-    rest = [_trial(WIDE, kind, gflops) for kind in wanted[1:]]
-    served = len(set(types) & set(wanted[1:]))
-    return [*start, *(of_experts if experts else []), *rest[:served], *([] if experts else of_experts), *rest[served:]]
+    kinds: tuple[str, ...] = (EXPERTS,)
+    soon = _makeable(experts)
+    late = [one for one in COMMON_OF_EXPERTS if one not in soon]
+    if rapid:
+        kinds, one = (EXPERTS, ODD), [COMMON_OF_EXPERTS[0]]
+        soon, late = (one, []) if experts else ([], one)
+    own, further = ([_trial(kind, of, gflops, first) for of in types for kind in kinds] for types in (soon, late))
+    wide, known = [_trial(WIDE, of, gflops) for of in every], max(1, len(served))
+    return [*start, *own, *wide[1:known], *further, *wide[known:]]
 
 
-def _trial(kind: str, of: str, gflops: float) -> Trial:
-    (fewest, most), size = LAYERS[kind], FAST if gflops >= FAST_GFLOPS else SLOW
-    one = sum(row.bytes for row in Trial(kind, of, 1).tensors())
-    return Trial(kind, of, min(most, max(fewest, round(size / one))), gflops >= RAPID_GFLOPS)
+def _makeable(*types: Sequence[str]) -> list[str]:
+    """Those that models can be made of, each once."""
+    return [kind for kind in dict.fromkeys(one for some in types for one in some) if kind in SCALES]
+
+
+def _trial(kind: str, of: str, gflops: float, dense: str = "") -> Trial:
+    (fewest, most), size, rapid = LAYERS[kind], FAST if gflops >= FAST_GFLOPS else SLOW, gflops >= RAPID_GFLOPS
+    if kind not in NEEDED and not rapid:
+        size /= 2
+    one = Trial(kind, of, 1, rapid, "" if dense == of else dense)
+    layers = round(size / sum(row.bytes for row in one.tensors()))
+    return one._replace(layers=min(most, max(fewest, layers)))
 
 
 SCALES = {
@@ -271,12 +288,12 @@ class Rates(NamedTuple):
     """With the tokens of a prompt. What experts need more is in experts_multiplied."""
     visit_ms: Figure
     """That a token takes beside; of a worker with all that it takes on the link."""
-    experts_read: Figure
-    """So many times as long takes a byte of experts."""
+    experts_read: Mapping[str, Figure]
+    """Type → so many times as long takes a byte of experts."""
     experts_nodes: Figure
     """Nodes more of a layer with experts."""
-    experts_multiplied: Figure
-    """So many times as long takes a multiplication with experts."""
+    experts_multiplied: Mapping[str, Figure]
+    """Type → so many times as long takes a multiplication with experts."""
     spread: Figure
     """Of the repetitions: how much longer the slowest took than the fastest."""
     gbit: Optional[Rate] = None
@@ -374,31 +391,39 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
         round(1000 * node, 3),
         round(1000 * step, 3),
         round(visit, 4),
-        1.0,
+        {},
         EXPERT_NODES,
-        1.0,
+        {},
         round(spread, 3),
         round(8e-6 / per_row, 2) if per_row else None,
     )
     _check(rates)
     if DEEP in by_kind:
         rates = _at_depth(rates, settled[by_kind[DEEP]])
-    experts, odd = by_kind.get(EXPERTS), by_kind.get(ODD)
-    if not experts or experts.type not in read:
-        return rates
-    its, left = counted[experts], token[experts] - visited[experts] - experts.layers * NODES * node
-    left, of_experts = left - its.read * read[experts.type], its.expert_read * read[experts.type]
-    if of_experts > token[experts] / 2 or not node:
-        longer = 1 + (left - experts.layers * EXPERT_NODES * node) / of_experts
-        rates = rates._replace(experts_read=round(max(0.5, longer), 3))
-    else:
-        rates = rates._replace(experts_nodes=round(max(0.0, left / node / experts.layers), 1))
-        if odd:
-            left = token[odd] - visited[odd] - counted[odd].read * read[odd.type]
-            rates = rates._replace(odd_nodes=round(max(0.0, left / node / odd.layers - NODES), 1))
-    dense_ms = 1000 * (its.gflop - its.expert_gflop) / gflops[experts.type]
-    longer = (computed[experts] - dense_ms) * gflops[experts.type] / its.expert_gflop / 1000
-    return rates._replace(experts_multiplied=round(max(0.5, longer), 3))
+    without = {trial: token[trial] - visited[trial] for trial in token if trial.kind in (EXPERTS, ODD)}
+    for trial in (trial for trial in without if trial.kind == EXPERTS):
+        its, dense = counted[trial], trial.dense or trial.type
+        of_experts, of_others = _reading_ms(rates, trial, its)
+        left = without[trial] - of_experts - of_others - trial.layers * NODES * node
+        if of_experts > token[trial] / 2 or not node:
+            longer = 1 + (left - trial.layers * EXPERT_NODES * node) / of_experts
+            rates = rates._replace(experts_read={**rates.experts_read, trial.type: round(max(0.5, longer), 3)})
+        elif trial == by_kind[EXPERTS]:
+            rates = rates._replace(experts_nodes=round(max(0.0, left / node / trial.layers), 1))
+            if odd := by_kind.get(ODD):
+                left = without[odd] - sum(_reading_ms(rates, odd, counted[odd]))
+                rates = rates._replace(odd_nodes=round(max(0.0, left / node / odd.layers - NODES), 1))
+        dense_ms = 1000 * (its.gflop - its.expert_gflop) / _rate(rates.prompt_gflops, dense, 1)
+        longer = (computed[trial] - dense_ms) * _rate(rates.prompt_gflops, trial.type, 1) / its.expert_gflop / 1000
+        multiplied = {**rates.experts_multiplied, trial.type: round(max(0.5, longer), 3)}
+        rates = rates._replace(experts_multiplied=multiplied)
+    return rates
+
+
+def _reading_ms(rates: Rates, trial: Trial, its: "_Counts") -> tuple[float, float]:
+    """Milliseconds in which a token reads its experts, as if they were as fast as other weights, and all else."""
+    others = 1e-6 * (its.read - its.expert_read) / _rate(rates.gb_per_s, trial.dense or trial.type, 0)
+    return 1e-6 * its.expert_read / _rate(rates.gb_per_s, trial.type, 0), others
 
 
 def behind_worker(own: Rates, alone: Speeds, lent: Rates, speeds: Speeds) -> Rates:
@@ -552,10 +577,9 @@ def for_model(
     sums = sums_of(tensors, active)
     read_ms = multiplied_ms = 0.0
     for (kind, experts), one in sums.items():
-        read_ms += one.read * (rates.experts_read if experts else 1) / _rate(rates.gb_per_s, kind, 0)
-        multiplied_ms += (
-            one.multiplied * (rates.experts_multiplied if experts else 1) / _rate(rates.prompt_gflops, kind, 1)
-        )
+        longer = [_longer(of, kind) if experts else 1.0 for of in (rates.experts_read, rates.experts_multiplied)]
+        read_ms += one.read * longer[0] / _rate(rates.gb_per_s, kind, 0)
+        multiplied_ms += one.multiplied * longer[1] / _rate(rates.prompt_gflops, kind, 1)
     has_experts = any(experts for _kind, experts in sums)
     own = rates.odd_nodes if number & (number - 1) else None
     more = (rates.experts_nodes if own is None else own) - EXPERT_NODES if has_experts else 0.0
@@ -590,8 +614,11 @@ def _nodes_of(row: TensorGroup) -> int:
 
 
 def _rate(measured: Mapping[str, float], kind: str, part: int) -> float:
-    """That of a type; of one that was not measured as of the first one, by what types take besides their bytes."""
-    if kind in measured:
-        return measured[kind]
-    first = next(iter(measured))
-    return measured[first] * cost_of_type(first)[part] / cost_of_type(kind)[part]
+    """That of a type; of one that was not measured as of a common one, by what types take besides their bytes. The order, which files lose, is no matter."""
+    known = next(one for one in (kind, COMMON[0], *sorted(measured)) if one in measured)
+    return measured[known] * cost_of_type(known)[part] / cost_of_type(kind)[part]
+
+
+def _longer(measured: Mapping[str, float], kind: str) -> float:
+    """That of experts of a type; of one that was not measured as of the most common one."""
+    return next((measured[one] for one in (kind, COMMON_OF_EXPERTS[0], *sorted(measured)) if one in measured), 1.0)
