@@ -172,12 +172,6 @@ def what_if(
     return cluster_inputs.settle(cluster, hosts)
 
 
-def _refuse_removed(name: str, variables: Iterable[str]) -> None:
-    for variable, remedy in names().removed.items():
-        if variable in variables:
-            raise Refusal(f"{variable} is set for {name}, and was removed: {remedy}.")
-
-
 def variables_of(task_vars: dict, name: str = "") -> dict:
     """The variables of a host, held against their specifications.
 
@@ -260,7 +254,9 @@ def hosts(
         parts = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
         if parts:
             own = hostvars[name]
-            _refuse_removed(name, {*own, *of_all})
+            for variable, remedy in names().removed.items():
+                if variable in {*own, *of_all}:
+                    raise Refusal(f"{variable} is set for {name}, and was removed: {remedy}.")
             members[name] = {
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,

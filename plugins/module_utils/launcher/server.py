@@ -263,7 +263,9 @@ class Watched:
 
     def follow(self, now: float) -> progress.Look | None:
         """Looks whether it is healthy, what it does, and how far it has loaded the model."""
-        self._ask_health(now)
+        if not self.ready or now - self.health[1] >= HEALTH_EVERY:
+            self.health = (healthy(self.url), now)
+            self.ready = self.ready or self.health[0]
         self.seen = look = self.look()
         if look:
             self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
@@ -297,11 +299,6 @@ class Watched:
         """Whether llama-server has its port: a key is for nobody else."""
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
-
-    def _ask_health(self, now: float) -> None:
-        if not self.ready or now - self.health[1] >= HEALTH_EVERY:
-            self.health = (healthy(self.url), now)
-            self.ready = self.ready or self.health[0]
 
     def _follow_sleep(self, look: progress.Look, now: float) -> None:
         """Asks whether it sleeps, where its connections say that this has changed: in 0.3.36 that neither wakes it nor keeps it awake."""

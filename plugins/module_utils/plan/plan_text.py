@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     DevicePlacement,
     Estimate,
     LinkEstimate,
-    NoFallback,
     Plan,
     PromptEstimate,
     Refused,
@@ -653,17 +652,15 @@ def _fallbacks(plan: Plan) -> list[str]:
     rows = [
         [f"without {entry.without}:", f"fits, {entry.generation_range} tokens per second"] for entry in plan.fallbacks
     ]
-    rows += [[f"without {entry.without}:", _why_no_fallback(entry)] for entry in plan.no_fallback]
+    for entry in plan.no_fallback:
+        missing = entry.missing_mib
+        why = f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
+        rows.append([f"without {entry.without}:", why])
     after = plan.head.fallback_after
     meaning = f"llama_server_fallback is true: where it fits, that is served after {after} seconds."
     if after is None:
         meaning = "llama_server_fallback is false: while one of them is away, nothing is served."
     return [*table(rows).splitlines(), *_wrapped("  ", meaning)] if rows else []
-
-
-def _why_no_fallback(entry: NoFallback) -> str:
-    missing = entry.missing_mib
-    return f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
 
 
 def changes_of(

@@ -261,12 +261,6 @@ def unneeded_releases(planned: HostPlan, applied: bool = False) -> list[str]:
     return sorted(partial) + sorted(unneeded, key=lambda name: times[name])
 
 
-def _services(states: Mapping[str, ServiceState]) -> Iterator[Difference]:
-    for name, service in states.items():
-        if service.state not in (RUNNING, WAITING):
-            yield Difference("service", name, f"{name} is {service.state}")
-
-
 def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
     """One difference for each subject, whose place in the text is {}."""
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
@@ -344,7 +338,11 @@ def drift(planned: HostPlan) -> Drift:
             *_each("boot", sorted(manager.not_at_boot(services)), "{} is not started at boot"),
             *(Difference("manager", planned.service_manager, text) for text in manager.problems()),
             *_system(planned),
-            *_services(services),
+            *(
+                Difference("service", name, f"{name} is {service.state}")
+                for name, service in services.items()
+                if service.state not in (RUNNING, WAITING)
+            ),
             *_each("stale", stale, "{} is not planned any more"),
             *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
             *_record(planned.id, summaries),

@@ -61,20 +61,16 @@ class Inspection(NamedTuple):
 def inspect(system: System) -> Inspection:
     addresses = _addresses(system)
     ssh = connection.ssh_addresses(os.environ, system.root)
+    active = (
+        name for name, unit in SERVICES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
+    )
     return Inspection(
-        manager=_manager(system),
+        manager=next(active, None),
         interfaces=_interfaces(addresses, system.root),
         protected=_protected(addresses, ssh, system),
         ssh=ssh,
         thunderbolt=thunderbolt_devices(system.root),
     )
-
-
-def _manager(system: System) -> str | None:
-    active = (
-        name for name, unit in SERVICES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
-    )
-    return next(active, None)
 
 
 def _addresses(system: System) -> dict[str, list[str]]:
