@@ -210,6 +210,8 @@ def test_models_that_take_turns(plan, answers, tmp_path):
     assert "in prompts since two was loaded (900 generated" in " ".join(shown.split())
     head["models"][0]["state"], head["models"][1]["state"] = "loading", "unloaded"
     assert written(plan, answers, tmp_path)[0]["cluster"]["load"]["planned_bytes"] > 5_000_000
+    head["models"] = []
+    assert "model     one, two\n" in written(plan, answers, tmp_path)[2]
 
 
 def test_a_cluster_on_a_fallback(plan, answers, tmp_path):

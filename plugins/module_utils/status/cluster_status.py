@@ -157,7 +157,7 @@ def _cluster(
         detail="",
         head=host,
         url=plan.head.url if plan else None,
-        model=plan.model.name if plan else None,
+        model=", ".join(one.name for one in plan.head.models or (plan.model,)) if plan else None,
         planned=types.ReleaseStatus(
             plan.release.ref, plan.release.build or plan.release.generation, plan.release.protocol
         )
