@@ -391,6 +391,16 @@ def test_a_person_reads_what_each_model_takes():
     assert json.loads(asked.partition("-d '")[2].rstrip("'"))["model"] == "one"
 
 
+def test_a_table_of_many_models_is_no_wider_than_the_page(pair):
+    named = [f"a-model-of-{number}-billion" for number in range(12)]
+    plan = typed(several(pair, *({**SMALL, "name": name} for name in named)).plan())
+    lines = plan_text.plan_table(plan).split("They take turns")[1].splitlines()
+    assert max(map(len, lines)) <= plan_text.WIDTH
+    titles = [line.split() for line in lines if line.split()[:1] == ["MiB"]]
+    assert [name for _mib, *names in titles for name in names] == named
+    assert len({name for line in lines for name in line.split() if name.startswith("RPC")}) == 2
+
+
 def test_parts_of_the_page_about_models_with_similar_names_are_told_apart(pair):
     names = ["qwen-4b", "qwen-8b", "qwen/8b", "qwen.8b"]
     html = html_page.page(typed(several(pair, *({**SMALL, "name": name} for name in names)).plan()))

@@ -184,9 +184,21 @@ def memories(plan: Plan) -> dict[str, Plan]:
     return {"Memory": plan, **{f"Memory of {model.name}": one for model, one in others}}
 
 
+def _in_parts(rows: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+    """A table as several that are no wider than WIDTH, each with its first column."""
+    parts = [[[row[0]] for row in rows]]
+    for column in range(1, len(rows[0])):
+        wider = [[*before, row[column]] for before, row in zip(parts[-1], rows)]
+        if len(wider[0]) > 2 and max(map(len, table(wider).splitlines())) > WIDTH:
+            parts.append([[row[0], row[column]] for row in rows])
+        else:
+            parts[-1] = wider
+    return parts
+
+
 def _models(plan: Plan) -> list[str]:
     rows, *others = model_tables(plan)
-    below = [line for own in others for line in ("", *table(own).splitlines())]
+    below = [line for own in others for part in _in_parts(own) for line in ("", *table(part).splitlines())]
     return [*table(rows).splitlines(), f"  {taking_turns(plan)}", *below]
 
 
