@@ -310,6 +310,13 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
             {"llama_server_fallback": True},
             "llama_server_fallback is true, and models of llama_models have no fallbacks",
         ),
+        (
+            [{**SMALL, "context": -1}, {**DEEP, "context": -1}],
+            {},
+            "small and deep in llama_models: context is -1: use 1 or more",
+        ),
+        ([{**SMALL, "extra_args": ["--temp 1"]}], {}, "small in llama_models: extra_args has '--temp 1' as one"),
+        ([SMALL, {**SMALL, "name": "other"}], {"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
         ([SMALL, {"name": "none"}], {}, "none in llama_models: no model is given: set one of path, huggingface"),
         ([SMALL, {**DEEP, "context": -1}], {}, "deep in llama_models: context is -1"),
         ([SMALL], {"llama_release": FORK}, "llama_models needs llama.cpp from build 11063 on"),

@@ -274,6 +274,8 @@ class Turn(NamedTuple):
     model: ModelRequest
     keep: bool = False
     """Whether it is always loaded, with workers of its own."""
+    given: tuple[str, ...] = ()
+    """Variables of the server that the model has values of its own for."""
 
 
 class Seat(NamedTuple):

@@ -140,7 +140,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
 def _turn(entry: turns.Overlay) -> Turn:
     try:
         model = model_inputs.request_of(entry.variables)
-        return Turn(entry.name, entry.aliases, server_of(entry.variables), model, entry.keep)
+        return Turn(entry.name, entry.aliases, server_of(entry.variables), model, entry.keep, entry.given)
     except Refusal as refusal:
         raise Refusal(turns.sentence(entry.name, str(refusal))) from None
 

@@ -38,6 +38,8 @@ class Overlay(NamedTuple):
     keep: bool
     variables: Mapping[str, Any]
     """Of the head, as if this were its one model."""
+    given: tuple[str, ...] = ()
+    """Those of the server that the entry has."""
 
 
 def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
@@ -82,6 +84,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
                 **({f"{SERVER}{IDLE}": None} if entry.get("keep") else {}),
                 **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
             },
+            tuple(f"{SERVER}{key}" for key in OF_SERVER if entry.get(key) is not None),
         )
         for entry in entries
     )

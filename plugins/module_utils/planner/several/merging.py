@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
@@ -39,8 +39,8 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
     """
-    called = [turn.name for turn in cluster.turns]
-    reasons = _named(called, [plan.reasons for plan in plans])
+    called, given = [turn.name for turn in cluster.turns], {name for turn in cluster.turns for name in turn.given}
+    reasons = _named(called, [plan.reasons for plan in plans], given)
     whole = [plan for plan in plans if isinstance(plan, Plan)]
     if len(whole) < len(plans):
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
@@ -54,7 +54,7 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
             reasons=reasons,
             fits=all(one.fits for one in whole),
             head=head,
-            advisories=_advisories(called, whole),
+            advisories=_advisories(called, whole, given),
             external_workers=tuple(
                 worker._replace(used=any(one.external_workers[index].used for one in whole))
                 for index, worker in enumerate(first.external_workers)
@@ -101,18 +101,26 @@ def _check_hosts(called: Sequence[str], plans: Sequence[Plan]) -> None:
 Said = TypeVar("Said", str, AdvisoryPlan)
 
 
-def _once(called: Sequence[str], said: Sequence[Sequence[Said]]) -> list[tuple[Said, str]]:
-    """What is said of models, once, with the names of these: first what is said of all, which has none."""
+def _once(called: Sequence[str], said: Sequence[Sequence[Said]], given: Collection[str] = ()) -> list[tuple[Said, str]]:
+    """What is said of models, once, with the names of these: first what is said of all, which has none.
+
+    :param given: variables that entries have as keys: what is said of these has names.
+    """
     models: dict[Said, list[str]] = {}
     for name, own in zip(called, said):
         for one in own:
             models.setdefault(one, []).append(name)
-    found = [(one, "" if len(of) == len(called) else remedies.listed(of)) for one, of in models.items()]
+
+    def is_of_all(one: Said, of: Sequence[str]) -> bool:
+        text = one if isinstance(one, str) else one.message
+        return len(of) == len(called) and not any(name in text for name in given)
+
+    found = [(one, "" if is_of_all(one, of) else remedies.listed(of)) for one, of in models.items()]
     return sorted(found, key=lambda pair: bool(pair[1]))
 
 
-def _named(called: Sequence[str], sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(turns.sentence(of, text) if of else text for text, of in _once(called, sentences))
+def _named(called: Sequence[str], sentences: Sequence[Sequence[str]], given: Collection[str]) -> tuple[str, ...]:
+    return tuple(turns.sentence(of, text) if of else text for text, of in _once(called, sentences, given))
 
 
 def _gains_by_workers(plan: Plan) -> bool:
@@ -121,13 +129,13 @@ def _gains_by_workers(plan: Plan) -> bool:
     return bool(estimate.links and not estimate.best_single_host.faster and not plan.model.known_answer)
 
 
-def _advisories(called: Sequence[str], plans: Sequence[Plan]) -> tuple[AdvisoryPlan, ...]:
+def _advisories(called: Sequence[str], plans: Sequence[Plan], given: Collection[str] = ()) -> tuple[AdvisoryPlan, ...]:
     left_out = {ONE_HOST} if any(map(_gains_by_workers, plans)) else set()
     met = [
         [(one._replace(remedy=""), one.remedy) for one in plan.advisories if one.id not in left_out] for plan in plans
     ]
     found = []
-    for one, of in _once(called, [[alike for alike, _remedy in own] for own in met]):
+    for one, of in _once(called, [[alike for alike, _remedy in own] for own in met], given):
         remedy = " ".join(dict.fromkeys(remedy for own in met for alike, remedy in own if alike == one))
         if of:
             one, remedy = one._replace(message=turns.sentence(of, one.message)), turns.own_words(remedy)
