@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, turns
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
@@ -24,22 +25,25 @@ class ActionModule(Action):
             entries = turns.overlays(variables)
         except Refusal:
             return {"changed": False}  # planning refuses it, and says so in the plan
-        if entries:
-            return {
-                "changed": False,
-                "models": {entry.name: _find(self, entry.variables, arguments) for entry in entries},
-            }
-        return _find(self, variables, arguments)
+        requests = {entry.name: _request(entry.variables) for entry in entries} or {"": _request(variables)}
+        server = resolver.token_server(filter(None, requests.values()))
+        found = {name: _find(self, request, arguments, server) for name, request in requests.items()}
+        return {"changed": False, "models": found} if entries else found[""]
 
 
-def _find(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> dict:
+def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
     try:
-        request = model_inputs.request_of(variables)
+        return model_inputs.request_of(variables)
     except Refusal:
-        return {"changed": False}  # the same
+        return None  # the same
+
+
+def _find(action: Action, request: ModelRequest | None, options: resolver.Options, server: str | None) -> dict:
+    if request is None:
+        return {"changed": False}
     if options.summary_is_enough and request.summary is not None:
         return {"changed": False}
     try:
-        return resolver.resolve(action, request, options)
+        return resolver.resolve(action, request, options, server)
     except Refusal as refusal:
         return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it

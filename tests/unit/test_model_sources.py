@@ -179,7 +179,7 @@ def test_a_token_stays_with_the_server_that_it_is_for(server, repo, tmp_path):
 
 
 def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
-    """Neither that of a projector gets it, nor that of another part."""
+    """Neither that of a projector gets it, nor that of another part, nor that of another one of several models."""
     other = play.Hub(tmp_path / "other").start()
     (other.folder / "plain").mkdir(parents=True)
     (other.folder / "plain" / "p.gguf").write_bytes(gguf_files.model())
@@ -197,6 +197,10 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
         {"llama_model_url": urls},
     ):
         assert "refused" not in run(call, {**given, **source})[0]
+    alone = {"name": "other", "url": [f"{other.url}/{part.name}"]}
+    several = [{"name": "one", "huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}, alone]
+    token_file = given["llama_model_token_file"]
+    run(call, {"llama_model_token_file": token_file, "llama_models": several})
     other.stop()
     assert set(tokens(server)) == {f"Bearer {TOKEN}"}
     assert set(tokens(other)) == {None}

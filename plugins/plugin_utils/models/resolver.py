@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
@@ -46,12 +46,18 @@ class Options(NamedTuple):
     """Nothing is read of a model whose summary the variables have."""
 
 
-def resolve(action: Action, request: ModelRequest, options: Options) -> dict:
+def token_server(requests: Iterable[ModelRequest]) -> str | None:
+    """A URL of the one server that gets the token: that of the first source which takes one, as for the download."""
+    return next(filter(None, (_server(source) for request in requests for source in request.sources())), None)
+
+
+def resolve(action: Action, request: ModelRequest, options: Options, server: str | None = None) -> dict:
     """The result of the module ``model_info`` for one model.
 
+    :param server: of token_server, where the model is one of several.
     :raises Refusal: it is not there, or cannot be read.
     """
-    resolver = _Resolver(action, request, options)
+    resolver = _Resolver(action, request, options, server or token_server([request]))
     sources = {source.role: resolver.source(source) for source in request.sources()}
     served = sources.get(download_record.MODEL, ResolvedSource("", None, ()))
     return {
@@ -80,8 +86,8 @@ class Record(NamedTuple):
 
 
 class _Resolver:
-    def __init__(self, action: Action, request: ModelRequest, options: Options) -> None:
-        self.action, self.request, self.options = action, request, options
+    def __init__(self, action: Action, request: ModelRequest, options: Options, token_server: str | None) -> None:
+        self.action, self.request, self.options, self.token_server = action, request, options, token_server
         self.folder = action.variables.get("inventory_dir") or ""
         self.on_host = self._ask_host()
 
@@ -99,9 +105,9 @@ class _Resolver:
         return bool(source.copy and reading.from_disk(path, path.exists, self.options.timeout))
 
     def _token(self, source: ModelSource) -> str | None:
-        """The token, for the one server that gets it: that of the first source which takes one, as for the download."""
-        server, first = _server(source), next(filter(None, map(_server, self.request.sources())), None)
-        if not self.request.token_file or not server or not first or not web.same_server(server, first):
+        """The token, for the one server that gets it."""
+        server, allowed = _server(source), self.token_server
+        if not self.request.token_file or not server or not allowed or not web.same_server(server, allowed):
             return None
         return hub.read_token(lookup.beside(self.folder, self.request.token_file))
 
