@@ -215,6 +215,14 @@ def test_experts_of_another_type_are_as_their_own_model_says():
         for kind, longer in rates.experts_multiplied.items()
     }
     assert of_experts["Q4_K"] > 2 * of_experts["MXFP4"]
+    late = {
+        trial: {test: [1 / (1 / rate + 0.005 * (test == "tg")) for rate in of[test]] for test in of}
+        for trial, of in found.items()
+    }
+    noisy = calibration.fit(WHAT, late)
+    assert (noisy.experts_nodes, list(noisy.experts_read)) == (rates.experts_nodes, ["Q4_K", "MXFP4"]), (
+        "steps do not matter there"
+    )
     without = {trial: of for trial, of in found.items() if trial.type != "MXFP4"}
     assert list(calibration.fit(WHAT, without).experts_multiplied) == ["Q4_K"]
     for kind in ("MXFP4", "Q4_K", "Q6_K"):

@@ -405,7 +405,7 @@ def fit(what: Measured, speeds: Speeds) -> Rates:
         its, dense = counted[trial], trial.dense or trial.type
         of_experts, of_others = _reading_ms(rates, trial, its)
         left = without[trial] - of_experts - of_others - trial.layers * NODES * node
-        if of_experts > token[trial] / 2 or not node:
+        if not (trial.rapid and node) or of_experts > token[trial] / 2:
             longer = 1 + (left - trial.layers * EXPERT_NODES * node) / of_experts
             rates = rates._replace(experts_read={**rates.experts_read, trial.type: round(max(0.5, longer), 3)})
         elif trial == by_kind[EXPERTS]:
