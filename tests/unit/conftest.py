@@ -97,6 +97,10 @@ class Cluster:
         }
         return self
 
+    def set(self, name, **variables):
+        """Changes variables of a host."""
+        self.hosts[name]["variables"].update(variables)
+
     def plan(self, staging=False, schema=SCHEMA):
         try:
             hosts = cluster_inputs.settle("llama_cluster", self.hosts)
@@ -237,6 +241,21 @@ def certify(tmp_path):
         pytest.skip("openssl is needed to make a certificate")
 
     return make
+
+
+@pytest.fixture
+def popen():
+    """Starts processes that end with the test."""
+    started = []
+
+    def start(argv, **options):
+        started.append(subprocess.Popen(argv, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def fill_disk(filler, pages):

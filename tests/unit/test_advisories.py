@@ -37,8 +37,8 @@ def cluster_of(workers=2, facts=None, build=None, head_facts=None, **variables):
 
 def with_model(cluster, accepted=("slower-than-one-host",), **summary):
     """Serves a small model, which one host alone would serve faster."""
-    cluster.hosts["head"]["variables"].update(
-        llama_model_known_answer=None, llama_model_path="/srv/m.gguf", llama_accept_advisories=list(accepted)
+    cluster.set(
+        "head", llama_model_known_answer=None, llama_model_path="/srv/m.gguf", llama_accept_advisories=list(accepted)
     )
     cluster.model = {"summary": {**model(1, layers=16), **summary}}
     return cluster

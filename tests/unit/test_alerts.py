@@ -153,6 +153,12 @@ ENDS_EACH_MINUTE = {
     "head restarts_total ended": " ".join(str(step // 4) for step in range(STEPS)),
 }
 W1_AWAITED = {"w1 worker_awaited": 1}
+
+
+def w1(**values):
+    return {f"w1 {name}": value for name, value in values.items()}
+
+
 FAULTS = [
     ("nothing", {}, 45, {}),
     ("asleep", {**states("asleep"), "w1 worker_round_trip_seconds": None}, 45, {}),
@@ -188,35 +194,15 @@ FAULTS = [
         5,
         {"LlamaHostUnreached": "w1"},
     ),
-    (
-        "no metrics from the beginning",
-        {"w1 service_info": None, "w1 updated_timestamp_seconds": None},
-        65,
-        {"LlamaNoMetrics": "w1"},
-    ),
+    ("no metrics ever", w1(service_info=None, updated_timestamp_seconds=None), 65, {"LlamaNoMetrics": "w1"}),
     ("metrics that cannot be read", {"w1 node_textfile_scrape_error": 1}, 65, {"LlamaNoMetrics": "w1"}),
-    (
-        "stopped",
-        {"w1 service_info": "1+0x79 stale", "w1 updated_timestamp_seconds": "0+15x79 stale"},
-        85,
-        {},
-    ),
+    ("stopped", w1(service_info="1+0x79 stale", updated_timestamp_seconds="0+15x79 stale"), 85, {}),
     ("launcher gone", {"w1 updated_timestamp_seconds": 300}, 8, {"LlamaServiceSilent": "w1"}),
-    (
-        "fallback",
-        {**states("fallback"), **W1_AWAITED},
-        15,
-        {"LlamaServesOnFallback": "head", "LlamaWorkerLost": "w1"},
-    ),
+    ("fallback", {**states("fallback"), **W1_AWAITED}, 15, {"LlamaServesOnFallback": "head", "LlamaWorkerLost": "w1"}),
     ("worker ended", {"w1 restarts_total ended": turns(0, 1)}, 22, {"LlamaRestarted": "w1"}),
     ("worker ended, earlier", {"w1 restarts_total ended": turns(0, 1)}, 27, {}),
     ("restart for a lost worker", {"head restarts_total lost_worker": turns(0, 1)}, 22, {}),
-    (
-        "one of several models lost a worker",
-        {"head restarts_total model_lost_worker": turns(0, 1)},
-        22,
-        {"LlamaRestarted": "head"},
-    ),
+    ("a model lost its worker", {"head restarts_total model_lost_worker": turns(0, 1)}, 22, {"LlamaRestarted": "head"}),
     ("load gets on", {**LOADING, "head load_seconds": 300, "head load_read_bytes": rising(1e6)}, 45, {}),
     ("load sends", {**LOADING, "head load_seconds": 400, "w1 load_sent_bytes": rising(9)}, 9, {}),
     ("load stands", LOADING, 8, {"LlamaLoadStands": "head"}),
@@ -225,52 +211,25 @@ FAULTS = [
     ("retransmissions", {"w1 worker_retransmissions_total": rising(0.9)}, 10, {"LlamaRetransmissions": "w1"}),
     (
         "retransmissions of two loads, which send as much",
-        {
-            "w1 worker_retransmissions_total": turns(60, 700),
-            "w1 worker_sent_bytes_total": 264567931,
-            "head started_timestamp_seconds": turns(0, 1200),
-        },
+        w1(worker_retransmissions_total=turns(60, 700), worker_sent_bytes_total=264567931)
+        | {"head started_timestamp_seconds": turns(0, 1200)},
         24,
         {},
     ),
     (
         "sent again, and had arrived",
-        {
-            "w1 worker_retransmissions_total": rising(1.9),
-            "w1 worker_needless_retransmissions_total": rising(1.8),
-            **SLOW,
-        },
+        SLOW | w1(worker_retransmissions_total=rising(1.9), worker_needless_retransmissions_total=rising(1.8)),
         40,
         {"LlamaGenerationSlow": "head"},
     ),
     ("hot", {"w1 node_hwmon_temp_celsius": 88}, 5, {"LlamaHot": "w1"}),
     ("hot as NVIDIA says", {"w1 device_temperature_celsius CUDA0": 91}, 5, {"LlamaHot": "w1"}),
     ("hot card, whose limit the kernel says", {"w1 device_temperature_celsius ROCm0": 97}, 5, {}),
-    (
-        "hot, with no limit known",
-        {"w1 node_hwmon_temp_celsius": 96, "w1 node_hwmon_temp_crit_celsius": None},
-        5,
-        {"LlamaHot": "w1"},
-    ),
-    (
-        "hot, below its limit",
-        {"w1 node_hwmon_temp_celsius": 97, "w1 node_hwmon_temp_crit_celsius": 110},
-        5,
-        {},
-    ),
+    ("no limit known", w1(node_hwmon_temp_celsius=96, node_hwmon_temp_crit_celsius=None), 5, {"LlamaHot": "w1"}),
+    ("hot, below its limit", w1(node_hwmon_temp_celsius=97, node_hwmon_temp_crit_celsius=110), 5, {}),
     ("disk", {"w1 node_filesystem_avail_bytes": 1e9}, 7, {"LlamaDiskFull": "w1"}),
-    (
-        "a twentieth of a large disk",
-        {"w1 node_filesystem_avail_bytes": 190e9, "w1 node_filesystem_size_bytes": 4e12},
-        7,
-        {},
-    ),
-    (
-        "disk that nobody fills",
-        {"w1 node_filesystem_avail_bytes": 1e9, "w1 node_filesystem_readonly": 1},
-        7,
-        {},
-    ),
+    ("part of a large disk", w1(node_filesystem_avail_bytes=190e9, node_filesystem_size_bytes=4e12), 7, {}),
+    ("disk that nobody fills", w1(node_filesystem_avail_bytes=1e9, node_filesystem_readonly=1), 7, {}),
     (
         "disk of another host",
         {

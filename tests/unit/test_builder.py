@@ -72,9 +72,8 @@ def pack(tree, tmp_path):
 
 
 def builder_of(tmp_path, archive, patches=(), account=None, **build):
-    planned = builds.BUILD._replace(id="tiny-cpu-0123abcd", cmake_options={"CMAKE_BUILD_TYPE": "Release"})._replace(
-        **build
-    )
+    known = {"id": "tiny-cpu-0123abcd", "cmake_options": {"CMAKE_BUILD_TYPE": "Release"}}
+    planned = builds.BUILD._replace(**{**known, **build})
     release = builds.RELEASE._replace(member=MEMBER)
     source = builds.source_of(archive, patches)
     return builder.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, release, source, account)
@@ -424,10 +423,9 @@ def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
     outside = tmp_path / "cache" / "builds" / "tiny-cpu-0123abcd" / "outside"
     outside.parent.mkdir(parents=True)
     outside.write_text("old\n")
+    hostile = patch(tmp_path, "hostile", "old", "new", "../outside")
     with pytest.raises(Refusal, match="does not apply"):
-        builder_of(
-            tmp_path, pack(greeting, tmp_path), [patch(tmp_path, "hostile", "old", "new", "../outside")]
-        ).install()
+        builder_of(tmp_path, pack(greeting, tmp_path), [hostile]).install()
     assert outside.read_text() == "old\n"
 
 

@@ -287,8 +287,8 @@ def disk(tmp_path, monkeypatch):
     subprocess.run(["umount", "-l", made.path], check=True)
 
 
-def until_it_fits(disk, work, sizes):
-    """Does the work on larger and larger disks, empty ones, and again with space; returns what stopped it on each."""
+def until_it_fits(disk, work, sizes, variable):
+    """Does the work on larger and larger disks, empty ones, and again with space; it is the disk of the variable that stops it on each."""
     reasons = []
     for size in sizes:
         disk.resize(LARGE)
@@ -303,7 +303,10 @@ def until_it_fits(disk, work, sizes):
             work()
             assert leftovers(disk.path / "llamacpp") == []
         else:
-            return reasons
+            full = f"{variable} does not fit on the controller: the disk of  is full. Free some space and run it again"
+            assert {re.sub(r"/\S*", "", reason) for reason in reasons} == {full}
+            assert len(reasons) > 3
+            return
     pytest.fail(f"it does not fit on the largest disk: {reasons[-1]}")
 
 
@@ -321,11 +324,7 @@ def test_a_full_disk_wherever_a_model_is_written(disk, sizes):
     def work():
         assert model() == (SHA, SHA + "\n")
 
-    reasons = until_it_fits(disk, work, sizes())
-    assert len(reasons) > 3
-    assert {re.sub(r"/\S*", "", reason) for reason in reasons} == {
-        "llama_model_known_answer does not fit on the controller: the disk of  is full. Free some space and run it again"
-    }
+    until_it_fits(disk, work, sizes(), "llama_model_known_answer")
 
 
 @pytest.mark.faults
@@ -341,11 +340,7 @@ def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_p
         assert (found.build, fetched.commit, sources.sha256(fetched.path)) == (1, commit, fetched.sha256)
         assert "sha256:" + sources.sha256(kept.path) == of_path(tmp_path).checksum
 
-    reasons = until_it_fits(disk, work, sizes())
-    assert len(reasons) > 3
-    assert {re.sub(r"/\S*", "", reason) for reason in reasons} == {
-        "llama_release does not fit on the controller: the disk of  is full. Free some space and run it again"
-    }
+    until_it_fits(disk, work, sizes(), "llama_release")
 
 
 @pytest.mark.parametrize(

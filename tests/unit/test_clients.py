@@ -25,7 +25,8 @@ WRITERS = {name: writer for client in clients.CLIENTS for name, writer in client
 def plan(pair):
     """A head that serves a network by HTTPS, with keys."""
     pair.hosts["head"]["facts"]["firewall"] = "nftables"
-    pair.hosts["head"]["variables"].update(
+    pair.set(
+        "head",
         llama_server_host="192.0.2.10",
         llama_server_allowed=["192.0.2.0/24"],
         llama_server_api_key_file="/etc/keys",

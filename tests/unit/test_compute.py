@@ -17,12 +17,8 @@ def model(architecture="llama", **more):
     return models.model(architecture, 61, **{**plain, "vocabulary": 129280, **more})
 
 
-MLA = {
-    "kv_heads": 1,
-    "key_dimension": 576,
-    "value_dimension": 512,
-    "keys": {"attention.key_length_mla": 192, "attention.value_length_mla": 128},
-}
+LATENT = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
+MLA = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": LATENT}
 
 
 def bound(summary, generation=kv_cache.NEW, **settings):

@@ -138,11 +138,8 @@ def test_a_router_is_asked_for_its_models(place, server):
     one, four = (ServedModel(**{**own, "name": name, "argv": ["--metrics"]}) for name in ("one", "four"))
     head = head_of(server.server_port, argv=["--metrics"], models=(one, four))
     server.texts["/models"] = json.dumps({"data": listed})
-    assert [tuple(model.values()) for model in read(place, head)["head"]["models"]] == [
-        ("one", "asleep"),
-        ("two", "failed"),
-        ("three", "unloaded"),
-    ]
+    states = [tuple(model.values()) for model in read(place, head)["head"]["models"]]
+    assert states == [("one", "asleep"), ("two", "failed"), ("three", "unloaded")]
     for odd in ("", "[]", '{"data": [{"id": "one"}]}', '{"data": {"id": 1}}'):
         server.texts["/models"] = odd
         assert read(place, head)["head"]["models"] == []

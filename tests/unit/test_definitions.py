@@ -70,12 +70,8 @@ def read_launchd(text, tmp_path):
     return read["ProgramArguments"], read["EnvironmentVariables"]
 
 
-READERS = {
-    "systemd": read_systemd,
-    "systemd_user": read_systemd,
-    "supervisor": read_supervisor,
-    "launchd": read_launchd,
-}
+READERS = dict.fromkeys(("systemd", "systemd_user"), read_systemd)
+READERS.update(supervisor=read_supervisor, launchd=read_launchd)
 
 
 @pytest.mark.parametrize("manager", service_managers.MANAGERS)

@@ -233,9 +233,7 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     done = discovered(tmp_path, found)
     groups, plan = planned(done.path, llama_model_gguf_summary=right["summary"])
     assert (groups["llama_head"], plan["model"]["path"]) == (["b"], "/models/right.gguf")
-    assert (
-        "/models/right.gguf lies there, the largest model that is there and fits; of 2 hosts that have it" in done.text
-    )
+    assert "/models/right.gguf lies there, the largest model that is there and fits; of 2 hosts that have" in done.text
     assert "tokens per second are predicted\n    # llama_model_path: /models/small.gguf\n" in done.text
     rows = [" ".join(row.split()) for row in done.shown["Models"]]
     assert rows[0].startswith("/models/huge.gguf b 0.0 MB not served so: ")

@@ -37,7 +37,7 @@ MODULE = host_info
 
 
 @pytest.fixture
-def installation(tmp_path):
+def installation(tmp_path, popen):
     """A prefix with a program that listens on the port that it is given."""
     program = tmp_path / "bin" / "listener"
     program.parent.mkdir()
@@ -45,21 +45,14 @@ def installation(tmp_path):
         f"#!{sys.executable}\nimport socket, sys, time\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(1, flush=True)\ntime.sleep(60)\n"
     )
     program.chmod(0o755)
-    started = []
 
     def start(port, **environment):
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(port)], stdout=subprocess.PIPE, env={**os.environ, **environment}
-        )
+        argv = [sys.executable, str(program), str(port)]
+        process = popen(argv, stdout=subprocess.PIPE, env={**os.environ, **environment})
         process.stdout.readline()
-        started.append(process)
         return process
 
-    yield tmp_path, program, start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return tmp_path, program, start
 
 
 def service(program, port, **changes):

@@ -15,6 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner i
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import actions
 
+ALONE = {"llama_cluster": ["a"], "llama_head": ["a"]}
+"""Groups of a cluster of one host."""
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
 
 EVERYWHERE = {
@@ -57,11 +59,7 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local):
         ("llama_release", {None: 1}, "llama_release has the name 'None': use letters"),
         ("llama_build_cmake_options", {1: 2}, "llama_build_cmake_options has the name '1': use letters"),
         ("llama_release", {"source": "pypi", "version": datetime.date(2026, 1, 2)}, "llama_release.version is a date"),
-        (
-            "llama_model_gguf_summary",
-            {"context": 10**5000},
-            "llama_model_gguf_summary.context is a number of 16610 bits",
-        ),
+        ("llama_model_gguf_summary", {"context": 10**5000}, "llama_model_gguf_summary.context is a number of 16610"),
         ("llama_server_extra_args", ["x" * 70000], "llama_server_extra_args[0] has 70000 characters: use 65536"),
         ("llama_model_gguf_summary", {"layers": [0] * 300000}, "has more than 32 levels or 200000 parts: shorten it"),
     ],
@@ -90,7 +88,7 @@ def test_letters_of_all_languages_may_be_there(local):
 def test_what_a_text_becomes_is_looked_at_too():
     """Ansible takes JSON in a text for the mapping that it stands for."""
     own = {"llama_server_environment": '{"A": "b\\u001b[2J"}'}
-    task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
+    task_vars = {"groups": ALONE, "hostvars": {"a": own}}
     with pytest.raises(Refusal, match=r"llama_server_environment.A is 'b\\x1b\[2J', which has a line break"):
         cluster_inputs.read(*inventory.hosts(task_vars))
 
@@ -111,7 +109,7 @@ def test_the_name_of_a_cluster(local):
 
 def test_ansibles_messages_repeat_no_control_character():
     own = {"llama_server_flash_attention": "on\x1b[2J"}
-    task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
+    task_vars = {"groups": ALONE, "hostvars": {"a": own}}
     with pytest.raises(Refusal) as raised:
         inventory.hosts(task_vars)
     assert "llama_server_flash_attention is 'on\\x1b[2J', which has a line break" in str(raised.value)
@@ -296,10 +294,7 @@ def test_words_that_belong_to_options(local, arguments):
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": 1 << 50}]}, f"has the cache_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
-        (
-            {"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]},
-            "llama_links[0].mtu of here is 1000000: use 65535 or less",
-        ),
+        ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
     ],
@@ -359,15 +354,8 @@ def test_a_host_may_report_anything(pair):
 
 
 def test_facts_in_which_null_stands_for_nothing(pair):
-    pair.hosts["worker1"]["facts"].update(
-        accounts=None,
-        device_groups=None,
-        firmware=None,
-        kernel=None,
-        measured={"head": None},
-        packaged=None,
-        python="/x",
-    )
+    unknown = dict.fromkeys(("accounts", "device_groups", "firmware", "kernel", "packaged"))
+    pair.hosts["worker1"]["facts"].update(unknown, measured={"head": None}, python="/x")
     pair.hosts["worker1"]["facts"]["cpu"]["unusable"] = None
     assert not pair.plan()["refused"]
 
@@ -391,7 +379,7 @@ def test_a_number_as_the_name_of_a_setting():
     """Ansible's own validation fails with a TypeError there."""
     own = {"llama_links": {0: "x"}}
     with pytest.raises(Refusal, match="llama_links has the name '0': use letters"):
-        inventory.hosts({"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}})
+        inventory.hosts({"groups": ALONE, "hostvars": {"a": own}})
 
 
 @pytest.mark.parametrize("variable, value", [("llama_server_port", 0), ("llama_server_host", "a\x1b")])
@@ -401,11 +389,7 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
     shown = []
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda _display, text, *_arguments: shown.append(text))
     own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}, variable: value}
-    task_vars = {
-        "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
-        "hostvars": {"a": own},
-        "inventory_hostname": "a",
-    }
+    task_vars = {"groups": ALONE, "hostvars": {"a": own}, "inventory_hostname": "a"}
     path = tmp_path / "plan.json"
     monkeypatch.setattr(plan.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
     own["llama_model_known_answer"] = {}
@@ -416,14 +400,9 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
 
 
 def test_what_is_to_be_measured_is_checked_when_it_is_planned():
-    own = {
-        "ansible_host": "192.0.2.1",
-        "llama_hardware": {"memory_mib": 1000},
-        "llama_model_known_answer": {},
-        "llama_benchmark_timeout": 5,
-    }
-    groups = {"llama_cluster": ["a"], "llama_head": ["a"]}
-    task_vars = {"groups": groups, "hostvars": {"a": own}, "inventory_hostname": "a"}
+    own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}}
+    own.update(llama_model_known_answer={}, llama_benchmark_timeout=5)
+    task_vars = {"groups": ALONE, "hostvars": {"a": own}, "inventory_hostname": "a"}
     result = actions.run(plan, task_vars, page=False)
     assert "nothing was changed: llama_benchmark_timeout has 5: use 60 to 604800." in result["msg"]
 

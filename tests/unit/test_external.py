@@ -6,6 +6,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Handshakes
 from conftest import typed
+from support.clusters import serving
 from support.verification import checks, healthy, judged
 
 WINDOWS = {
@@ -24,9 +25,7 @@ WINDOWS = {
 @pytest.fixture
 def mixed(pair):
     """Two workers of the cluster and one on Windows."""
-    pair.hosts["head"]["variables"].update(
-        llama_external_workers=[WINDOWS], llama_accept_advisories=["external-worker"]
-    )
+    pair.set("head", llama_external_workers=[WINDOWS], llama_accept_advisories=["external-worker"])
     return pair
 
 
@@ -182,8 +181,8 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
 
 
 def test_types_of_the_cache_without_kernels_there(mixed):
-    mixed.hosts["head"]["variables"].update(
-        llama_server_cache_type_k="q8_0", llama_server_cache_type_v="q4_0", llama_server_flash_attention="on"
+    mixed.set(
+        "head", llama_server_cache_type_k="q8_0", llama_server_cache_type_v="q4_0", llama_server_flash_attention="on"
     )
     met = [(advisory["id"], advisory["host"]) for advisory in mixed.plan()["advisories"]]
     assert ("cache-kernels", "gaming-pc") in met
@@ -192,9 +191,7 @@ def test_types_of_the_cache_without_kernels_there(mixed):
 @pytest.mark.parametrize("backend, architecture", [("vulkan", ""), ("hip", "gfx1151"), ("metal", "apple"), ("cpu", "")])
 def test_no_condition_looks_for_their_host_among_those_of_the_cluster(mixed, big_model, backend, architecture):
     assert given(mixed, backend=backend, architecture=architecture).plan()["external_workers"][0]["used"]
-    mixed.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    mixed.model = {"summary": {**big_model, "layers": 80}}
-    assert mixed.plan()["placement"]
+    assert serving(mixed, {**big_model, "layers": 80}).plan()["placement"]
     mixed.hosts["head"]["variables"]["llama_server_context"] = 1 << 20
     assert mixed.plan()["reasons"] is not None
 

@@ -116,6 +116,12 @@ def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
     assert failed_runs(broken, make, renew, of_services) > 1
 
 
+def break_commands(monkeypatch, machine, broken):
+    """Has each command of such a machine fail once."""
+    run = machine.run
+    monkeypatch.setattr(machine, "run", lambda host, argv, **_more: broken.command(lambda argv: run(host, argv))(argv))
+
+
 PLANNED = [test_links.link(), test_links.link(interface="eth2", address="10.98.0.12/24", mtu=None)]
 machine, any_manager = test_links.machine, test_links.any_manager
 
@@ -139,10 +145,7 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
         return faults.tree(host.root / "etc"), {name: sorted(held) for name, held in host.addresses.items()}
 
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
-    asked = test_links.Machine.run
-    monkeypatch.setattr(
-        test_links.Machine, "run", lambda host, argv, **_options: broken.command(lambda argv: asked(host, argv))(argv)
-    )
+    break_commands(monkeypatch, test_links.Machine, broken)
     assert failed_runs(broken, make, run, state) > 1
 
 
@@ -164,12 +167,7 @@ def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
 
     kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "run")]
     broken = faults.Faults(monkeypatch, kind, *kept)
-    asked = test_kernel_parameters.Machine.run
-    monkeypatch.setattr(
-        test_kernel_parameters.Machine,
-        "run",
-        lambda host, argv, **_options: broken.command(lambda argv: asked(host, argv))(argv),
-    )
+    break_commands(monkeypatch, test_kernel_parameters.Machine, broken)
 
     def state(host):
         return faults.tree(host.root), host.initramfs
@@ -280,14 +278,12 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
 
 def test_an_error_without_a_path(tmp_path):
     said = errors.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
-    assert said.startswith(
-        f"Input/output error. See dmesg for what is wrong with the disk of {errors.file_system(str(tmp_path))}, and "
+    remedy = (
+        "Input/output error. See dmesg for what is wrong with the disk of {}, and run the playbook again when it works."
     )
+    assert said == remedy.format(errors.file_system(str(tmp_path)))
     relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
-    assert (
-        relative
-        == "bin: Input/output error. See dmesg for what is wrong with the disk of /, and run the playbook again when it works."
-    )
+    assert relative == "bin: " + remedy.format("/")
     assert errors.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
 
 
@@ -643,9 +639,8 @@ def test_a_file_on_a_disk_that_is_really_full(small_disk):
         ballast.write(bytes(1 << 20))
     with pytest.raises(OSError, match="No space left") as raised:
         files.replace_file(target, "new" * 4096, 0o644)
-    assert errors.sentence(raised.value).startswith(
-        f"{target}: No space left on device. Free some space on {small_disk} (0 MiB and room for "
-    )
+    said = f"{target}: No space left on device. Free some space on {small_disk} (0 MiB and room for "
+    assert errors.sentence(raised.value).startswith(said)
     assert faults.tree(small_disk, "ballast") == {"unit": (0o644, b"old")}
     assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "unit"]
     (small_disk / "ballast").unlink()

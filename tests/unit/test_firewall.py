@@ -438,16 +438,12 @@ def firewalld_that_remembers(tmp_path):
 
 
 @pytest.fixture
-def network():
+def network(popen):
     """A process that has a network of its own; nft has rules there and nowhere else."""
-    process = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE, text=True
-    )
+    argv = ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 60"]
+    process = popen(argv, stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
-    yield process.pid
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    return process.pid
 
 
 class Netfilter(Host):

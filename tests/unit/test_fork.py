@@ -75,17 +75,10 @@ def test_the_fork_is_part_of_the_id(local):
     "variables, said",
     [
         ({"llama_server_load_mode": "dio"}, ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none"]),
-        (
-            {"llama_server_extra_args": ["-fmoe"]},
-            ["llama_server_extra_args has -fmoe", "by itself since its commit 3928", "remove it"],
-        ),
+        ({"llama_server_extra_args": ["-fmoe"]}, ["has -fmoe", "by itself since its commit 3928", "remove it"]),
         (
             {"llama_server_extra_args": ["-lm", "dio", "-lv", "4"]},
-            [
-                "llama_server_extra_args has -lm, -lv",
-                "which only llama.cpp knows",
-                "git-8337e4cd is a release of ik_llama.cpp",
-            ],
+            ["has -lm, -lv", "which only llama.cpp knows", "git-8337e4cd is a release of ik_llama.cpp"],
         ),
         (
             {"llama_release": {**IK_LLAMA, "build": 3736}},
@@ -93,10 +86,7 @@ def test_the_fork_is_part_of_the_id(local):
         ),
         (
             {"llama_accept_advisories": []},
-            [
-                "With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port can run code",
-                "add rpc-remote-code-execution",
-            ],
+            ["With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port", "add rpc-remote-code-execution"],
         ),
         (
             {"llama_accept_advisories": [], "llama_release": {**IK_LLAMA, "build": 5000}},

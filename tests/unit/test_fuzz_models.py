@@ -35,12 +35,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, hub, lookup
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from conftest import typed
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
 from model_server import download_record_of, parsed
 from support import actions
 from support.clusters import strix_halos
-from support.fuzzing import OFTEN, changed
+from support.fuzzing import changed, fuzzed
 from support.model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
 from support.rollbacks import completed, record_of
 from support.verification import healthy
@@ -115,9 +115,7 @@ def offline(monkeypatch):
     monkeypatch.setattr(lookup, "look_up", nobody)
 
 
-@pytest.mark.fuzz
-@OFTEN
-@given(ANSWERS)
+@fuzzed(ANSWERS)
 def test_any_answer_of_a_host(offline, answered):
     variable, new, projector = answered
     said = changed(answer(variable, ASKED[variable]), new)
@@ -131,9 +129,7 @@ def test_any_answer_of_a_host(offline, answered):
 RECORD = record(request_of(llama_model_url=ASKED["llama_model_url"]).sources()[0])
 
 
-@pytest.mark.fuzz
-@OFTEN
-@given(news(RECORD), st.none() | st.text(st.characters(codec="utf-8")))
+@fuzzed(news(RECORD), st.none() | st.text(st.characters(codec="utf-8")))
 def test_any_record_beside_a_model(tmp_path, new, text):
     place = tmp_path / download_record.RECORD
     place.write_text(json.dumps(changed(RECORD, new)) if text is None else text)
@@ -152,10 +148,7 @@ ABOUT = {"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": [SIBLING], "pri
 OTHERS = {"siblings": [SIBLING, {**SIBLING, "rfilename": "x/m-Q8_0-00001-of-00002.gguf"}], "lastModified": "2025"}
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(news({**ABOUT, **OTHERS}), st.none() | st.binary(), st.sampled_from([None, "Q4_K_M", "Q8_0", "m"]))
+@fuzzed(news({**ABOUT, **OTHERS}), st.none() | st.binary(), st.sampled_from([None, "Q4_K_M", "Q8_0", "m"]), seconds=0)
 def test_any_listing_of_a_repository(server, new, text, quantisation):
     said = json.dumps(changed({**ABOUT, **OTHERS}, new)).encode() if text is None else text
     server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, said, {})
@@ -176,10 +169,7 @@ MANIFEST = {
 }
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(news(MANIFEST), st.none() | st.binary(), st.sampled_from([200, 302, 404, 500, 999]))
+@fuzzed(news(MANIFEST), st.none() | st.binary(), st.sampled_from([200, 302, 404, 500, 999]), seconds=0)
 def test_any_manifest_of_a_registry(server, new, text, code):
     said = json.dumps(changed(MANIFEST, new)).encode() if text is None else text
     server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, said, {})
@@ -191,9 +181,7 @@ def test_any_manifest_of_a_registry(server, new, text, code):
 PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9}
 
 
-@pytest.mark.fuzz
-@OFTEN
-@given(JUNK.map(json.dumps) | st.text() | news(PROGRESS).map(lambda new: json.dumps(changed(PROGRESS, new))))
+@fuzzed(JUNK.map(json.dumps) | st.text() | news(PROGRESS).map(lambda new: json.dumps(changed(PROGRESS, new))))
 @example(json.dumps({**PROGRESS, "total": "9" * 900}))
 def test_any_progress_of_a_download(text):
     report = download.parse_progress(text)
@@ -216,9 +204,7 @@ EXAMPLE = benchmarks.example()
 EXAMPLE["cells"] = EXAMPLE["cells"][:4]
 
 
-@pytest.mark.fuzz
-@OFTEN
-@given(st.lists(st.tuples(STAMPS, LINES).map(" ".join), max_size=12))
+@fuzzed(st.lists(st.tuples(STAMPS, LINES).map(" ".join), max_size=12))
 def test_any_log_of_a_program_that_measures(tmp_path, lines):
     path = tmp_path / "x.log"
     path.write_text("\n".join(lines), errors="replace")
@@ -233,9 +219,7 @@ def test_any_log_of_a_program_that_measures(tmp_path, lines):
             assert benchmark_table.as_markdown(benchmarks.read(EXAMPLE)._replace(cells=(cell,)))
 
 
-@pytest.mark.fuzz
-@OFTEN
-@given(news(EXAMPLE))
+@fuzzed(news(EXAMPLE))
 def test_any_record_of_an_earlier_run(new):
     """As the next run takes it over."""
     try:
@@ -338,10 +322,9 @@ REPORTS = {
 }
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(st.one_of(*(st.tuples(st.just(taken), news(given), st.just(given)) for taken, given in REPORTS.items())))
+@fuzzed(
+    st.one_of(*(st.tuples(st.just(taken), news(given), st.just(given)) for taken, given in REPORTS.items())), seconds=0
+)
 def test_any_report_of_a_host(monkeypatch, report):
     monkeypatch.setattr(verify, "_addresses", lambda _host: set())
     monkeypatch.setattr(verify.ActionModule, "command", lambda *_words: {"rc": 0})
@@ -357,10 +340,7 @@ MEASURING = {
 }
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(news(MEASURING))
+@fuzzed(news(MEASURING), seconds=0)
 def test_any_answer_of_a_head_on_which_is_measured(measuring, new):
     said, honest = changed(MEASURING, new), type(measuring.host).answer
     lies = dict(said) if isinstance(said, dict) else {}

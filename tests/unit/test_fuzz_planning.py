@@ -17,9 +17,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import FACTS, SCHEMA
-from hypothesis import currently_in_test_context, event, given
+from hypothesis import currently_in_test_context, event
 from hypothesis import strategies as st
-from support.fuzzing import JUNK, LEAVES, NAMES, NUMBERS, OFTEN, WORDS, changed, changes
+from support.fuzzing import JUNK, LEAVES, NAMES, NUMBERS, WORDS, changed, changes, fuzzed
 
 SECONDS = 2
 GROUPS = {"llama_cluster": ["head", "one", "two"], "llama_head": ["head"], "llama_workers": ["one", "two"]}
@@ -208,29 +208,20 @@ def test_the_json_of_a_refused_plan_is_written(plan, tmp_path, variables, said):
     assert told["reasons"][0] in result["msg"]
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(USUAL, st.just({}) | FEW | VARIABLES, USUAL, st.just({}) | FEW, st.integers(0, 3))
+@fuzzed(USUAL, st.just({}) | FEW | VARIABLES, USUAL, st.just({}) | FEW, st.integers(0, 3), seconds=0)
 def test_any_inventory(plan, head, more, one, few, rich):
     facts = {name: {"facts": copy.deepcopy(WHOLE if rich else FACTS)} for name in ADDRESSES}
     plan(hostvars({**head, **more}, {**one, **few}, {}), facts)
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(USUAL, st.sampled_from(sorted(ADDRESSES)), changes(WHOLE))
+@fuzzed(USUAL, st.sampled_from(sorted(ADDRESSES)), changes(WHOLE), seconds=0)
 def test_any_facts(plan, head, host, new):
     facts = {name: {"facts": copy.deepcopy(WHOLE)} for name in ADDRESSES}
     facts[host]["facts"] = changed(WHOLE, new)
     plan(hostvars(head, {}, {}), facts)
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(USUAL, changes(MODEL), st.booleans())
+@fuzzed(USUAL, changes(MODEL), st.booleans(), seconds=0)
 def test_any_model(plan, head, new, declared):
     model = changed(MODEL, new)
     model = model if isinstance(model, dict) else {}

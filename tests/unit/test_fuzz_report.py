@@ -8,10 +8,9 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
-from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import strix_halos
-from support.fuzzing import OFTEN, WORDS, changed, like, places
+from support.fuzzing import WORDS, changed, fuzzed, like, places
 from test_page import CHECKS
 
 SECONDS = 10
@@ -75,18 +74,13 @@ def write(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(0)
-@OFTEN
-@given(NEWS)
+@fuzzed(NEWS, seconds=0)
 def test_any_file_of_a_report(write, new):
     name, parts = new
     write({name: changed(PARTS[name], parts)})
 
 
-@pytest.mark.fuzz
-@OFTEN
-@given(st.sampled_from(sorted(PARTS)), JUNK.map(json.dumps) | st.text(st.characters(codec="utf-8")))
+@fuzzed(st.sampled_from(sorted(PARTS)), JUNK.map(json.dumps) | st.text(st.characters(codec="utf-8")))
 def test_any_text_of_a_report(write, name, text):
     write({name: text})
 

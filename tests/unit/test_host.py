@@ -206,17 +206,14 @@ def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monk
 
 
 def test_places_follow_the_scope():
-    assert names.places("system", "systemd", {"HOME": "/home/u"}) == {
-        "prefix": "/opt/llamacpp",
-        "cache": "/var/cache/llamacpp",
-        "units": "/etc/systemd/system",
-    }
-    assert names.places("user", "systemd_user", {"HOME": "/home/u"})["units"] == "/home/u/.config/systemd/user"
-    assert (
-        names.places("user", "supervisor", {"HOME": "/home/u"})["units"]
-        == "/home/u/.local/share/llamacpp/supervisor/services"
-    )
-    assert names.places("user", "launchd", {"HOME": "/home/u"})["units"] == "/home/u/Library/LaunchAgents"
+    system = {"prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "units": "/etc/systemd/system"}
+    assert names.places("system", "systemd", {"HOME": "/home/u"}) == system
+    for manager, units in (
+        ("systemd_user", ".config/systemd/user"),
+        ("supervisor", ".local/share/llamacpp/supervisor/services"),
+        ("launchd", "Library/LaunchAgents"),
+    ):
+        assert names.places("user", manager, {"HOME": "/home/u"})["units"] == f"/home/u/{units}"
     assert Path(names.places("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path("/home/u/.cache")
 
 

@@ -104,6 +104,10 @@ class Ends:
         (keys / "new").chmod(0o600)
         (keys / "new").replace(path)
 
+    def share_a_key(self):
+        for keys in (self.theirs, self.own):
+            self.give(keys, KEY)
+
     def start(self):
         """The launcher of the worker, as its service has it."""
         words = ["--tunnel", f"{self.outer}={self.inner}", "--tunnel-keys", self.theirs]
@@ -181,8 +185,7 @@ class TestRealTunnels:
     pytestmark = needs_stunnel
 
     def test_a_head_reaches_its_worker_and_nobody_else_does(self, ends):
-        ends.give(ends.theirs, KEY)
-        ends.give(ends.own, KEY)
+        ends.share_a_key()
         ends.start()
         client = ends.client()
         assert ends.state() == "ok"
@@ -212,8 +215,7 @@ class TestRealTunnels:
         assert (found.without, found.accepted) == ("", None)
 
     def test_keys_are_renewed_while_a_connection_lives(self, ends):
-        ends.give(ends.theirs, KEY)
-        ends.give(ends.own, KEY)
+        ends.share_a_key()
         worker, client = ends.start(), ends.client()
         address, port = ends.near.split(":")
         with socket.create_connection((address, int(port))) as held:
@@ -235,8 +237,7 @@ class TestRealTunnels:
         assert until(lambda: ends.state() == "ok")
 
     def test_a_tunnel_that_was_killed_comes_back(self, ends):
-        ends.give(ends.theirs, KEY)
-        ends.give(ends.own, KEY)
+        ends.share_a_key()
         worker, client = ends.start(), ends.client()
         for process in (worker, client):
             os.kill(stunnel_of(process), signal.SIGKILL)
@@ -245,8 +246,7 @@ class TestRealTunnels:
 
     @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
     def test_a_clock_that_is_wrong_by_a_year_is_no_matter(self, ends, tmp_path, monkeypatch):
-        ends.give(ends.theirs, KEY)
-        ends.give(ends.own, KEY)
+        ends.share_a_key()
         with monkeypatch.context() as wrong:
             set_back(tmp_path, wrong)
             worker = ends.start()
@@ -268,16 +268,14 @@ class TestRealTunnels:
         until(lambda: ends.cluster.is_now("serving"))
 
     def test_a_head_that_loses_its_worker_s_tunnel_is_started_again(self, ends):
-        ends.give(ends.theirs, KEY)
-        ends.give(ends.own, KEY)
+        ends.share_a_key()
         worker, head = ends.start(), ends.head()
         until(lambda: ends.cluster.is_now("serving"))
         worker.terminate()
         assert f"lost worker {ends.near}: llama-server is started again" in launched.healed(head, "started again")
 
     def test_the_key_is_in_no_command_line_and_in_no_log(self, ends):
-        ends.give(ends.theirs, KEY)
-        ends.give(ends.own, KEY)
+        ends.share_a_key()
         worker = ends.start()
         ends.client()
         assert ends.state() == "ok"

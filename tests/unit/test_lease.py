@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import time
 from multiprocessing import get_context
 from unittest import mock
@@ -194,11 +193,8 @@ def test_the_module_acquires_renews_and_releases(tmp_path, capsys):
 
 
 @pytest.fixture
-def sleeper():
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
+def sleeper(popen):
+    return popen(["sleep", "60"])
 
 
 def identified(process, *playbooks):
@@ -327,14 +323,9 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
     assert f"{lost} could not be reached, and its services may still run." in " ".join(text.split())
 
 
-CHANGES = {
-    "llamacpp.cluster.prune",
-    "llamacpp.cluster.service",
-    "llamacpp.cluster.release",
-    "llamacpp.cluster.release_prune",
-    "llamacpp.cluster.uninstall",
-    "ansible.builtin.include_role",
-    "ansible.builtin.import_role",
+MODULES = ("prune", "service", "release", "release_prune", "uninstall")
+CHANGES = {f"llamacpp.cluster.{name}" for name in MODULES} | {
+    f"ansible.builtin.{how}_role" for how in ("include", "import")
 }
 CHANGING_FILES = {f"tasks/{name}.yml" for name in ("measure", "reboot_host", "remove_host", "rollback")}
 

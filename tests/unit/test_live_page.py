@@ -65,9 +65,7 @@ class Watched:
 @pytest.fixture
 def paged(pair, monkeypatch):
     """A plan with a page, two workers and a fallback without each of them."""
-    pair.hosts["head"]["variables"].update(
-        llama_server_page_port=8081, llama_server_fallback=True, llama_placement="all"
-    )
+    pair.set("head", llama_server_page_port=8081, llama_server_fallback=True, llama_placement="all")
     monkeypatch.setattr(time, "time", lambda: NOW)
     return complete(pair.plan())
 
@@ -361,7 +359,8 @@ def test_the_plan_has_the_launcher_show_it(pair, paged, tmp_path):
 
 
 def test_it_is_opened_as_the_server_is(pair):
-    pair.hosts["head"]["variables"].update(
+    pair.set(
+        "head",
         llama_server_page_port=8081,
         llama_server_host="192.0.2.10",
         llama_server_allowed=["198.51.100.0/24"],

@@ -28,23 +28,17 @@ def mark(tmp_path):
 
 
 @pytest.fixture
-def other(tmp_path):
+def other(tmp_path, popen):
     """Starts a process that holds the lock of a host, which has been changed before."""
     (tmp_path / "changes.lock").touch()
-    started = []
 
     def start(changes, seconds):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(tmp_path), str(changes), str(seconds)], stdout=subprocess.PIPE, text=True
-        )
-        started.append(process)
+        argv = [sys.executable, "-c", HOLDER, str(tmp_path), str(changes), str(seconds)]
+        process = popen(argv, stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "held\n"
         return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

@@ -276,10 +276,7 @@ def test_a_further_model_that_services_cannot_see_is_named_by_its_own_variable(l
 @pytest.mark.parametrize(
     "given, said",
     [
-        (
-            {"llama_server_extra_args": ["--mmproj", "/x.gguf"]},
-            "llama_model_mmproj.path is set, and --mmproj is given to",
-        ),
+        ({"llama_server_extra_args": ["--mmproj", "/x.gguf"]}, "llama_model_mmproj.path is set, and --mmproj is"),
         ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/x.gguf"}}, "and LLAMA_ARG_MMPROJ is given to"),
     ],
 )

@@ -29,13 +29,9 @@ def test_names_of_the_default_cluster_are_without_its_name():
 
 
 def test_another_cluster_has_its_name_in_every_name_and_shares_the_cache():
-    own = names.of("night")
-    assert own.as_dict() == {
-        "cluster": "night",
-        "account": "llamacpp-night",
-        "server": "llamacpp-night-server",
-        "workers": "llamacpp-night-worker-",
-    }
+    own, root = names.of("night"), "llamacpp-night"
+    services = {"server": f"{root}-server", "workers": f"{root}-worker-"}
+    assert own.as_dict() == {"cluster": "night", "account": root, **services}
     place = names.places("user", "supervisor", {"HOME": "/home/me"}, "night")
     assert place["prefix"] == "/home/me/.local/share/llamacpp-night"
     assert place["cache"] == "/home/me/.cache/llamacpp"

@@ -68,13 +68,8 @@ def launch(tmp_path):
 
 
 def says(tmp_path, launcher, **said):
-    usual = {
-        "state": "fallback",
-        "without": ["worker1:cpu"],
-        "waiting_for": [],
-        "since": 1700000000,
-        "process": launcher,
-    }
+    usual = {"state": "fallback", "without": ["worker1:cpu"], "waiting_for": []}
+    usual.update(since=1700000000, process=launcher)
     (tmp_path / names.SERVING).write_text(json.dumps({**usual, **said}))
 
 

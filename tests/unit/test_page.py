@@ -275,12 +275,8 @@ def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     assert page.requests == [address]
     assert page.complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert (
-        page.evaluate(
-            "[...document.querySelectorAll('pre')].filter(text => text.scrollWidth > text.clientWidth).length"
-        )
-        == 0
-    )
+    wide = "[...document.querySelectorAll('pre')].filter(text => text.scrollWidth > text.clientWidth).length"
+    assert page.evaluate(wide) == 0
     seen = page.evaluate(CURVES)
     figures = curves.figures(measured) if measured else []
     assert [each["points"] for each in seen] == [[len(curve.points) for curve in figure.curves] for figure in figures]
@@ -355,16 +351,12 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
 def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):
     monkeypatch.setattr(report_action, "LARGEST_FILE", 300_000)
     (files / "list.json").write_text("[1]")
-    (files / "control.json").write_text(
-        json.dumps({**json.loads((files / "plan.json").read_text()), "hosts": {"\x1b": None}})
-    )
+    plan = json.loads((files / "plan.json").read_text())
+    (files / "control.json").write_text(json.dumps({**plan, "hosts": {"\x1b": None}}))
     (files / "large.json").write_text('{"x": "' + "x" * 300_000 + '"}')
+    given = {name: str(files / file) for name, file in names.items()}
     with pytest.raises(AnsibleActionFail, match=re.escape(said)):
-        report_action.write(
-            report_action.Arguments(
-                str(files / "report.html"), **{name: str(files / file) for name, file in names.items()}
-            )
-        )
+        report_action.write(report_action.Arguments(str(files / "report.html"), **given))
     assert not (files / "report.html").exists()
 
 

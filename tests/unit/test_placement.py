@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
-from support.clusters import accelerator
+from support.clusters import accelerator, serving
 
 GIB = 1 << 30
 
@@ -250,11 +250,7 @@ def serve(cluster, layers, **variables):
     summary = known_answer.summary(layers, 128, "f32")
     summary["tensors"].append(row("blk.*.all.weight", list(range(layers)), "F32", (1 << 14, 1 << 14), GIB))
     summary["layer_bytes"] = [GIB] * layers
-    cluster.hosts["head"]["variables"].update(
-        llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables
-    )
-    cluster.model = {"summary": summary}
-    return cluster.plan()
+    return serving(cluster, summary, **variables).plan()
 
 
 def layers_of(plan):
@@ -271,11 +267,8 @@ ONE, TWO = "RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]"
 def test_the_fastest_memory_is_last_and_full(pair):
     plan = serve(with_cards(pair, head=[SLOW], worker1=[GPU]), 60)
     assert layers_of(plan) == {TWO: 16, ONE: 22, "CUDA0": 22}
-    assert reasons_of(plan) == [
-        "what has no room in faster memory",
-        "as much as it has room for, since the rest is slower",
-        "what has no room in faster memory",
-    ]
+    rest = "what has no room in faster memory"
+    assert reasons_of(plan) == [rest, "as much as it has room for, since the rest is slower", rest]
     assert plan["placement"][1]["reason"].startswith("866.9 GB/s (table), ")
     assert plan["placement"][-1]["output"]
     for entry in plan["placement"][1:]:

@@ -24,22 +24,17 @@ def apply(cluster, remedy):
     variables["llama_server_extra_args"] = [*variables.get("llama_server_extra_args", []), *words]
 
 
+FLASH = {"llama_server_flash_attention": "on"}
+
+
 @pytest.mark.parametrize(
     "gib, variables, remedy",
     [
         (19, {}, "Set llama_server_flash_attention to 'on'."),
         (20.8, {}, "Set llama_server_flash_attention to 'on', and set llama_server_micro_batch to 128."),
-        (20.8, {"llama_server_flash_attention": "on"}, "Set llama_server_micro_batch to 128."),
-        (
-            18.5,
-            {"llama_server_flash_attention": "on", "llama_server_context": 131072},
-            "Set llama_server_micro_batch to 256.",
-        ),
-        (
-            18,
-            {**FORK, "llama_server_flash_attention": "on", "llama_server_extra_args": ["-mla", "3"]},
-            "Add -amb 256 to llama_server_extra_args.",
-        ),
+        (20.8, FLASH, "Set llama_server_micro_batch to 128."),
+        (18.5, {**FLASH, "llama_server_context": 131072}, "Set llama_server_micro_batch to 256."),
+        (18, {**FORK, **FLASH, "llama_server_extra_args": ["-mla", "3"]}, "Add -amb 256 to llama_server_extra_args."),
     ],
 )
 def test_a_remedy_is_the_mildest_one_and_it_works(gib, variables, remedy):

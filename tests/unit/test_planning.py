@@ -126,8 +126,7 @@ def test_a_split_needs_a_share_for_each_device(pair, split):
 
 
 def test_layers_on_the_head_need_room_there(pair, big_model):
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    pair.model = {"summary": big_model}
+    serving(pair, big_model)
     for worker in ("worker1", "worker2"):
         pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 60 * 1024}]
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 11
@@ -325,7 +324,8 @@ def test_a_release_is_proven_on_the_heads_own_devices_too(own):
     ],
 )
 def test_quantised_values_without_flash_attention(local, release, wanted, said):
-    local.hosts["here"]["variables"].update(
+    local.set(
+        "here",
         llama_release={**TREE, **release},
         llama_server_flash_attention=wanted,
         llama_server_cache_type_k="q8_0",
@@ -579,10 +579,8 @@ def test_more_workers_than_accelerators(local, endpoints, said):
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
     pair.hosts["worker2"]["facts"]["memory_mib"] = 16384
-    pair.model = {"summary": big_model}
-    plan = pair.plan()
+    plan = serving(pair, big_model).plan()
     assert plan["refused"]
     assert not plan["fits"]
     told = re.fullmatch(
@@ -873,7 +871,8 @@ FURTHER = {"LLAMA_ARG_SPEC_DRAFT_MODEL": "/srv/d.gguf", "MTMD_BACKEND_DEVICE": "
 @pytest.fixture
 def staged(pair):
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": True}]
-    pair.hosts["head"]["variables"].update(
+    pair.set(
+        "head",
         llama_server_host="192.0.2.10",
         llama_server_api_key_file="/etc/keys",
         llama_server_extra_args=["--metrics"],
@@ -1062,9 +1061,7 @@ def test_a_head_and_workers_of_different_releases(both):
 @pytest.mark.parametrize("arguments, refused", [([], True), (["--kv-unified"], False)])
 def test_more_requests_than_tokens_of_context(pair, arguments, refused):
     """Requests divide the context in whole tokens, so each would have none."""
-    pair.hosts["head"]["variables"].update(
-        llama_server_context=200, llama_server_parallel=300, llama_server_extra_args=arguments
-    )
+    pair.set("head", llama_server_context=200, llama_server_parallel=300, llama_server_extra_args=arguments)
     plan = pair.plan()
     assert plan["refused"] is refused, plan["reasons"]
     if refused:
@@ -1173,9 +1170,7 @@ def test_names_that_no_environment_can_have(local):
 def mla(cluster, **cpu):
     """A model with split MLA, of which the head computes the first layers."""
     cluster.hosts["head"]["facts"]["cpu"].update(cpu)
-    cluster.hosts["head"]["variables"].update(
-        llama_model_known_answer=None, llama_model_path="/models/mla.gguf", llama_server_gpu_layers=4
-    )
+    cluster.set("head", llama_model_known_answer=None, llama_model_path="/models/mla.gguf", llama_server_gpu_layers=4)
     summary = known_answer.summary(16, 128, "f32")
     row = tensor("blk.*.attn_k_b.weight", "F16", [64, 64, 2], 16384, 16)
     cluster.model = {"summary": {**summary, "architecture": "deepseek2", "tensors": [*summary["tensors"], row]}}

@@ -15,27 +15,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another account")
 
 
-def started(argv, **options):
-    """The process, once it has a command line: Popen returns a little earlier."""
-    process = subprocess.Popen(argv, **options)
-    while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
-        time.sleep(0.01)
-    return process
-
-
 @pytest.fixture
-def run():
-    """Starts programs that end with the test."""
-    running = []
+def run(popen):
+    """Starts programs that end with the test, and waits until each has a command line: Popen returns a little earlier."""
 
     def start(argv, **options):
-        running.append(started(argv, **options))
-        return running[-1]
+        process = popen(argv, **options)
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        return process
 
-    yield start
-    for process in running:
-        process.kill()
-        process.wait()
+    return start
 
 
 @pytest.fixture

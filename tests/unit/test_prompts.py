@@ -220,10 +220,8 @@ def test_a_filled_context_sends_its_mask_to_each_worker():
     for flash in ("on", "off"):
         cluster = cards_of(30, 2, llama_server_context=65536, llama_server_flash_attention=flash)
         for host in ("gpu1", "gpu2"):
-            cluster.hosts["head"]["facts"].setdefault("measured", {})[host] = {
-                "round_trip_ms": 0.2,
-                "mbit_per_second": 100,
-            }
+            measured = cluster.hosts["head"]["facts"].setdefault("measured", {})
+            measured[host] = {"round_trip_ms": 0.2, "mbit_per_second": 100}
         half, whole = cluster.plan()["estimate"]["at_context"]
         speeds[flash] = 1000 / whole["prompt_tokens_per_s"] - 1000 / half["prompt_tokens_per_s"]
     assert speeds["on"] > 2 * 32768 * 2 * 8 / 1e5
@@ -236,10 +234,8 @@ def test_pieces_suit_the_memory(pair):
     prompt = plan["estimate"]["prompt"]
     assert (prompt["tokens"], prompt["pipelined"], prompt["obstacles"]) == (16384, True, [])
     assert prompt["tokens_per_s"] == prompt["pipelined_tokens_per_s"]
-    shown = "a prompt of 16384 {low:g} to {high:g} tokens per second pipeline, -b 2048 -ub ".format(
-        **prompt["speed_range"]
-    )
-    assert shown in pages(plan)
+    shown = "a prompt of 16384 {low:g} to {high:g} tokens per second pipeline, -b 2048 -ub "
+    assert shown.format(**prompt["speed_range"]) in pages(plan)
     given = cards_of(30, 2, llama_server_micro_batch=128).plan()
     assert (argument(given, "--ubatch-size"), given["estimate"]["prompt"]["micro_batch"]) == ("128", 128)
     for entry in plan["placement"]:
@@ -259,13 +255,9 @@ def test_a_short_prompt_is_computed_in_the_given_pieces_too():
 
 def test_small_batches_overlap_too():
     """llama-server waits for the last device at the end of a prompt, not after each batch: -b 512 is as fast as 2048 (docs/performance.md)."""
-    speeds = [
-        cards_of(30, 2, llama_server_context=65536, llama_server_batch=batch, llama_server_micro_batch=512).plan()[
-            "estimate"
-        ]["prompt"]["tokens_per_s"]
-        for batch in (512, 2048, 8192)
-    ]
-    assert speeds == [speeds[0]] * 3
+    given = {"llama_server_context": 65536, "llama_server_micro_batch": 512}
+    plans = [cards_of(30, 2, llama_server_batch=batch, **given).plan() for batch in (512, 2048, 8192)]
+    assert len({plan["estimate"]["prompt"]["tokens_per_s"] for plan in plans}) == 1
 
 
 def overridden(cluster):
@@ -364,11 +356,8 @@ def test_nobody_is_told_to_put_on_devices_what_they_do_not_hold():
     """As the remedy of a model that does not fit says: leave layers on the head's processor."""
     large = head_with_cards(2, 46, llama_server_context=65536)
     large.model["summary"].update(MIXTURE)
-    large.hosts["head"]["facts"]["cpu"] = {
-        "model": "AMD EPYC 9755 128-Core Processor",
-        "cores": 256,
-        "features_id": "f",
-    }
+    epyc = {"model": "AMD EPYC 9755 128-Core Processor", "cores": 256, "features_id": "f"}
+    large.hosts["head"]["facts"]["cpu"] = epyc
     large.model["summary"]["expert_bytes"] = [1000 << 20] * 40
     assert "set llama_server_gpu_layers to" in large.reason()
     large.hosts["head"]["variables"]["llama_server_gpu_layers"] = 32

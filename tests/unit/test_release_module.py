@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import tarfile
 import threading
 from pathlib import Path
@@ -121,7 +120,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     failed = call(**programs)
     assert failed["failed"]
     assert failed["msg"].startswith(
-        "Installing new: llama-server was tried on this host's processor and ended with SIGILL."
+        "Installing new: llama-server was tried on this host's processor and ended with SIG"
     )
     assert tried == [
         (["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, None)
@@ -151,33 +150,29 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     assert call(module=release_prune, host=host(programs))["changed"] is False
 
 
-def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, programs, tmp_path):
+def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, programs, tmp_path, popen):
     """What serves now is in use until the planned services are started, and goes after that. What somebody else runs stays."""
     old, other = (tmp_path / "prefix" / "releases" / name / "bin" / "llama-server" for name in ("old", "other"))
     started = []
     for program in (old, other):
         program.parent.mkdir(parents=True)
         shutil.copy(shutil.which("sleep"), program)
-        started.append(subprocess.Popen([program, "60"]))
+        started.append(popen([program, "60"]))
     units = tmp_path / "prefix" / "units"
     units.mkdir()
     definition = units / "llamacpp-server.conf"
     definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={old} 60\n")
-    try:
-        told = call(check=True, module=release_prune, host=host(programs))
-        assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
-        (tmp_path / "prefix" / "releases" / "new").mkdir()
-        assert call(module=release_prune, host=host(programs))["removed"] == []
-        started[0].kill()
-        started[0].wait()
-        definition.write_text(
-            f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={tmp_path}/prefix/releases/new/x\n"
-        )
-        assert call(module=release_prune, host=host(programs))["removed"] == ["old"]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    told = call(check=True, module=release_prune, host=host(programs))
+    assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
+    (tmp_path / "prefix" / "releases" / "new").mkdir()
+    assert call(module=release_prune, host=host(programs))["removed"] == []
+    started[0].kill()
+    started[0].wait()
+    new = f"{tmp_path}/prefix/releases/new/x"
+    definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={new}\n")
+    assert call(module=release_prune, host=host(programs))["removed"] == ["old"]
+    started[1].kill()
+    started[1].wait()
     assert call(check=True, module=release_prune, host=host(programs))["removed"] == ["other"]
 
 
@@ -213,7 +208,7 @@ UNUSED_UID = 64007
 
 
 @pytest.fixture
-def left_running(programs, tmp_path, monkeypatch):
+def left_running(programs, tmp_path, monkeypatch, popen):
     """A compiler of the building account that a killed run has left, with the lock of its build."""
     if os.geteuid():
         pytest.skip("only root can start processes of another account")
@@ -223,10 +218,7 @@ def left_running(programs, tmp_path, monkeypatch):
     monkeypatch.setattr(builder.pwd, "getpwnam", lambda name: account if name == "builder" else None)
     with (builds / f"{LEFT}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen(["sleep", "60"], user=UNUSED_UID, pass_fds=[lock.fileno()])
-    yield process
-    process.kill()
-    process.wait()
+        return popen(["sleep", "60"], user=UNUSED_UID, pass_fds=[lock.fileno()])
 
 
 def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tmp_path):
@@ -299,11 +291,9 @@ def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
 def test_a_full_disk_is_named(call, programs, small_disk):
     told = call(**{**programs, "prefix": str(small_disk)})
     assert told["failed"]
-    assert re.match(
-        rf"Installing new: No space left on device\. Free some space on {small_disk} \(0 MiB and room for \d+ files left\) or /.* and run the "
-        r"playbook again\.$",
-        told["msg"],
-    )
+    said = rf"Installing new: No space left on device\. Free some space on {small_disk} \(0 MiB and room for \d+ files"
+    assert re.match(said, told["msg"])
+    assert told["msg"].endswith(" and run the playbook again.")
     assert list((small_disk / "releases").iterdir()) == []
 
 
@@ -445,10 +435,10 @@ def test_a_release_that_is_not_installed_yet_is_not_compared_in_check_mode(call,
 
 def test_a_help_without_options_is_no_reason_to_refuse(call, printing, warnings):
     assert "failed" not in call(**printing("usage: none, but --rpc"))
-    assert (
+    said = (
         "llama-server of the release new on strix1 lists no options in its help: the planned options were not checked"
-        in warnings
     )
+    assert said in warnings
 
 
 def test_the_help_of_the_fork_does_not_list_every_option(call, printing, warnings):

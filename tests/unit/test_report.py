@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import Cluster, known_answer_of, typed
-from support.clusters import strix_halos
+from support.clusters import serving, strix_halos
 from support.drift import drifts, typed_drifts
 from support.lifecycle import decide
 
@@ -120,15 +120,9 @@ def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
 
 def test_a_device_with_single_tensors_says_so(pair, big_model):
     device = "RPC0[192.0.2.12:50052]"
-    pair.hosts["head"]["variables"].update(
-        llama_model_known_answer=None,
-        llama_model_path="/models/big.gguf",
-        llama_server_tensor_split=[1, 0],
-        llama_server_override_tensor=[f"blk.0.all={device}"],
-    )
+    own = {"llama_server_tensor_split": [1, 0], "llama_server_override_tensor": [f"blk.0.all={device}"]}
     big_model["tensors"][0]["bytes"] //= 8
-    pair.model = {"summary": big_model}
-    plan = pair.plan()
+    plan = serving(pair, big_model, **own).plan()
     found = plan_text.plan_parts(typed(plan))["Topology"]
     assert "layers 0 to 79, output" in found[1]
     assert "tensors that llama_server_override_tensor names" in found[2]

@@ -22,18 +22,9 @@ DECLARED = '{"source": "pypi", "version": "0.3.1"}'
 
 
 def summary(number, when, state="served", head=False, **others):
-    return {
-        "id": f"{number:016x}",
-        "time": when,
-        "state": state,
-        "release": f"pypi-b{number}",
-        "release_id": f"b{number}-0123",
-        "build": number,
-        "cluster": "llama_cluster",
-        "hosts": list(NAMES),
-        "head": head,
-        **others,
-    }
+    release = {"release": f"pypi-b{number}", "release_id": f"b{number}-0123", "build": number}
+    known = {"id": f"{number:016x}", "time": when, "state": state, **release}
+    return {**known, "cluster": "llama_cluster", "hosts": list(NAMES), "head": head, **others}
 
 
 def recorded(*entries):
@@ -282,10 +273,8 @@ def test_what_a_broken_upgrade_left_is_restarted_or_removed(way):
     answers["worker2"]["drift"]["defined"] += ["llamacpp-server"]
     hosts = accept(way)["hosts"]
     steps = [[hosts[name][step] for step in ("stop", "restart", "remove")] for name in ("worker1", "worker2")]
-    assert steps == [
-        [[], ["llamacpp-worker-cpu"], ["llamacpp-worker-new"]],
-        [["llamacpp-server"], ["llamacpp-worker-cpu"], []],
-    ]
+    cpu = ["llamacpp-worker-cpu"]
+    assert steps == [[[], cpu, ["llamacpp-worker-new"]], [["llamacpp-server"], cpu, []]]
 
 
 def test_no_file_of_the_controller_is_copied_because_a_host_names_it(way):
@@ -308,9 +297,7 @@ PARTS = {
     "drift": lambda a: a["worker1"].pop("drift"),
     "llamacpp-worker-cpu is missing": lambda a: a["worker1"]["drift"]["services"].clear(),
     "worker1 could not be reached": lambda a: a.pop("worker1"),
-    "cannot serve any more: worker1 lacks b1-cpu-1": lambda a: a["worker1"]["drift"].update(
-        missing_builds=["b1-cpu-1"]
-    ),
+    "cannot serve any more: worker1 lacks b1": lambda a: a["worker1"]["drift"].update(missing_builds=["b1-cpu-1"]),
     "head lacks /m.gguf": lambda a: a["head"].update(missing=["/m.gguf"]),
 }
 
@@ -348,14 +335,8 @@ TARGET = rollback.Target("1" * 16, "b1", "head", NAMES)
 
 
 def failed_change(**others):
-    values = {
-        "plan": "2" * 16,
-        "release": "b2",
-        "reasons": {"worker1": "it did not start.\nlog \x1b[2J line"},
-        "lost": [],
-        "target": TARGET,
-        "why_not": "",
-    }
+    reasons = {"worker1": "it did not start.\nlog \x1b[2J line"}
+    values = {"plan": "2" * 16, "release": "b2", "reasons": reasons, "lost": [], "target": TARGET, "why_not": ""}
     return rollback_report.failed_change(rollback_report.Failure(**{**values, **others}))
 
 
@@ -372,9 +353,8 @@ def test_a_failed_change_says_what_failed_and_what_serves():
 
 
 def test_a_rollback_that_did_not_end_can_be_run_again():
-    assert "rollback.yml again with -e llama_rollback_to=1111" in rollback_report.failed_rollback(
-        TARGET, {"head": "x"}, []
-    )
+    failed = rollback_report.failed_rollback(TARGET, {"head": "x"}, [])
+    assert "rollback.yml again with -e llama_rollback_to=1111" in failed
     assert "When worker1 answers again" in rollback_report.failed_rollback(TARGET, {}, ["worker1"])
     refused = rollback_report.failed_rollback(TARGET, {"head": "it lacks a build. No service was touched."}, [])
     assert refused == "The cluster did not go back: head: it lacks a build. No service was touched."

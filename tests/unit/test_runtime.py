@@ -162,23 +162,17 @@ print("the end", flush=True)
 
 
 @pytest.fixture
-def talks(tmp_path, cluster):
+def talks(tmp_path, cluster, popen):
     """Starts the launcher of a head that talks much, with its state in a folder and its standard output where it is put."""
     program = tmp_path / "talks.py"
     program.write_text(TALKS)
-    started = []
 
     def start(state, output):
         own = ["--url", "http://127.0.0.1:1", "--state", str(state)]
         argv = [sys.executable, str(cluster.folder / "hasty.py"), "head", *own]
-        process = subprocess.Popen([*argv, "--", sys.executable, str(program), str(tmp_path)], stdout=output)
-        started.append(process)
-        return process
+        return popen([*argv, "--", sys.executable, str(program), str(tmp_path)], stdout=output)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    return start
 
 
 @pytest.fixture

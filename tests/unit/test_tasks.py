@@ -113,6 +113,14 @@ def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(rel
     assert templar.template(trust_as_template(text)) == (known["__llama_cpp_packages"] if asked else {})
 
 
+START = [
+    "Open ports to those who are planned to connect",
+    "Run the workers",
+    "Run the head",
+    "Wait until the cluster is healthy and has answered",
+    "Record that the plan serves",
+    "Close the ports of what ran before",
+]
 CHANGE = [
     "Build",
     "Write the files of the plan",
@@ -121,24 +129,11 @@ CHANGE = [
     "Read into memory what starts next",
     "Stop a head that is retired, before its workers change",
     "Stop the head before its model or its workers change",
-    "Open ports to those who are planned to connect",
-    "Run the workers",
-    "Run the head",
-    "Wait until the cluster is healthy and has answered",
-    "Record that the plan serves",
-    "Close the ports of what ran before",
+    *START,
     "Verify the cluster, unless this is check mode",
     "Remove what is left there, once the cluster does without it",
 ]
-RETURN = [
-    "Stop the head",
-    "Open ports to those who are planned to connect",
-    "Run the workers",
-    "Run the head",
-    "Wait until the cluster is healthy and has answered",
-    "Record that the plan serves",
-    "Close the ports of what ran before",
-]
+RETURN = ["Stop the head", *START]
 REMOVAL = ["Stop the head before its workers", "Remove the services", "Remove the rules of the firewall"]
 
 

@@ -512,11 +512,8 @@ def test_status_shows_it(pair, tmp_path):
     answers = answers_of(plan)
     told, error, shown = written(plan, answers, tmp_path)
     assert (error, told["hosts"][0]["unused"], "unused" in shown) == ("", None, False)
-    answers["head"]["condition"]["unused"] = [
-        entry("models", 120 * 10**9, 3 * DAY),
-        entry("models", 10**9, 2 * DAY),
-        entry("parts", 10**8, 60),
-    ]
+    unused = (("models", 120 * 10**9, 3 * DAY), ("models", 10**9, 2 * DAY), ("parts", 10**8, 60))
+    answers["head"]["condition"]["unused"] = [entry(*one) for one in unused]
     told, error, shown = written(plan, answers, tmp_path)
     assert error == ""
     assert len(told["hosts"][0]["unused"]) == 3

@@ -1,6 +1,5 @@
 """Headers of models on a web server, against real servers on this machine: right ones, wrong ones, and hostile ones."""
 
-import os
 import re
 import socket
 import ssl
@@ -13,9 +12,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_server import Server, answer
+from support.fuzzing import fuzzed
 
 MODULE = gguf_info
 
@@ -319,15 +318,7 @@ WORDS = (
 PIECES = st.sampled_from([*WORDS.split(b"|"), b"\0" * 76]) | st.binary(max_size=20)
 
 
-@pytest.mark.fuzz
-@given(st.lists(PIECES, max_size=9).map(b"".join))
-@settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
-    deadline=None,
-    database=None,
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@fuzzed(st.lists(PIECES, max_size=9).map(b"".join))
 def test_whatever_a_server_answers_is_a_model_or_an_error(server, data):
     server.faults["/"] = lambda handler: handler.wfile.write(data)
     server.faults["//["] = server.faults["/"]

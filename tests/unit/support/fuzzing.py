@@ -4,7 +4,8 @@ import copy
 import os
 from contextlib import suppress
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
@@ -15,6 +16,13 @@ OFTEN = settings(
     suppress_health_check=list(HealthCheck),
     derandomize="FUZZ_EXAMPLES" not in os.environ,
 )
+
+
+def fuzzed(*drawn, seconds=60):
+    """A test that gets what these draw, as often as FUZZ_EXAMPLES says; ``seconds`` of 0 are without end."""
+    return lambda test: pytest.mark.fuzz(pytest.mark.timeout(seconds)(OFTEN(given(*drawn)(test))))
+
+
 KNOWN = """
 auto on off f16 q8_0 CPU CUDA0 ROCm0 Vulkan0 cpu cuda hip vulkan sycl metal b8600 b1 git pypi archive package main ik_llama.cpp system user
 Darwin 192.0.2.10 192.0.2.11/24 127.0.0.1 0.0.0.0 ::1 /srv/m.gguf / ~ .. --metrics --api-key -ub --lora true 1 -1 gfx1151 8.6 7.2 999.999 (

@@ -225,14 +225,18 @@ class Cluster:
     def argv(self, how, endpoints):
         return [sys.executable, str(self.folder / "llama_server.py"), str(self.port), how, *endpoints]
 
-    def head(self, how, endpoints=(), extra=(), more=()):
+    def head(self, how, endpoints=(), extra=(), more=(), until_it_is=None):
         """Starts the launcher of a head.
 
         :param more: arguments of llama-server.
+        :param until_it_is: the state for which this waits.
         """
         own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
         waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
-        return self.start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
+        process = self.start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
+        if until_it_is:
+            until(lambda: self.is_now(until_it_is))
+        return process
 
     def router(self, models, endpoints, extra=()):
         """Starts the launcher of a head that serves several models.
