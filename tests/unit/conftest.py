@@ -255,7 +255,9 @@ def popen():
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
 
 
 def fill_disk(filler, pages):
