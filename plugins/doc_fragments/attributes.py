@@ -95,6 +95,6 @@ options:
     type: dict
     default: {}
   path:
-    description: Folder on the controller that gets the results, V(benchmark.json) and V(benchmark.md), or V(tuned.yml).
+    description: Folder on the controller that gets the results, V(benchmark.json) and V(benchmark.md).
     type: path
 """

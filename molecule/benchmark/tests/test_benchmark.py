@@ -16,10 +16,8 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import INVENTORY, PLAN, WORK, on
 
 pytestmark = pytest.mark.timeout(1800)
@@ -258,17 +256,4 @@ def test_check_mode_changes_nothing():
     done = subprocess.run([*command(), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert len(kept()) == 1
-    assert answers()
-
-
-def test_a_search_finds_what_is_faster_or_says_that_the_plans_settings_are_the_best(before):
-    run("tune", llama_tune_minutes=4)
-    text = (WORK / "measured" / "tuned.yml").read_text()
-    found["tuned"] = text.splitlines()
-    values, gain = yaml.safe_load(text), re.search(r" is (\S+) ± \S+ % faster than the plan's settings", text)
-    assert bool(values) == bool(gain)
-    assert float(gain[1]) >= 2 if gain else "# The plan's settings" in text
-    assert re.search(r"the plan's: pp128 .*; [36] turns\n", text)
-    assert set(values) <= set(inventory.specification())
-    assert states() == before
     assert answers()
