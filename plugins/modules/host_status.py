@@ -18,9 +18,6 @@ options:
   head:
     description: Of the plan, what it says of the head. Only given on the head.
     type: dict
-  model:
-    description: Of the plan, what it says of the model. With it, models, caches and releases that nothing uses are looked for.
-    type: dict
   served:
     description: Whether to compare with the plan that served last, where O(plan) is not given, and the account sees all of it.
     type: bool
@@ -52,7 +49,6 @@ EXAMPLES = r"""
   llamacpp.cluster.host_status:
     cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
     plan: "{{ __llama_host_plan }}"
-    model: "{{ __llama_plan.model }}"
     head: "{{ __llama_plan.head if inventory_hostname == __llama_plan.head.host else omit }}"
   register: __llama_host_status
 """
@@ -99,11 +95,9 @@ def read(arguments):
     if arguments.served and not arguments.plan:
         record = state.served(host.place_of(arguments.scope, arguments.cluster).prefix)
         if record:
-            arguments = arguments._replace(plan=record.host, head=record.head, model=record.model)
+            arguments = arguments._replace(plan=record.host, head=record.head)
             found["digest"] = history.digest(record.host)
-    drift, condition = host_status.read(
-        arguments.cluster, arguments.scope, arguments.plan, arguments.head, arguments.model
-    )
+    drift, condition = host_status.read(arguments.cluster, arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None
         found["report"] = host_report.read(arguments.cluster, arguments.scope, key_file)

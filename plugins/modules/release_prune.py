@@ -18,7 +18,6 @@ attributes:
     details: Reports which releases would be removed once the planned services run.
 seealso:
   - module: llamacpp.cluster.release
-  - module: llamacpp.cluster.prune
 """
 
 EXAMPLES = r"""

@@ -31,7 +31,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import release_prune
 from model_server import DATA, download_record_of, parsed, planned
 from support import builds, rollbacks
@@ -296,14 +295,12 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 
 EMPTY = typed_json.dump(host_plan(service_manager="launchd", scope="system"))
-MODEL = typed_json.dump(ModelPlan("/m", "m", "llama", 0, (), None, "path:/m", None, (), (), None))
 BUILD, RELEASE = typed_json.dump(builds.BUILD), typed_json.dump(builds.RELEASE)
 PLUGINS = "ansible_collections.llamacpp.cluster.plugins.modules"
 MODULES = {
     "benchmark_info": ("job.Job", {"host": EMPTY}),
     "benchmark_job": ("job.Job", {"host": EMPTY, "state": "absent"}),
     "calibration": ("host_lock.hold", {"host": EMPTY}),
-    "prune": ("host.place_of", {"plan": EMPTY, "model": MODEL, "kinds": ["parts"]}),
     "firewall": ("managers.apply", {"rules": []}),
     "discovery_info": ("discovery.read", {}),
     "gguf_info": ("gguf.read_path", {"path": "/m.gguf"}),

@@ -252,7 +252,6 @@ EVIDENCE = typed_json.dump(
 EVIDENCE["server"]["certificate"] = {"names": ["a"], "until": "2030", "error": ""}
 MIB = dict.fromkeys(("total_mib", "free_mib", "shared_total_mib", "shared_free_mib"), 5)
 LOOKED[HEAD]["condition"]["head"]["serving"]["load"] = EVIDENCE["load"]
-LOOKED[HEAD]["condition"].update(unused=[{"kind": "parts", "path": "/x", "bytes": 1, "age_s": 1, "why": "y"}])
 LOOKED[HEAD]["condition"]["resources"]["devices"] = [{"name": "GPU", **MIB}]
 
 

@@ -323,7 +323,7 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
     assert f"{lost} could not be reached, and its services may still run." in " ".join(text.split())
 
 
-MODULES = ("prune", "service", "release", "release_prune", "uninstall")
+MODULES = ("service", "release", "release_prune", "uninstall")
 CHANGES = {f"llamacpp.cluster.{name}" for name in MODULES} | {
     f"ansible.builtin.{how}_role" for how in ("include", "import")
 }
@@ -351,4 +351,4 @@ def test_a_playbook_that_changes_hosts_holds_the_lease_meanwhile():
             assert leases[0] < changes[0], path.name
             assert leases[-1] > changes[-1], path.name
             assert steps[leases[-1]]["vars"] == {"__llama_lease_state": "released"}, path.name
-    assert changing == {"benchmark", "clean", "monitoring", "reboot", "rollback", "site", "start", "stop", "teardown"}
+    assert changing == {"benchmark", "monitoring", "reboot", "rollback", "site", "start", "stop", "teardown"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, wireguard
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, prune, removal, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
@@ -24,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
 """How names of files begin that a killed run leaves in a folder."""
+GENERATED = re.compile(r"known-answer-.+\.gguf(\..+\.sha256)?", re.ASCII | re.DOTALL)
 
 
 def check(planned: HostPlan) -> None:
@@ -126,12 +128,17 @@ def _installed(prefix: Path) -> list[tuple[str, ...]]:
     entries, models = os.listdir(prefix), prefix / names.MODELS
     found: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
     if models.is_dir() and not models.is_symlink():  # another cluster may use what lies behind a link
-        generated = {path for path in models.iterdir() if prune.is_generated(path)}
+        generated = {path for path in models.iterdir() if _is_generated(path)}
         found += [(names.MODELS, path.name) for path in generated]
         rest = (path for path in models.iterdir() if path not in generated)
         if all(path.name == model_files.LOCK or _is_temporary(path) for path in rest):
             found.append((names.MODELS,))
     return [*found, *((entry,) for entry in names.INSTALLED if entry in entries)]
+
+
+def _is_generated(path: Path) -> bool:
+    """Whether a file of the folder of models is a known-answer model, or the record of one."""
+    return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
 def _is_temporary(path: Path) -> bool:

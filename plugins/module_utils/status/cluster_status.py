@@ -76,7 +76,6 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: Answer) -> types.
         workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)),
         resources=condition.resources,
         differences=answer.drift.differences if answer.drift else None,
-        unused=condition.unused,
     )
 
 

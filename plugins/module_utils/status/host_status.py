@@ -14,13 +14,12 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import prune
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Health, ModelStatus
@@ -121,25 +120,16 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
     )
 
 
-def _unused(planned: HostPlan, model: ModelPlan) -> tuple[prune.UnusedFile, ...] | None:
-    """None where a folder cannot be read, or changes meanwhile."""
-    with suppress(OSError):
-        return tuple(prune.find(planned, model)[: prune.MOST])
-    return None
-
-
 def read(
     cluster: str,
     scope: str,
     planned: HostPlan | None,
     head: HeadPlan | None,
-    model: ModelPlan | None = None,
 ) -> tuple[Drift | None, types.Condition]:
     """How the host differs from its part of the plan (None where there is none), and how it is.
 
     :param planned: the host's part of the plan; None where there is no plan.
     :param head: of the plan, on its host.
-    :param model: of the plan; None where what nothing uses is not looked for.
     :raises Refusal: see host.check_place.
     """
     place = host.place_of(scope, cluster)
@@ -158,5 +148,4 @@ def read(
         restarts=manager.restarts(defined),
         resources=resources.read([place.prefix, place.cache]),
         head=_head(place, planned.account if planned else None, head),
-        unused=_unused(planned, model) if planned and model else None,
     )

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
@@ -158,29 +157,11 @@ def _difference_lines(host: types.HostStatus) -> Iterator[str]:
         yield from _row("", f"{host.name}: and {len(serious) - SHOWN_DIFFERENCES} more")
 
 
-def _unused_lines(hosts: Sequence[types.HostStatus]) -> Iterator[str]:
-    """A line for each host that has something on its disk which nothing uses."""
-    for host in hosts:
-        by_kind: dict[str, list[UnusedFile]] = {}
-        for entry in host.unused or ():
-            by_kind.setdefault(entry.kind, []).append(entry)
-        texts = [
-            f"{units.amount(sum(entry.bytes for entry in entries))} of {kind} ({len(entries)}, the newest unused for "
-            f"{units.duration(min(entry.age_s for entry in entries))})"
-            for kind, entries in by_kind.items()
-        ]
-        if texts:
-            yield from _row("unused", f"{host.name}: {', '.join(texts)}")
-    if any(host.unused for host in hosts):
-        yield from _row("", "playbooks/clean.yml removes what llama_clean names")
-
-
 def text_of(status: types.Status) -> str:
     """The status for a person, at most plan_text.WIDTH columns wide where names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
     notes = [line for host in status.hosts for line in _difference_lines(host)]
-    notes += _unused_lines(status.hosts)
     health = "healthy" if not status.problems else "NOT HEALTHY"
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _row("problem", problem)]

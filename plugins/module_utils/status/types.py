@@ -12,11 +12,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.prune import UnusedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health, ModelStatus
 
@@ -33,7 +32,6 @@ class Arguments(NamedTuple):
     scope: Scope = "auto"
     plan: Optional[HostPlan] = None
     head: Optional[HeadPlan] = None
-    model: Optional[ModelPlan] = None
     served: bool = False
     facts: bool = False
     report: bool = False
@@ -97,7 +95,6 @@ class Condition(NamedTuple):
     """memory and disks"""
     head: Optional[HeadCondition] = None
     """of a head"""
-    unused: Optional[tuple[UnusedFile, ...]] = None
     """null where that was not looked for"""
 
 
@@ -143,7 +140,6 @@ class HostStatus(NamedTuple):
     """null where it did not answer"""
     differences: Optional[tuple[Difference, ...]]
     """from its part of the plan; null where it was not compared"""
-    unused: Optional[tuple[UnusedFile, ...]] = None
     """what nothing uses on its disk, the largest first, at most 200; null where that was not looked for"""
 
 
