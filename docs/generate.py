@@ -108,7 +108,6 @@ ROLES = [
     "llama_model",
     "llama_server",
     "llama_benchmark",
-    "llama_monitoring",
 ]
 
 INTRODUCTION = """# Variables
@@ -123,7 +122,6 @@ that begins with `llama_` and is not on this page is named by the plan (`variabl
 |---|---|---|
 | `llama_head`, `llama_workers` | groups | the host that runs llama-server, and those that lend their devices; a host may be in both |
 | `llama_cluster` | group | the cluster's hosts |
-| `llama_monitoring` | group | hosts with Prometheus, see [monitoring](monitoring.md) |
 """
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: monitoring
-short_description: Says what monitoring writes on hosts, and writes the same for those who have Prometheus and Grafana already
+short_description: Writes what Prometheus and Grafana need to watch a cluster
 description:
   - Takes a plan, and makes targets, scrape configuration and alerts for Prometheus, and dashboards for Grafana.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
@@ -23,16 +23,12 @@ options:
     description: Host of the cluster, and what P(llamacpp.cluster.host_info#module) returned there.
     type: dict
     required: true
-  monitors:
-    description: The same of the hosts with Prometheus.
-    type: dict
-    default: {}
   path:
     description: Folder on the controller that gets the files. It is made where it is missing.
     type: path
+    required: true
 seealso:
   - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.firewall
 """
 
 EXAMPLES = r"""
@@ -44,14 +40,4 @@ EXAMPLES = r"""
   run_once: true
 """
 
-RETURN = r"""
-hosts:
-  description: Host of the cluster, and its C(packages), C(files) and C(rules) of the firewall. Hosts on which nothing can be installed are left out.
-  returned: success
-  type: dict
-  sample: {"strix1": {"packages": ["prometheus-node-exporter"], "files": [], "rules": []}}
-monitors:
-  description: The same of the hosts with Prometheus.
-  returned: success
-  type: dict
-"""
+RETURN = r""" # """

@@ -34,8 +34,7 @@ options:
     description:
       - C(plan), C(status) of M(llamacpp.cluster.status), and in C(reports) what M(llamacpp.cluster.host_status) returned on each host with
         O(llamacpp.cluster.host_status#module:report).
-      - C(facts) of each host, C(tried), which is what came of each placement on the staging ports, or in C(untried) why nothing was tried, and in
-        C(prometheus) what Prometheus answered.
+      - C(facts) of each host, C(tried), which is what came of each placement on the staging ports, or in C(untried) why nothing was tried.
     type: dict
 seealso:
   - module: llamacpp.cluster.plan

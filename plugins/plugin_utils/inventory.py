@@ -67,9 +67,9 @@ def specification() -> dict[str, dict]:
 
 @functools.cache
 def packages() -> dict[str, dict]:
-    """Distribution family → package of each tool (``tools``), its packages of llama.cpp (``llama``), and those of ``monitoring``."""
+    """Distribution family → package of each tool (``tools``), and its packages of llama.cpp (``llama``)."""
     lists = yaml_load(PACKAGES.read_text())
-    kinds = {"tools": "tool", "llama": "cpp", "monitoring": "monitoring"}
+    kinds = {"tools": "tool", "llama": "cpp"}
     return {kind: lists[f"__llama_{name}_packages"] for kind, name in kinds.items()}
 
 

@@ -11,7 +11,7 @@ import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "roles/llama_monitoring/files/llamacpp.rules.yml"
+RULES = ROOT / "plugins/plugin_utils/monitoring/llamacpp.rules.yml"
 PROMTOOL = shutil.which("promtool") or next(map(str, ROOT.glob(".venv/prometheus/usr/bin/promtool")), None)
 needs_promtool = pytest.mark.skipif(
     not PROMTOOL, reason="promtool is not installed, so nobody tries the alerts (Debian: its package prometheus)"

@@ -194,7 +194,7 @@ def found(pair, reported):
     reports = {"head": {"report": reported}, "worker1": {"report": {"texts": texts, "removed": {}}}, "worker2": {}}
     wrong = searched(["b:y"])
     wrong[0]["report"]["checks"][0]["evidence"] = f"it failed: {line}"
-    asked = {"tried": wrong, "untried": "", "prometheus": LOG, "facts": {"head": {"kernel": LOG}}}
+    asked = {"tried": wrong, "untried": "", "facts": {"head": {"kernel": LOG}}}
     return {"plan": plan, "status": status, "reports": reports, **asked}
 
 
@@ -217,7 +217,7 @@ def test_no_secret_is_in_the_bundle_and_it_names_the_worker(found, tmp_path):
     result, shown, texts = bundled(found, tmp_path / "bundle")
     assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
     made = {"README.txt", "issue.md", "known-answer.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
-    made |= {"facts.json", "prometheus.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}
+    made |= {"facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}
     assert {*texts} == made | {f"head/{name}" for name in found["reports"]["head"]["report"]["texts"]}
     assert [json.loads(texts[f"{name}.json"]) for name in ("plan", "status", "facts")]
     assert texts["worker1/a.log"] == "\\x1b[2J    <removed: Ansible password>\n"

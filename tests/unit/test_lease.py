@@ -351,4 +351,4 @@ def test_a_playbook_that_changes_hosts_holds_the_lease_meanwhile():
             assert leases[0] < changes[0], path.name
             assert leases[-1] > changes[-1], path.name
             assert steps[leases[-1]]["vars"] == {"__llama_lease_state": "released"}, path.name
-    assert changing == {"benchmark", "monitoring", "reboot", "rollback", "site", "start", "stop", "teardown"}
+    assert changing == {"benchmark", "reboot", "rollback", "site", "start", "stop", "teardown"}

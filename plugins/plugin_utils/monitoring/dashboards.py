@@ -32,8 +32,6 @@ LINK = {
 }
 """To the others."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-OURS = {"name": "llama.cpp", "uid": "llamacpp"}
-"""The data source that dashboards show first, where there is such a one."""
 LAST = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "timeseries": {
@@ -144,7 +142,6 @@ def page(name: str, dashboard: Dashboard) -> dict[str, Any]:
         places += [(panel, {"h": height, "w": width, "x": width * at, "y": top}) for at, panel in enumerate(row)]
         top += height
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
-    source["current"] = {"text": OURS["name"], "value": OURS["uid"]}
     return {
         "uid": f"llamacpp-{name}",
         "title": dashboard.title,

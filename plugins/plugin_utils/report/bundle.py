@@ -44,7 +44,6 @@ class Found(NamedTuple):
     """Host → its facts, which are only shown."""
     tried: tuple[wrong_worker.Tried, ...]
     untried: str
-    prometheus: str
 
 
 def secrets_of(variables: Mapping[str, Any], below: str = "") -> dict[str, str]:
@@ -83,7 +82,6 @@ def make(data: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, wrong_
         "status.txt": status_text.text_of(found.status),
         "status.json": json.dumps(typed_json.dump(found.status), indent=1),
         "facts.json": json.dumps(found.facts, indent=1),
-        "prometheus.json": found.prometheus,
     }
     removed: dict[str, int] = {}
     for host, report in reports.items():
