@@ -159,7 +159,10 @@ def rows(options: dict, seen: set[int], prefix: str = "") -> list[str]:
 
 
 def page() -> str:
-    parts = [INTRODUCTION, *(f"| `{name}` | `-e` | {meaning} |\n" for name, meaning in inventory.names().run.items())]
+    parts = [
+        INTRODUCTION,
+        *(f"| `{name}` | `-e` | {meaning} |\n" for name, meaning in inventory.run_variables().items()),
+    ]
     for role in ROLES:
         main = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"][
             "main"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
@@ -18,7 +18,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import CALIBRATION
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -26,33 +26,18 @@ PACKAGES = ROLES.parent / "playbooks" / "vars" / "packages.yml"
 CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 RETIRED = "llama_retired"
-NAMES = Path(__file__).with_name("variables.yml")
+RUN_VARIABLES = Path(__file__).with_name("variables.yml")
 MODELS = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
 """Of operators' variables; those that playbooks and roles set begin with two underscores before it."""
 SIMILAR = 0.8
-"""How similar a name without the prefix is to the one that was probably meant, of 1."""
-
-
-class Names(NamedTuple):
-    """What is known of names that begin with llama_, beside the roles' specifications."""
-
-    run: dict[str, str]
-    """What an operator may give to a run with -e → its meaning."""
-    removed: dict[str, str]
-    """What the collection does not have any more → what to do instead."""
-    elsewhere: dict[str, str]
-    """What others and the options of llama-server call it, without the prefix and one of the parts → our variable."""
-    parts: tuple[str, ...]
-    workers: tuple[str, ...]
-    """Beginnings, after the prefix, of what is given in llama_worker_endpoints."""
+"""How similar a name is to the one that was probably meant, of 1."""
 
 
 @functools.cache
-def names() -> Names:
-    lists = yaml_load(NAMES.read_text())
-    elsewhere = {**options.variables(), **lists["elsewhere"]}
-    return Names(lists["run"], lists["removed"], elsewhere, tuple(lists["parts"]), tuple(lists["workers"]))
+def run_variables() -> dict[str, str]:
+    """What an operator may give to a run with -e → its meaning."""
+    return yaml_load(RUN_VARIABLES.read_text())["run"]
 
 
 @functools.cache
@@ -182,22 +167,11 @@ def variables_of(task_vars: dict, name: str = "") -> dict:
     return _variables(name, task_vars["hostvars"][name])
 
 
-def similar(name: str, known: Collection[str]) -> str:
-    """The variable that was probably meant, or an empty text where no name is similar."""
-    rest = name[len(PREFIX) :]
-    if rest.startswith(names().workers):
-        return "llama_worker_endpoints"
-    for short in (rest, *(rest[len(part) :] for part in names().parts if rest.startswith(part))):
-        if short in names().elsewhere:
-            return names().elsewhere[short]
-    nearest = get_close_matches(rest, [other[len(PREFIX) :] for other in known], 1, SIMILAR)
-    return PREFIX + nearest[0] if nearest else ""
-
-
 def unknown(given: Iterable[str]) -> dict[str, str]:
     """Variable with the collection's prefix that the collection does not have → the one that was probably meant, or an empty text."""
-    known = [*specification(), *names().run]
-    return {name: similar(name, known) for name in given if name.startswith(PREFIX) and name not in known}
+    known = [*specification(), *run_variables()]
+    strange = [name for name in given if name.startswith(PREFIX) and name not in known]
+    return {name: next(iter(get_close_matches(name, known, 1, SIMILAR)), "") for name in strange}
 
 
 def of_play(task_vars: dict) -> set[str]:
@@ -254,9 +228,6 @@ def hosts(
         parts = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
         if parts:
             own = hostvars[name]
-            for variable, remedy in names().removed.items():
-                if variable in {*own, *of_all}:
-                    raise Refusal(f"{variable} is set for {name}, and was removed: {remedy}.")
             members[name] = {
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,

@@ -114,15 +114,6 @@ def test_values_to_vary_are_held_against_the_variables_specification():
         inventory.with_values(hosts, "head", {"llama_server_threads": "many"})
 
 
-def test_removed_variables_are_refused_with_what_replaces_them():
-    given = {"groups": {"llama_cluster": ["h"], "llama_head": ["h"]}, "hostvars": {"h": {"llama_benchmark_splits": []}}}
-    with pytest.raises(
-        Refusal, match=r"llama_benchmark_splits is set for h, and was removed: set llama_server_tensor_split in"
-    ):
-        inventory.hosts(given)
-    assert not inventory.names().removed.keys() & inventory.specification().keys()
-
-
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
     found = cluster_of()
     variants = [({}, cluster_inputs.read("llama_cluster", found.hosts))]

@@ -88,15 +88,7 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
         ("llama_server_contxt", "llama_server_context"),
         ("llama_cmake_options", "llama_build_cmake_options"),
         ("llama_accepted_advisories", "llama_accept_advisories"),
-        ("llama_server_ctx_size", "llama_server_context"),
-        ("llama_server_ngl", "llama_server_gpu_layers"),
-        ("llama_threads", "llama_server_threads"),
-        ("llama_cpp_port", "llama_server_port"),
-        ("llama_head_host", "llama_server_host"),
-        ("llama_model", "llama_model_path"),
-        ("llama_cpp_version", "llama_release"),
-        ("llama_worker_port", "llama_worker_endpoints"),
-        ("llama_models_folder", ""),
+        ("llama_ngl", ""),
     ],
 )
 def test_a_variable_that_is_unknown(variable, meant):
@@ -123,10 +115,6 @@ def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
     assert inventory.of_play(variables) == set()
 
 
-def test_names_of_others_lead_to_variables_of_ours():
-    assert set(inventory.names().elsewhere.values()) <= set(inventory.specification())
-
-
 def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
     """A result with an operator's prefix would be named as an unknown variable of that host."""
     files = [path for part in ("playbooks", "roles") for path in (ROOT / part).rglob("*.yml")]
@@ -137,7 +125,7 @@ def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
 
 def test_no_variable_of_a_run_is_unknown():
     spec = inventory.specification()
-    assert inventory.unknown({*spec, *inventory.names().run, "__llama_facts", "ansible_host"}) == {}
+    assert inventory.unknown({*spec, *inventory.run_variables(), "__llama_facts", "ansible_host"}) == {}
 
 
 def test_a_cluster_without_head_and_workers():

@@ -765,12 +765,6 @@ def of_variable(name: str) -> Option | None:
     return _ENVIRONMENT.get(name)
 
 
-def variables() -> dict[str, str]:
-    """What an option of llama-server is called, as a name of a variable would be (ctx_size, ngl) → the variable that sets it."""
-    given = [option for option in TABLE if option.program == SERVER]
-    return {word.lstrip("-").replace("-", "_"): one.variable for one in given if one.variable for word in one.words()}
-
-
 def stray(arguments: Iterable[str]) -> str | None:
     """The first argument of llama-server that is neither an option nor the value of one, or None: it would not start."""
     for word, *values in pairs(arguments):
