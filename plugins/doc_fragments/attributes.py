@@ -71,15 +71,6 @@ options:
     default: auto
 """
     )
-    PREFILL = r"""
-options:
-  path:
-    description: Path of the model on the host.
-    type: str
-  account:
-    description: Account that reads the model. Left out, the one that runs the module.
-    type: str
-"""
     MEASURES = r"""
 options:
   plan:

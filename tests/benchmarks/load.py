@@ -2,9 +2,8 @@
 
 Head and two workers are hosts of their own for the plan: network namespaces on one machine, which worker_speed.py makes. The collection plans; the
 programs of that plan are started by hand, each in its namespace. The cases are a head alone as llama-server starts by itself (it maps the file),
-a head alone that reads the file into memory, workers without a cache, with an empty one, with a full one, with one that was filled from a copy of
-the model on the worker's host, and with one that the head filled through instances on the staging ports, all at once. The filling is timed by
-itself: while it goes on, an old head may serve.
+a head alone that reads the file into memory, workers without a cache, with an empty one, with a full one, and with one that was filled from a copy
+of the model on the worker's host. The filling is timed by itself: while it goes on, an old head may serve.
 
 The known-answer model is written once. Its gate and up matrices are the same in all layers, so that a cache has them once.
 
@@ -37,12 +36,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill
 from first_run import machine
 from gpu_speed import asked
 from worker_speed import BRIDGE, WORKERS, first, network, play, process, with_program
 
-NO_LIMIT = 3600.0
 HEAD_PORT, WORKER_PORT = 18202, 51211
 ROUNDS = 2
 ALONE = "alone"
@@ -68,11 +65,10 @@ def written(work: Path, mib: int, width: int) -> Path:
 
 def planned(work: Path, model: Path, used: tuple[str, ...], variables: dict) -> dict:
     """The plan over these workers."""
-    endpoint = {"name": "cpu", "port": WORKER_PORT, "staging_port": WORKER_PORT + 100, "cache": True}
+    endpoint = {"name": "cpu", "port": WORKER_PORT, "cache": True}
     common = {
         "llama_model_path": str(model),
         "llama_server_port": HEAD_PORT,
-        "llama_server_staging_port": HEAD_PORT + 100,
         "llama_worker_endpoints": [endpoint],
     }
     return play("playbooks/plan.yml", work, used, {**common, **variables})[1]
@@ -103,6 +99,11 @@ def own(plan: dict) -> dict[str, dict]:
     return {name: worker for name, host in plan["hosts"].items() for worker in host["workers"] if worker["used"]}
 
 
+def large_mib(worker: dict) -> int:
+    """Of its tensors that caches keep."""
+    return sum(row["bytes"] * len(row["layers"] or [0]) for row in worker["prefill"]["tensors"]) // MIB
+
+
 class Bench:
     """What does not change from one case to the next."""
 
@@ -121,14 +122,15 @@ class Bench:
         return {**planned, "LD_LIBRARY_PATH": str(self.programs)}
 
     @contextmanager
-    def workers(self, cached: bool, port: int = WORKER_PORT) -> Iterator[None]:
+    def workers(self, cached: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for name, worker in own(self.plans["workers"]).items():
                 address = worker["listens"].split(":")[0]
-                argv = [str(port) if word == str(WORKER_PORT) else word for word in worker["argv"]]
-                argv = argv if cached else [word for word in argv if word != "-c"]
+                argv = [word for word in worker["argv"] if cached or word != "-c"]
                 environment = self.environment({**worker["environment"], "LLAMA_CACHE": str(self.cache(name))})
-                stack.enter_context(process(self.argv(name, argv), environment, f"{address}:{port}", None, self.log))
+                stack.enter_context(
+                    process(self.argv(name, argv), environment, f"{address}:{WORKER_PORT}", None, self.log)
+                )
             yield
 
     def head(self, plan: dict) -> float:
@@ -152,44 +154,19 @@ class Bench:
         for name in WORKERS:
             shutil.rmtree(self.cache(name), ignore_errors=True)
 
-    def wanted(self, worker: dict) -> list[cache_prefill.Tensor]:
-        return cache_prefill.describe(
-            str(self.model), cache_prefill.names_of(typed_json.parse(CachePrefill, worker["seed"]).tensors)
-        )
-
     def from_copy(self) -> dict:
         """Seconds in which every worker's cache is filled from the model on its host, one after the other: it is one disk here."""
         before, started = carried(), time.monotonic()
         for name, worker in own(self.plans["workers"]).items():
-            filled = self.worker(name, worker)
-            lacking = cache_prefill.missing(filled, self.wanted(worker))
-            cache_prefill.give_here(
-                filled, str(self.model), cache_prefill.copies(str(self.model), lacking), time.monotonic() + NO_LIMIT
-            )
-            assert not cache_prefill.missing(filled, self.wanted(worker))
+            cache_prefill.fill(self.worker(name, worker))
         return {"seconds": time.monotonic() - started, "mib": grown(before)}
 
     def worker(self, name: str, worker: dict) -> cache_prefill.Worker:
-        cache = {"LLAMA_CACHE": str(self.cache(name))}
-        given = {**worker, "environment": self.environment({**worker["environment"], **cache})}
-        return cache_prefill.worker_of(
-            {**given, "seed": {**worker["seed"], "argv": with_program(worker["seed"]["argv"], self.programs)}}
+        environment = self.environment({**worker["environment"], "LLAMA_CACHE": str(self.cache(name))})
+        prefill = {**worker["prefill"], "argv": with_program(worker["prefill"]["argv"], self.programs)}
+        return typed_json.parse(
+            cache_prefill.Worker, {"name": worker["name"], "environment": environment, "prefill": prefill}
         )
-
-    def from_head(self) -> dict:
-        """Seconds in which the head fills all caches at once, and what the network carried."""
-        port = WORKER_PORT + 100
-        with self.workers(True, port):
-            targets = []
-            for name, worker in own(self.plans["workers"]).items():
-                lacking = cache_prefill.missing(self.worker(name, worker), self.wanted(worker))
-                targets.append((f"{worker['listens'].split(':')[0]}:{port}", worker["seed"]["fork"], lacking))
-            before, started = carried(), time.monotonic()
-            answers = cache_prefill.send(str(self.model), targets, started + NO_LIMIT)
-            seconds = time.monotonic() - started
-            failed = [str(answer) for answer in answers.values() if isinstance(answer, cache_prefill.PrefillError)]
-            assert not failed, failed
-            return {"seconds": seconds, "mib": grown(before)}
 
     def from_nothing(self, cached: bool) -> dict:
         self.clear()
@@ -198,7 +175,7 @@ class Bench:
     def from_full(self) -> dict:
         """With what a load before has left; where that was not measured, with a copy of it."""
         workers = own(self.plans["workers"]).items()
-        if any(cache_prefill.missing(self.worker(name, worker), self.wanted(worker)) for name, worker in workers):
+        if any(cache_prefill.missing(self.worker(name, worker)) for name, worker in workers):
             self.from_copy()
         return self.load(cached=True)
 
@@ -215,7 +192,6 @@ class Bench:
             "empty cache": lambda: self.from_nothing(cached=True),
             "full cache": self.from_full,
             "filled from a copy": lambda: self.filled(self.from_copy),
-            "filled by the head": lambda: self.filled(self.from_head),
         }
 
 
@@ -260,7 +236,7 @@ def result(took: Rounds, plan: dict, arguments: argparse.Namespace, model: Path)
         "fast_load": arguments.fast,
         "head_load_mode": plan["head"]["load_mode"] or "llama-server's default",
         "model_mib": model.stat().st_size // MIB,
-        "large_tensors_mib": [worker["seed"]["bytes"] // MIB for worker in own(plan).values()],
+        "large_tensors_mib": [large_mib(worker) for worker in own(plan).values()],
         "threshold_mib": rpc_upload.THRESHOLD // MIB,
         "rounds": min(len(values) for values in took.values()),
         "load_average": os.getloadavg()[0],

@@ -100,7 +100,8 @@ def main():
     if os.environ.get("FAILS"):
         sys.exit(1)
     folder = os.environ["LLAMA_CACHE"] if "-c" in words else None
-    worker = CacheWorker((7, 0, 0), folder=folder)
+    version, memory = int(os.environ.get("VERSION", 7)), int(os.environ.get("MEMORY", 1 << 40))
+    worker = CacheWorker((version, 0, 0), folder=folder, memory=memory)
     with socket.create_server((words[words.index("-H") + 1], int(words[words.index("-p") + 1]))) as listener:
         while True:
             worker.script(listener.accept()[0])

@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place, place_in
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
-    cache_prefill,
     ownership,
     plan_history,
     services,
@@ -317,9 +316,6 @@ MODULES = {
     "release": ("manifest.installed", {"release": RELEASE, "build": BUILD, "prefix": "/p", "cache": "/c"}),
     "release_prune": ("state.unneeded_releases", {"host": EMPTY}),
     "rpc_info": ("rpc.probe", {"address": "192.0.2.1", "port": 50052}),
-    "cache_prefill": ("cache_prefill.worker_of", {"path": "/m.gguf", "workers": [{}]}),
-    "cache_prefill_info": ("cache_prefill.describe", {"path": "/m.gguf"}),
-    "cache_upload": ("cache_prefill.send", {"path": "/m.gguf"}),
     "service": ("services.apply", {"host": EMPTY}),
     "tunnel_key": ("tunnel_keys.add", {"path": "/p/key", "key": "ab" * 32}),
     "kernel_parameters": ("kernel_parameters.apply", {"parameters": {}}),
@@ -397,32 +393,6 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
     broken = faults.Faults(monkeypatch, kind, tmp_path)
     assert failed_runs(broken, make, run, state, str(tmp_path)) > 5
     assert sorted(state(tmp_path / "whole")) == ["source/.source.json", "source/m.gguf", "source/n.gguf"]
-
-
-@pytest.mark.faults
-@KINDS
-def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(cache_prefill.rpc_upload, "THRESHOLD", 10)
-    names = [f"{number:016x}" for number in range(3)]
-
-    def make(number):
-        beside = tmp_path / str(number) / "one"
-        beside.mkdir(parents=True)
-        for name in names:
-            (beside / name).write_bytes(name.encode() * 20)
-        return tmp_path / str(number)
-
-    def run(host):
-        worker = cache_prefill.Worker("two", host / "two" / "rpc", [], "", {}, "")
-        wanted = [
-            cache_prefill.Tensor(path.name, 320, mark)
-            for mark, path in cache_prefill.cached_tensors(host / "one").items()
-        ]
-        return bool(cache_prefill.link(worker, cache_prefill.missing(worker, wanted), [host / "one"]))
-
-    broken = faults.Faults(monkeypatch, kind, tmp_path)
-    assert failed_runs(broken, make, run, faults.tree, str(tmp_path)) > 3
-    assert len(faults.tree(tmp_path / "whole")) == 6
 
 
 @pytest.mark.faults

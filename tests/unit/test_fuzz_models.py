@@ -10,9 +10,6 @@ import gguf_files
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import (
-    cache_prefill,
-    cache_prefill_info,
-    cache_upload,
     plan_diff,
     rollback,
     status,
@@ -46,8 +43,6 @@ from support.rollbacks import completed, record_of
 from support.verification import healthy
 from test_benchmark import measuring
 from test_fuzz_report import JUNK, news
-from test_prefill_actions import FOUND, NAMES, PATH, TENSORS
-from test_prefill_actions import PLAN as PREFILLED
 from test_rollback import summary
 from test_status import answers_of
 
@@ -301,23 +296,11 @@ def gone_back(said):
     act(rollback, state="failed", id="1", reasons={HEAD: said.get("why")})
 
 
-def prefilled(said):
-    plan, answers = (
-        {**PREFILLED, "head": {**PREFILLED["head"], "host": "one"}},
-        {"one": {"missing": {PATH: {"cpu": NAMES}}}},
-    )
-    act(cache_prefill_info, said, plan=plan)
-    act(cache_prefill, said, plan=plan, tensors=TENSORS)
-    act(cache_upload, said, plan=plan, tensors=TENSORS, staging=PREFILLED, answers=answers)
-
-
 SUMMARIES = [summary(number, number, head=True, cluster=WHOLE["cluster"], hosts=HOSTS) for number in (1, 2)]
-FILLED = {"changed": True, "tensors": FOUND, "missing": {"cpu": NAMES}, "given": {"x": NAMES[:1]}, "why": ["x"]}
 REPORTS = {
     looked: LOOKED[HEAD],
     verified: {"answer": LOOKED[HEAD], "evidence": EVIDENCE},
     gone_back: {"plans": {"plans": SUMMARIES, "unreadable": []}, "part": BACK[HEAD], "why": "x"},
-    prefilled: {**FILLED, **dict.fromkeys(("linked_mib", "copied_mib", "left_mib"), 1)},
 }
 
 

@@ -25,7 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan, ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.modules import (
-    cache_prefill_info,
     gguf_info,
     model,
     model_info,
@@ -146,7 +145,6 @@ READERS = {
     "model": lambda path, call: call(folder=path, files=[planned(FROM, Path(path))], _ansible_check_mode=True),
     "model_info": lambda path, call: call(paths=[path]),
     "gguf_info": lambda path, call: call(path=path),
-    "cache_prefill_info": lambda path, call: call(path=path),
     "drift": lambda path, call: state.model_differences(
         typed_json.parse(FetchedModelPlan, {"files": [planned(FROM, Path(path))], "records": []})
     ),
@@ -154,7 +152,7 @@ READERS = {
     "copy": lambda path, call: lookup.look_up(lookup.Query(request_of(llama_model_copy=path).source), 9),
     "sent": lambda path, call: sender._read(file_of_controller(path), 0, None),
 }
-MODULES = {"model_info": model_info, "gguf_info": gguf_info, "cache_prefill_info": cache_prefill_info}
+MODULES = {"model_info": model_info, "gguf_info": gguf_info}
 
 
 def file_of_controller(path):

@@ -185,15 +185,14 @@ def test_caches_of_workers_are_filled_with_each_file_once(pair):
 
     def filled(*entries):
         hosts = several(pair, *entries).plan()["hosts"]
-        return {name: hosts[name]["workers"][0]["seed"] for name in ("worker1", "worker2")}
+        return {name: hosts[name]["workers"][0]["prefill"] for name in ("worker1", "worker2")}
 
     alone = [filled(entry) for entry in (one, two)]
     both = filled(one, two)
-    for name, seed in both.items():
+    for name, prefill in both.items():
         parts = [own[name] for own in alone]
-        assert seed["tensors"] == [row for part in parts for row in part["tensors"]]
-        assert seed["bytes"] == sum(part["bytes"] for part in parts)
-        assert len({row["model"] for row in seed["tensors"]}) == 2
+        assert prefill["tensors"] == [row for part in parts for row in part["tensors"]]
+        assert len({row["model"] for row in prefill["tensors"]}) == 2
     assert filled(one, two, {**one, "name": "again"}) == both
 
 

@@ -1,36 +1,25 @@
 """Tensors on their way to a worker that keeps a cache, in the form of each generation, and how tensors are known again."""
 
-import errno
 import io
 import itertools
-import socket
 import struct
-import time
 from unittest import mock
 
-import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, rpc_upload
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from cache_worker import CacheWorker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_rpc import Server
 
 GENERATIONS = [
-    ("llama.cpp", (2, 0, 0), 10),
-    ("llama.cpp", (3, 6, 1), 10),
-    ("llama.cpp", (4, 0, 0), 10),
-    ("llama.cpp", (5, 1, 0), 10),
-    ("llama.cpp", (6, 0, 0), 10),
     ("llama.cpp", (7, 0, 0), 10),
     ("llama.cpp", (8, 0, 0), 10),
     ("ik_llama.cpp", (3, 5, 2), 16),
 ]
 LARGE = rpc_upload.THRESHOLD + 4096
 SIZES_OF_RPC_TENSOR = {"llama.cpp": 296, "ik_llama.cpp": 344}
-"""sizeof(rpc_tensor) in the trees of 0.3.16 to 0.3.36, b10809 and b11549, and of ik_llama.cpp 8337e4cd."""
+"""sizeof(rpc_tensor) in the trees of 0.3.36, b11549 and ik_llama.cpp 8337e4cd."""
 
 
 def content(size, seed=0):
@@ -75,7 +64,7 @@ def test_a_tensor_has_the_size_of_the_trees(fork, version, sources):
     [
         ("llama.cpp", None),
         ("llama.cpp", ""),
-        ("llama.cpp", "1.0.0"),
+        ("llama.cpp", "6.0.0"),
         ("llama.cpp", "9.0.0"),
         ("llama.cpp", "²"),
         ("ik_llama.cpp", "7.0.0"),
@@ -86,7 +75,7 @@ def test_a_generation_that_nobody_read_has_no_form(fork, protocol):
     assert rpc_upload.form_of(fork, protocol) is None
 
 
-@given(st.integers(1, rpc_upload.MOST_BYTES))
+@given(st.integers(1, 1 << 40))
 def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size):
     head = rpc_upload.set_tensor_head(form("llama.cpp", (7, 0, 0)), 1, 2, size)
     row, rows, third, fourth, first_step, row_step, *_more = struct.unpack_from("<8I", head, 9 + 20)
@@ -125,39 +114,6 @@ def test_nobody_there(error, said):
         rpc_upload.Worker("127.0.0.1", 1, NEWEST, 1, 1)
 
 
-class Losing(socket.socket):
-    """A connection to a port of this host whose messages are sent by somebody else."""
-
-    def __init__(self, port, send):
-        super().__init__()
-        self.connect(("127.0.0.1", port))
-        self._send = send
-
-    def sendall(self, data):
-        self._send(self, data)
-
-
-def test_a_network_that_loses_the_worker_meanwhile(tmp_path):
-    """It is not the file of the model that cannot be read then."""
-    path = tmp_path / "model.gguf"
-    path.write_bytes(gguf_files.model())
-    name, place = next(iter(gguf.places(str(path)).items()))
-    server = Server(CacheWorker((8, 0, 0)).script)
-    tensors, sends = [cache_prefill.Tensor(name, place.bytes, "")], iter(range(4))
-    send = socket.socket.sendall
-
-    def lose(connection, data):
-        if next(sends, None) is None:
-            raise OSError(errno.EHOSTUNREACH, "No route to host")
-        send(connection, data)
-
-    with (
-        mock.patch.object(rpc.socket, "create_connection", return_value=Losing(server.port, lose)),
-        pytest.raises(cache_prefill.PrefillError, match=r"^the worker at .* cannot be reached: No route to host$"),
-    ):
-        cache_prefill.give(str(path), f"127.0.0.1:{server.port}", NEWEST, tensors, time.monotonic() + 5)
-
-
 def test_a_model_that_becomes_shorter_meanwhile():
     server = Server(CacheWorker((8, 0, 0)).script)
     with (
@@ -165,17 +121,6 @@ def test_a_model_that_becomes_shorter_meanwhile():
         rpc_upload.Worker("127.0.0.1", server.port, NEWEST, 100, 5) as worker,
     ):
         worker.give(io.BytesIO(bytes(50)), 0, 100)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.binary(max_size=200))
-def test_whatever_answers_nothing_but_a_transfer_error_comes_of_it(data):
-    def script(client):
-        client.sendall(data)
-        client.close()
-
-    with pytest.raises(rpc_upload.TransferError):
-        give(script, content(100), seconds=2)
 
 
 def fingerprint(data, before=b""):

@@ -3,8 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Gives tensors to an RPC worker that keeps a cache, which writes them into it, and knows which files of a cache are which tensors.
 
-The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.16, 0.3.20, 0.3.25, 0.3.35 and 0.3.36, in b10809 and b11549 (xllamacpp
-2026.9.10809 and 2026.10.11549), and in ik_llama.cpp 8337e4cd.
+The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.36, of b11549 and of ik_llama.cpp 8337e4cd.
 A worker names a file by a hash of the whole tensor, which takes Python too long. So a tensor and a file are compared by their samples instead. A
 wrong guess does no harm: the head asks for each tensor by the hash, and sends what is not there.
 """
@@ -16,7 +15,7 @@ import ipaddress
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
@@ -25,10 +24,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabili
 
 THRESHOLD = 10 * rpc.MIB
 """Bytes. Larger tensors are kept in caches (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""
-MOST_BYTES = 1 << 40
-"""Of a tensor."""
 
 ALLOC_BUFFER, GET_ALIGNMENT, BUFFER_GET_BASE, SET_TENSOR = 0, 1, 3, 6
+DEVICE = struct.pack("<I", 0)
+"""The first one of a worker, as requests name it."""
 I8 = 24
 """GGML_TYPE_I8: a tensor of bytes."""
 CHUNK = 4 * rpc.MIB
@@ -47,8 +46,6 @@ class Form(NamedTuple):
     """How a generation writes messages."""
 
     hello: bytes
-    device: bool
-    """Whether requests name one of the server's devices."""
     sources: int
     """GGML_MAX_SRC."""
     flag: bool
@@ -56,14 +53,9 @@ class Form(NamedTuple):
 
 
 FORMS: dict[tuple[str, int], Form] = {
-    (MAINLINE, 2): Form(b"", False, 10, False),
-    (MAINLINE, 3): Form(b"", True, 10, False),
-    (MAINLINE, 4): Form(rpc.HELLO_PLAIN_TCP, True, 10, False),
-    (MAINLINE, 5): Form(rpc.HELLO_PLAIN_TCP, True, 10, False),
-    (MAINLINE, 6): Form(rpc.HELLO_PLAIN_TCP, True, 10, False),
-    (MAINLINE, 7): Form(rpc.HELLO_PLAIN_TCP, True, 10, True),
-    (MAINLINE, 8): Form(rpc.HELLO_PLAIN_TCP, True, 10, True),
-    (IK_LLAMA, 3): Form(b"", True, 16, False),
+    (MAINLINE, 7): Form(rpc.HELLO_PLAIN_TCP, 10, True),
+    (MAINLINE, 8): Form(rpc.HELLO_PLAIN_TCP, 10, True),
+    (IK_LLAMA, 3): Form(b"", 16, False),
 }
 """Fork and major version of the protocol → its form. Others are not known: nobody read their trees."""
 
@@ -101,7 +93,7 @@ def _tensor(form: Form, buffer: int, base: int, size: int) -> bytes:
         + operation
         + bytes(8 * form.sources + 8 + 8)
         + struct.pack("<Q", base)
-        + b"seed".ljust(64, b"\0")
+        + b"prefill".ljust(64, b"\0")
         + bytes(4)
     )
 
@@ -123,7 +115,6 @@ class Worker:
         """
         ipaddress.IPv4Address(address)
         self.form = form
-        self.device = struct.pack("<I", 0) if form.device else b""
         with _reported():
             self.connection = rpc.Connection(address, port, time.monotonic() + seconds)
             try:
@@ -134,7 +125,7 @@ class Worker:
 
     def _begin(self, largest: int) -> None:
         self.connection.ask(rpc.HELLO, self.form.hello, (3, 28))
-        request = self.device + struct.pack("<Q", largest + rows(largest))
+        request = DEVICE + struct.pack("<Q", largest + rows(largest))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
         if not self.buffer or size < largest:
             raise TransferError(f"has no memory for its largest tensor ({largest // rpc.MIB} MiB)")
@@ -146,12 +137,9 @@ class Worker:
     def __exit__(self, *_ignored: object) -> None:
         self.connection.socket.close()
 
-    def give(
-        self, stream: IO[bytes], offset: int, size: int, sent: Callable[[int], None] = lambda _count: None
-    ) -> None:
+    def give(self, stream: IO[bytes], offset: int, size: int) -> None:
         """Gives it the tensor of ``size`` bytes at ``offset`` of a file; returns when it is in the cache.
 
-        :param sent: called with the number of bytes that went out.
         :raises TransferError: it does not arrive.
         """
         with _reported():
@@ -164,8 +152,7 @@ class Worker:
                     raise TransferError("did not get all of a tensor: the model became shorter while it was read")
                 self.connection.send(chunk)
                 left -= len(chunk)
-                sent(len(chunk))
-            self.connection.ask(GET_ALIGNMENT, self.device, (8,))
+            self.connection.ask(GET_ALIGNMENT, DEVICE, (8,))
 
 
 @contextmanager

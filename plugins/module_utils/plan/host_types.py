@@ -160,23 +160,19 @@ class PrefillTensor(NamedTuple):
     """of one tensor"""
     layers: Optional[tuple[int, ...]]
     """layers that have it; null outside the layers"""
-    model: Absent[Path] = None
-    """file of the model that has them; missing where one model is served"""
+    model: Path
+    """file of the model that has them"""
 
 
 class CachePrefill(NamedTuple):
-    """What is put into a worker's cache before the head loads."""
+    """What is put into a worker's cache before the head loads, where its host has a copy of the model."""
 
     tensors: tuple[PrefillTensor, ...]
     """its tensors of more than 10 MiB"""
-    bytes: int
-    """of all of them"""
     fork: str
     """whose protocol the worker speaks"""
-    endpoint: str
-    """of an instance on the worker's host that is given tensors of a copy there"""
     argv: tuple[str, ...]
-    """command line of that instance"""
+    """command line of an instance on the worker's host that gets them; a free port follows"""
 
 
 class WorkerPlan(NamedTuple):
@@ -208,7 +204,7 @@ class WorkerPlan(NamedTuple):
     """how much was asked for"""
     cache_why: str
     """why it keeps them, or not"""
-    seed: Optional[CachePrefill]
+    prefill: Optional[CachePrefill]
     """what is put into its cache before the head loads; null where that is not possible or there is nothing"""
     protocol: Optional[Protocol]
     """of its release"""

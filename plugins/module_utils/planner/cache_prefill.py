@@ -61,16 +61,43 @@ def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary])
     return endpoint._replace(cache=False, cache_why=why)
 
 
-def share(placed: device_load.Placed, endpoint: str) -> list[PrefillTensor]:
+def of_worker(
+    worker: Worker, build: BuildPlan, release: Release, folder: str, placed: device_load.Placed, path: str
+) -> CachePrefill | None:
+    """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way.
+
+    :param path: of the model.
+    """
+    rows = _share(placed, worker.endpoint, path)
+    unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
+    if not worker.cache or not rows or unknown:
+        return None
+    flags, processor = release.capabilities.worker_flags, backends.CPU.device
+    return CachePrefill(
+        tensors=tuple(rows),
+        fork=release.fork,
+        argv=(
+            f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
+            *options.render_worker("address", LOOPBACK, flags),
+            *options.render_worker("worker-device", processor, flags),
+            *options.render_worker("processor", processor, flags),
+            *options.render_worker("tensor-cache", "on", flags),
+            *options.render_worker("worker-port", "", flags)[:-1],
+        ),
+    )
+
+
+def _share(placed: device_load.Placed, endpoint: str, path: str) -> list[PrefillTensor]:
     """Tensors of a worker that caches keep; none of a worker that is not used."""
     for index, device in enumerate(placed.devices):
         if device.worker and device.worker.endpoint == endpoint:
             own = set(placed.units_of(index))
-            return _rows([part for part in placed.load.parts if part.unit in own or part.device == device.buffer])
+            parts = [part for part in placed.load.parts if part.unit in own or part.device == device.buffer]
+            return _rows(parts, path)
     return []
 
 
-def _rows(parts: Sequence[device_load.Part]) -> list[PrefillTensor]:
+def _rows(parts: Sequence[device_load.Part], path: str) -> list[PrefillTensor]:
     rows: dict[tuple[str, int], list[int] | None] = {}
     for part in parts:
         if part.name and part.bytes > rpc_upload.THRESHOLD:
@@ -80,53 +107,16 @@ def _rows(parts: Sequence[device_load.Part]) -> list[PrefillTensor]:
             if match and layers is not None:
                 layers.append(int(match[1]))
     return [
-        PrefillTensor(name, size, None if layers is None else tuple(layers)) for (name, size), layers in rows.items()
+        PrefillTensor(name, size, None if layers is None else tuple(layers), path)
+        for (name, size), layers in rows.items()
     ]
 
 
-def of_worker(
-    worker: Worker, build: BuildPlan, release: Release, folder: str, rows: Sequence[PrefillTensor]
-) -> CachePrefill | None:
-    """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way."""
-    unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
-    if not worker.cache or not rows or unknown:
-        return None
-    flags, port = release.capabilities.worker_flags, str(worker.staging_port)
-    processor = backends.CPU.device
-    return CachePrefill(
-        tensors=tuple(rows),
-        bytes=_bytes(rows),
-        fork=release.fork,
-        endpoint=f"{LOOPBACK}:{port}",
-        argv=(
-            f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
-            *options.render_worker("address", LOOPBACK, flags),
-            *options.render_worker("worker-port", port, flags),
-            *options.render_worker("worker-device", processor, flags),
-            *options.render_worker("processor", processor, flags),
-            *options.render_worker("tensor-cache", "on", flags),
-        ),
-    )
-
-
-def of_several(seeds: Sequence[tuple[str, CachePrefill | None]]) -> CachePrefill | None:
+def of_several(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
     """What the plan says of filling the cache of a worker that models use in turns.
 
-    :param seeds: of each model its path, which others may have too, and what the plan of it alone says.
+    :param prefills: what the plan of each model alone says.
     """
-    layers: dict[tuple[str, int, str], set[int] | None] = {}
-    known = [(path, seed) for path, seed in seeds if seed]
-    for path, seed in known:
-        for row in seed.tensors:
-            own = layers.setdefault((row.name, row.bytes, path), None if row.layers is None else set())
-            if own is not None:
-                own.update(row.layers or ())
-    rows = [
-        PrefillTensor(name, size, None if own is None else tuple(sorted(own)), path)
-        for (name, size, path), own in layers.items()
-    ]
-    return known[0][1]._replace(tensors=tuple(rows), bytes=_bytes(rows)) if known else None
-
-
-def _bytes(rows: Sequence[PrefillTensor]) -> int:
-    return sum(row.bytes * (1 if row.layers is None else len(row.layers)) for row in rows)
+    known = [prefill for prefill in prefills if prefill]
+    rows = dict.fromkeys(row for prefill in known for row in prefill.tensors)
+    return known[0]._replace(tensors=tuple(rows)) if known else None

@@ -874,9 +874,7 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
         cache=worker.cache,
         cache_mib=worker.cache_mib,
         cache_why=worker.cache_why,
-        seed=cache_prefill.of_worker(
-            worker, build, release, folder, cache_prefill.share(prepared.placed, worker.endpoint)
-        ),
+        prefill=cache_prefill.of_worker(worker, build, release, folder, prepared.placed, prepared.model.path),
         protocol=release.protocol,
         argv=tuple(workers.argv_of(worker, build, release, folder)),
         environment={

@@ -64,9 +64,7 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
                     workers=tuple(
                         worker._replace(
                             used=any(one.hosts[name].workers[index].used for one in whole),
-                            seed=cache_prefill.of_several(
-                                [(one.model.path, one.hosts[name].workers[index].seed) for one in whole]
-                            ),
+                            prefill=cache_prefill.of_several([one.hosts[name].workers[index].prefill for one in whole]),
                         )
                         for index, worker in enumerate(host.workers)
                     )
