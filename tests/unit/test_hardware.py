@@ -198,6 +198,24 @@ def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unus
     assert (found["features_id"] == whole["features_id"]) is not unusable
 
 
+@pytest.mark.parametrize(
+    "operand, unusable",
+    [
+        ('__asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*((const void **)__config)));', True),
+        ("__builtin_ia32_ldtilecfg (__config);", False),
+    ],
+    ids=["GCC 12.2", "GCC 13.3"],
+)
+def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, operand, unusable):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"model name\t: One\nflags\t\t: {AMX}\n")
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/amxtileintrin.h").write_text(operand)
+    monkeypatch.setattr(amx, "work", lambda: True)
+    answers = {"c++": "/usr/lib/amxtileintrin.h\n"}
+    assert ("unusable" in hardware.cpu(tmp_path, lambda argv: answers.get(argv[0], ""))) is unusable
+
+
 @pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
 def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     machine = Machine(name, tmp_path).settle(monkeypatch)

@@ -6,18 +6,25 @@
 llama.cpp asks the kernel for permission (ggml_amx_init) and uses plain vectors where it is refused. Some virtual machines grant it, and the
 first tile instruction ends the program with SIGILL all the same. So another process does here what llama.cpp does: it asks, configures tiles
 in another thread, and multiplies with them after other threads have run.
+
+GCC before 11.5, 12.4 and 13.3 compiles llama.cpp's tiles wrongly: its header says that ldtilecfg reads a pointer's bytes of the configuration, so the
+optimiser drops what is written to the others, and llama-server ends with SIGSEGV (GCC bug 114098).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 ANNOUNCED = {"amx_tile", "amx_int8"}
 """Flags of /proc/cpuinfo of a processor for which llama.cpp is compiled with AMX."""
 SECONDS = 20
+HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
+"""The compiler's header for tiles, and what a wrong one has in it."""
 
 PROGRAM = """
 import ctypes, mmap, struct, sys, threading, time
@@ -60,9 +67,15 @@ def work(program: str = PROGRAM) -> bool:
     return True
 
 
-def unusable(flags: Collection[str]) -> bool:
+def compiled_wrongly(root: Path, ask: commands.Ask) -> bool:
+    """Whether the host's compiler has the wrong header."""
+    header = ask(["c++", f"-print-file-name={HEADER}"]).strip()
+    return WRONG_OPERAND in text_of(root / header.lstrip("/"))
+
+
+def unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:
     """Whether the processor announces AMX and programs cannot use it.
 
     :param flags: what /proc/cpuinfo says of the processor.
     """
-    return set(flags) >= ANNOUNCED and not work()
+    return set(flags) >= ANNOUNCED and (compiled_wrongly(root, ask) or not work())

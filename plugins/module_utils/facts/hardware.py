@@ -140,7 +140,7 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
         board = "" if named else arm_model(text, text_of(root / "proc/device-tree/model"))
         features = flags.group(1) if flags else ""
     used = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
-    unusable = ["amx"] if tiles.unusable(used) else []
+    unusable = ["amx"] if tiles.unusable(used, root, ask) else []
     used = [feature for feature in used if not feature.startswith(tuple(unusable))]
     identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
     facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": identity}
