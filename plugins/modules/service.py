@@ -126,7 +126,7 @@ def main():
         manager = services.manager_of(typed_json.parse(Place, host))
         touched = [*(service.name for service in wanted.run), *module.params["names"]]
         with host_lock.hold(host["prefix"], exclusive=not module.check_mode):
-            read = {entry.name: services.versions(entry.reads) for entry in planned}
+            read = {entry.name: services.digest_of(entry.reads) for entry in planned if entry.reads}
             changes = job.cancel(typed_json.parse(job.Head, host), touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:

@@ -376,59 +376,29 @@ def test_a_definition_that_is_newer_than_what_runs_by_it(running, monkeypatch):
 def test_a_file_that_was_replaced_since_the_service_read_it(running, replace):
     """However old the other file is."""
     key, other = running.installed / "key", running.installed / "other"
-    for path in (other, key):
-        path.write_text("one")
+    for path, text in ((other, "two"), (key, "one")):
+        path.write_text(text)
         os.utime(path, (9, 9))
     (planned,) = running.host.services
     running.change(services=(planned._replace(reads=(str(key), "/not/there")),))
     change = state.managers.Change("llamacpp-worker-x", "stopped", "running", "", "")
-    read = {planned.name: state.managers.versions([key, "/not/there"])}
+    read = {planned.name: state.managers.digest_of([str(key), "/not/there"])}
     state.managers.record_reads(str(running.installed), read, [change])
     assert running.drift().redefined == ()
     replace(key, other)
     assert running.drift().redefined == (planned.name,)
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="when a process started is known on Linux alone")
-def test_a_service_that_started_by_itself_has_read_what_was_there(tmp_path, monkeypatch):
-    key, planned = tmp_path / "key", service("x", 1, name="x", reads=(str(tmp_path / "key"),))
-    key.write_text("one")
-    started = state.managers.Change("x", "stopped", "running", "", "")
-    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions([key])}, [started])
-    before, _written = time.time() - 60, key.write_text("another")
-    assert not state.managers.has_read(str(tmp_path), planned, before), "the process of the run"
-    assert not state.managers.has_read(str(tmp_path), planned, None)
-    assert state.managers.has_read(str(tmp_path), planned, time.time() + 1)
-    key.unlink()
-    assert not state.managers.has_read(str(tmp_path), planned, time.time() + 1)
+def test_a_model_counts_as_replaced_by_its_size_or_time(tmp_path, monkeypatch):
+    model = tmp_path / "m.gguf"
+    model.write_text("one")
+    small = state.managers.digest_of([str(model)])
+    os.utime(model, (9, 9))
+    assert state.managers.digest_of([str(model)]) == small
     monkeypatch.setattr(state.managers, "SMALL_BYTES", 1)
-    key.write_text("model")
-    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions([key])}, [started])
-    os.link(key, tmp_path / "backup")
-    assert state.managers.has_read(str(tmp_path), planned, before)
-
-
-@pytest.mark.parametrize("switch", ["rename", "link"])
-def test_a_folder_that_was_switched_after_a_service_started_by_itself(tmp_path, switch):
-    """The file in its place is older than the process, which read the other one: a revoked key would go on serving."""
-    for name in ("v1", "v2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "key").write_text(name)
-    folder = tmp_path / ("v1" if switch == "rename" else "cur")
-    if switch == "link":
-        folder.symlink_to("v1")
-    planned = service("x", 1, name="x", reads=(f"{folder}/key",))
-    started = state.managers.Change("x", "stopped", "running", "", "")
-    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions(planned.reads)}, [started])
-    by_itself = time.time() + 1
-    assert state.managers.has_read(str(tmp_path), planned, by_itself)
-    if switch == "rename":
-        folder.rename(tmp_path / "old")
-        (tmp_path / "v2").rename(folder)
-    else:
-        folder.unlink()
-        folder.symlink_to("v2")
-    assert not state.managers.has_read(str(tmp_path), planned, by_itself)
+    large = state.managers.digest_of([str(model)])
+    os.utime(model, (8, 8))
+    assert state.managers.digest_of([str(model)]) != large
 
 
 def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(running, monkeypatch):

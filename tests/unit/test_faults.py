@@ -312,7 +312,6 @@ MODULES = {
     "link_throughput": ("throughput.measure", {"address": "192.0.2.1"}),
     "model_info": ("local_models.report", {}),
     "model": ("model_files.pending", {"files": [], "folder": "/p"}),
-    "read_ahead": ("services.read_ahead", {"services": []}),
     "release": ("manifest.installed", {"release": RELEASE, "build": BUILD, "prefix": "/p", "cache": "/c"}),
     "release_prune": ("state.unneeded_releases", {"host": EMPTY}),
     "rpc_info": ("rpc.probe", {"address": "192.0.2.1", "port": 50052}),

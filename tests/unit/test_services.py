@@ -1,16 +1,13 @@
 """Services by each service manager. The managers' own programs are stood in for by those in fixtures/service_managers, which keep a state,
 and write down their calls and what they start and stop."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
-    files,
     service_managers,
     typed_json,
 )
@@ -344,7 +341,7 @@ def test_the_module_shows_definitions_and_states(machine, call):
         assert definition["after_header"] == str(machine.manager.path(WORKER))
         assert (states["before"], states["after"]) == (f"{WORKER}: stopped\n", f"{WORKER}: running\n")
     recorded = services.reads_at_start(machine.host["prefix"])
-    assert recorded[WORKER]["files"] == services.versions([read])
+    assert recorded == {WORKER: services.digest_of([str(read)])}
     read.write_text("another")
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, [])
@@ -391,35 +388,3 @@ def test_a_restart_enables_nothing_again_and_asks_nothing_twice(tmp_path, monkey
     machine.apply(defined(WORKER, "another"))
     calls = [line.split()[1] for line in machine.lines("calls")]
     assert calls == ["show", "stop", "daemon-reload", "start"]
-
-
-def test_what_starts_next_is_read_into_memory(tmp_path, monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        files.os, "posix_fadvise", lambda handle, *_rest: read.append(os.readlink(f"/proc/self/fd/{handle}"))
-    )
-    for name in ("bin/llama-server", "bin/libggml.so", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "keys"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x" * 10)
-    os.mkfifo(tmp_path / "bin/pipe")
-    reads = tuple(
-        f"{tmp_path}/{name}" for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "missing", "keys")
-    )
-    planned = service_plan([f"{tmp_path}/bin/llama-server"], "127.0.0.1:1", reads=reads)
-    whole = ["bin/libggml.so", "bin/llama-server", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "keys"]
-    for room, count in ((1000, 5), (29, 2), (9, 0)):
-        monkeypatch.setattr(files, "free_bytes", lambda room=room: room)
-        services.read_ahead([planned])
-        assert read == [f"{tmp_path}/{name}" for name in whole[:count]]
-        read.clear()
-
-
-def test_what_is_free_is_less_than_all_memory(monkeypatch):
-    assert 0 < files.free_bytes() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(files.os, "sysconf", mock.Mock(side_effect=ValueError))
-    assert files.free_bytes() == 0
-
-
-def test_a_system_without_that_call_reads_nothing_ahead(tmp_path, monkeypatch):
-    monkeypatch.delattr(files.os, "posix_fadvise")
-    files.read_ahead([tmp_path], 1)

@@ -126,7 +126,6 @@ CHANGE = [
     "Write the files of the plan",
     "Let programs that replace those of a cluster that serves prove themselves beside it",
     "Record the plan on each host",
-    "Read into memory what starts next",
     "Stop a head that is retired, before its workers change",
     "Stop the head before its model or its workers change",
     *START,

@@ -10,7 +10,6 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -40,34 +39,6 @@ def sha256_of(stream: IO[bytes]) -> str:
     while part := stream.read(1 << 20):
         digest.update(part)
     return digest.hexdigest()
-
-
-def free_bytes() -> int:
-    """Memory that nothing uses, not even as a cache; 0 where that is not known."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 0
-
-
-def read_ahead(paths: Iterable[Path], room: int) -> None:
-    """Asks the kernel to read files into its page cache, in this order, until one has more bytes than there is room for. One that cannot be
-    read is left out: whoever needs it says so."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    for path in paths:
-        with suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            try:
-                status = os.fstat(handle)
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                room -= status.st_size
-                if room < 0:
-                    return
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(handle)
 
 
 def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:

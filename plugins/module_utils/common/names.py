@@ -71,7 +71,7 @@ SERVING = "serving.json"
 VERIFIED = "verified.json"
 """File below the prefix of the head with the result of the last verification."""
 READ = "read.json"
-"""File below the prefix of each host that says which versions of files its services read when a run started them."""
+"""File below the prefix of each host: service → digest of the files that it read when a run started it last."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", "wireguard")

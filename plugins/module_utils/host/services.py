@@ -9,6 +9,7 @@ Whatever is asked for, the head stops before workers, and workers start before t
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import pwd
@@ -16,9 +17,8 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -33,6 +33,7 @@ COMMAND_SECONDS = 120
 LOG_LINES = 10
 READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
+"""Larger files that a service reads are compared by size and time."""
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. What failed does not run, and the manager has to stop it before it starts again."""
 
@@ -423,83 +424,51 @@ def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str
     return f"{error}{said}"
 
 
-def read_ahead(services: Iterable[ServicePlan]) -> None:
-    """Has the kernel read what these planned services are going to read, as far as memory is free: the next start finds it there."""
-    paths: list[Path] = []
-    for service in services:
-        paths += sorted(Path(service.process[0]).parent.glob("*"))
-        paths += map(Path, service.reads)
-    files.read_ahead(paths, files.free_bytes())
+def digest_of(paths: Iterable[str]) -> str:
+    """Of what services read at their start: content, and of a large file, a model, size and time.
 
-
-def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
-    """Path → inode, bytes, and when its content and its inode were changed, in nanoseconds: another file has others, whatever time it was given.
-    None where there is none. Of a large file, a model, the last one is left out: a hard link of a backup changes it too.
-
-    :raises Refusal: its disk does not answer.
+    :raises Refusal: a disk does not answer.
     """
-    found: dict[str, list[int] | None] = dict.fromkeys(map(str, paths))
-    for path in found:
-        with suppress(OSError):
-            status = from_disk(path, functools.partial(os.stat, path))
-            changed = status.st_ctime_ns if status.st_size <= SMALL_BYTES else 0
-            found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, changed]
-    return found
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
+    return whole.hexdigest()
 
 
-def has_read(prefix: str, service: ServicePlan, started: float | None) -> bool:
-    """Whether a running service has read the files that are there now. Of one that a run started this is noted. One that started
-    after that, by itself or by an operator's hand, has read what was changed in place before.
-
-    :param started: when its process did, in seconds since 1970; None where that is not known.
-    """
-    noted = reads_at_start(prefix).get(service.name)
-    noted = noted if isinstance(noted, dict) else {}
-    files, since = noted.get("files"), noted.get("time")
-    now = versions(service.reads)
-    if not isinstance(files, dict) or not isinstance(since, (int, float)):
-        return False
-    later = started is not None and started > since
-    return all(
-        files.get(path) == seen
-        or (later and _is_same_inode(files.get(path), seen) and _is_older(path, cast(float, started)))
-        for path, seen in now.items()
-    )
-
-
-def _is_same_inode(noted: Any, now: list[int] | None) -> bool:
-    """Another one may have come since with a folder that was renamed, which changes neither the file nor a link to it."""
-    return isinstance(noted, list) and now is not None and noted[:1] == now[:1]
-
-
-def _is_older(path: str, started: float) -> bool:
-    """Whether neither a file nor a link that leads to it was changed since."""
+def _state_of(path: Path) -> str:
     try:
-        return max(os.stat(path).st_ctime, os.lstat(path).st_ctime) < started
+        status = path.stat()
+        large = status.st_size > SMALL_BYTES
+        return f"{path} {status.st_size} {status.st_mtime_ns if large else files.sha256(path)}\n"
     except OSError:
-        return False
+        return f"{path} is missing\n"
+
+
+def has_read(prefix: str, service: ServicePlan) -> bool:
+    """Whether a running service has read the files that are there now, as the run noted that started it."""
+    return reads_at_start(prefix).get(service.name) == digest_of(service.reads)
 
 
 def reads_at_start(prefix: str) -> dict[str, Any]:
-    """Service → when a run started it last (``time``), and the versions of the files that it read then (``files``)."""
+    """Service → digest of the files that it read when a run started it last."""
     try:
         return read_object(Path(prefix, names.READ), READ_BYTES)
     except (OSError, ValueError):
         return {}
 
 
-def record_reads(prefix: str, read: Mapping[str, Mapping[str, Any]], changes: Iterable[Change]) -> None:
+def record_reads(prefix: str, read: Mapping[str, str], changes: Iterable[Change]) -> None:
     """Notes what services read that were started.
 
-    :param read: service → versions of its files, from before: one that changed meanwhile restarts it once more.
+    :param read: service → digest of its files, from before: one that changed meanwhile restarts it once more.
     :raises OSError: names the file.
     """
     started = {
         change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before
     }
-    new = {name: {"time": time.time(), "files": read[name]} for name in started if read.get(name)}
+    new = {name: digest for name, digest in read.items() if name in started}
     if new:
-        replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o644)
+        replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o600)
 
 
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
