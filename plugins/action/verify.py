@@ -74,13 +74,10 @@ class ActionModule(Action):
         return result
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
-        """Waits for the server and asks it one real question; of several models those that are kept, else the first."""
-        each = subject.each()
-        for one in [one for one in each if one.asked and one.asked.keep] or each[:1]:
-            wrong = judge.gate(one, self._collect(one, one.head.start_timeout))
-            if wrong:
-                return {"failed": True, "msg": wrong}
-        return {"changed": False}
+        """Waits for the server and asks it one real question; of several models the first."""
+        first = subject.each()[0]
+        wrong = judge.gate(first, self._collect(first, first.head.start_timeout))
+        return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
         """The result; None where the head is on a fallback, and there is time left to wait for its return.

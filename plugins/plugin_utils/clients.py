@@ -206,11 +206,12 @@ def files_of(plan: Plan, url: str) -> dict[str, str]:
         "head": plan.head,
         "url": url,
         "models": models,
-        "turns": plan_text.taking_turns(plan) if len(models) > 1 else "",
+        "turns": plan_text.TAKING_TURNS if len(models) > 1 else "",
         "key": KEY,
         "clients": CLIENTS,
-        "chats": not plan.head.engine
-        and not any(build.cmake_options.get("LLAMA_BUILD_UI") == "OFF" for build in plan.hosts[plan.head.host].builds),
+        "chats": not any(
+            build.cmake_options.get("LLAMA_BUILD_UI") == "OFF" for build in plan.hosts[plan.head.host].builds
+        ),
         "local": names.is_loopback(urlsplit(url).hostname or ""),
     }
     written = {name: writer(url, models) for client in CLIENTS for name, writer in client.files.items()}

@@ -1,4 +1,4 @@
-"""Seconds of a change of models that take turns, from the question to its first word, beside a start of the same command line without router or llama-swap.
+"""Seconds of a change of models that take turns, from the question to its first word, beside a start of the same command line without the router.
 
 Run it as root on the head of a cluster with two or more known-answer models in ``llama_models`` and all workers on that host. Both are taken in turns. Where
 others compete for the processors, put this program and the services into one control group of ``cpu`` first: Linux gives a session of its own (autogroup)
@@ -44,8 +44,7 @@ def asked_s(url: str, name: str) -> float:
 
 def unload(plan: dict[str, Any], url: str, name: str) -> None:
     """Returns when no worker has a client."""
-    path = f"api/models/unload/{name}" if "engine" in plan["head"] else "models/unload"
-    posted(f"{url}/{path}", {"model": name})
+    posted(f"{url}/models/unload", {"model": name})
     ports = [entry["endpoint"].rsplit(":", 1)[1] for model in plan["head"]["models"] for entry in model["placement"]]
     held = " or ".join(f"sport = :{port}" for port in sorted(set(ports)))
     while subprocess.run(
@@ -79,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     plan = json.load(options.plan)
-    url, models = f"http://127.0.0.1:{plan['head']['port']}", [m for m in plan["head"]["models"] if not m.get("keep")]
+    url, models = f"http://127.0.0.1:{plan['head']['port']}", plan["head"]["models"]
     changes: dict[str, list[float]] = {model["name"]: [] for model in models}
     bare: dict[str, list[float]] = {model["name"]: [] for model in models}
     for _round in range(options.rounds):

@@ -12,7 +12,6 @@ from ansible_collections.llamacpp.cluster.plugins.action import clients as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import clients
 from conftest import refused, typed
-from test_kept import KEPT
 from test_report import EVIL, Tags
 from test_several import DEEP, SMALL, several
 
@@ -94,8 +93,6 @@ def test_of_several_models_each_has_the_name_by_which_the_router_knows_it(pair):
     plan = typed(several(pair, SMALL, DEEP).plan())
     assert clients.models_of(plan) == (clients.Served("small", 4096), clients.Served("deep", 256))
     assert "They take turns" in clients.files_of(plan, "")[clients.PAGE]
-    kept = typed(several(pair, *KEPT).plan())
-    assert "All are loaded at the same time" in clients.files_of(kept, "")[clients.PAGE]
 
 
 def test_the_page_says_where_the_chat_is_where_a_key_is_and_what_a_private_authority_takes(plan, local):

@@ -150,23 +150,6 @@ def test_a_router_is_asked_for_its_models(place, server):
     assert read(place, head._replace(models=(one, four._replace(argv=[]))))["head"]["metrics"] is None
 
 
-def test_llama_swap_is_asked_which_of_its_models_it_loads(place, server):
-    listed = [{"id": name, "status": {"value": "loaded"}} for name in ("one", "two")]
-    running = [{"model": "one", "state": "starting"}, {"model": "two", "state": "ready"}]
-    own = dict.fromkeys(ServedModel._fields)
-    models = tuple(ServedModel(**{**own, "name": name, "argv": ["--metrics"]}) for name in ("one", "two"))
-    head = head_of(server.server_port, argv=["x"], models=models, engine="llama-swap")
-    server.texts["/models"] = json.dumps({"data": listed})
-    server.texts["/running"] = json.dumps({"running": running})
-    server.texts["/upstream/two/metrics"] = METRICS
-    found = read(place, head)["head"]
-    assert [tuple(model.values()) for model in found["models"]] == [("one", "loading"), ("two", "loaded")]
-    assert found["metrics"]["generated_tokens"] == 3469
-    for odd in ("", "[]", '{"running": [{"model": "one"}]}', '{"running": 1}'):
-        server.texts["/running"] = odd
-        assert [model["state"] for model in read(place, head)["head"]["models"]] == ["loaded", "loaded"]
-
-
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):
     (tmp_path / "keys").write_text("secret\n")
     keyed = head_of(server.server_port, argv=["--metrics"], api_key_file=str(tmp_path / "keys"))

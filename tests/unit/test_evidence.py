@@ -134,20 +134,6 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     assert collect(models=(two,), wake=False).server.completion is None
 
 
-def test_a_model_of_llama_swap_is_loaded_by_its_path_and_has_handshakes_of_its_own(collect, server, folder, local):
-    (one,) = several(typed(local.plan()), "a/b").head.models
-    for name, endpoint in (("a%2Fb", "127.0.0.1:2"), ("other", "127.0.0.1:3"), ("ended", "127.0.0.1:4")):
-        (folder / name).mkdir()
-        runtime.write_handshakes(folder / name, {endpoint: Handshake("ok", "", "7.0.0", ())})
-    path = folder / "ended" / runtime.HANDSHAKES
-    path.write_text(json.dumps({**json.loads(path.read_text()), "process": 1}))
-    found = collect(models=(one,), engine="llama-swap")
-    assert server.looked[-1] == "/upstream/a%2Fb/props"
-    assert server.asked[-1][1]["model"] == "a/b"
-    states = {endpoint: answer.state for endpoint, answer in found.handshakes.workers.items()}
-    assert states == {"127.0.0.1:1": "refused", "127.0.0.1:2": "ok", "127.0.0.1:3": "ok"}
-
-
 def test_a_server_that_loads_or_is_not_there(collect, server):
     server.health = 503
     assert collect(0.2).health == (False, "the model is loading")

@@ -4,10 +4,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 import urllib.error
 
 import pytest
@@ -171,90 +168,3 @@ def test_no_model_outlives_the_router(cluster, models, number, status):
 
 def test_the_number_of_a_process_that_has_become_another_ones_is_left_alone():
     llama_server._kill(os.getpid(), ["llama-server"])
-
-
-def test_a_kept_model_is_loaded_again_when_its_worker_is_back(cluster):
-    worker, endpoint = a_worker()
-    launcher = cluster.router({"one": ["answers", endpoint]}, [endpoint], ["--keep"])
-    until(lambda: cluster.is_now("asleep"))
-    (router,) = children(launcher)
-    assert cluster.ask(model="one") == b"the answer"
-    until(lambda: cluster.is_now("serving"))
-    (first,) = progress.children_of(router)
-    worker.listener.close()
-    os.kill(first, signal.SIGKILL)
-    until(lambda: cluster.is_now("asleep"))
-    time.sleep(1)
-    assert not progress.children_of(router)
-    a_worker(port=worker.port)
-    lines_until(launcher, "model one is loaded again")
-    until(lambda: cluster.is_now("serving"))
-
-
-def test_a_launcher_that_llama_swap_starts_gives_up_a_worker_that_is_away(cluster):
-    launcher = cluster.head("answers", [f"127.0.0.1:{launched.free_port()}"], extra=["--patience", 1])
-    assert "stays away: nothing is started" in lines_until(launcher, "stays away")[-1]
-    assert launcher.wait(50) == 1
-
-
-def test_a_launcher_of_a_kept_model_starts_it_again(cluster):
-    _worker, endpoint = a_worker()
-    launcher = cluster.head("answers", [endpoint], extra=["--patience", 20, "--again"])
-    until(lambda: cluster.is_now("serving"))
-    (first,) = children(launcher)
-    os.kill(first, signal.SIGKILL)
-    lines_until(launcher, "it is started again")
-    until(lambda: cluster.is_now("serving") and children(launcher) not in ([], [first]))
-    assert cluster.ask() == b"the answer"
-    assert launcher.poll() is None
-
-
-def test_a_model_behind_llama_swap_is_seen_and_left_to_its_own_launcher(cluster, tmp_path):
-    _worker, endpoint = a_worker(pause=0.3)
-    described, exported = tmp_path / "metrics.json", tmp_path / "swap.prom"
-    told = {"folder": str(tmp_path), "cluster": "c", "host": "h", "plan": "p", "kind": "head", "release": "r"}
-    told |= {"planned": {"one": {}, "two": {}}, "workers": {endpoint: ["w", "cpu"]}}
-    described.write_text(json.dumps({"services": {"swap": told}}))
-    launcher = cluster.swap("one", "loads slowly", endpoint, ["--metrics", described, "swap"])
-    until(lambda: cluster.is_now("loading") and (cluster.record()["load"] or {}).get("sent"))
-    until(lambda: cluster.is_now("serving"))
-    labels = 'cluster="c",host="h",model='
-    shown = {
-        f'llamacpp_cluster_model_loaded{{{labels}"one"}} 1',
-        f'llamacpp_cluster_model_loaded{{{labels}"two"}} 0',
-        f'llamacpp_cluster_requests_processing{{{labels}"one"}} 2',
-        'llamacpp_cluster_worker_connected{cluster="c",host="w",worker="cpu"} 1',
-    }
-    until(lambda: shown <= {*exported.read_text().splitlines()})
-    (swap,) = children(launcher)
-    (own,) = progress.children_of(swap)
-    (model,) = progress.children_of(own)
-    os.kill(model, signal.SIGSTOP)
-    said = lines_until(launcher, "llama-server is started again")
-    assert not [line for line in said if "model one is ended" in line]
-    until(lambda: f'llamacpp_cluster_model_loaded{{{labels}"one"}} 0' in exported.read_text())
-    assert cluster.record()["restarts"] == 0
-
-
-def test_a_launcher_ends_with_the_program_that_started_it(cluster, tmp_path):
-    _worker, endpoint = a_worker()
-    own = ["--url", f"http://127.0.0.1:{cluster.port}", "--state", str(cluster.state), "--worker", endpoint]
-    argv = [
-        sys.executable,
-        str(tmp_path / "hasty.py"),
-        "head",
-        *own,
-        "--patience",
-        "20",
-        "--",
-        *cluster.argv("answers", [endpoint]),
-    ]
-    starts = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    parent = subprocess.Popen([sys.executable, "-c", starts, *argv], stdout=subprocess.PIPE, text=True, env=environment)
-    launcher = int(parent.stdout.readline())
-    until(lambda: cluster.is_now("serving"))
-    (child,) = progress.children_of(launcher)
-    parent.kill()
-    parent.wait()
-    until(lambda: not progress.argv_of(launcher) and not progress.argv_of(child))

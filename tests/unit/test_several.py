@@ -318,12 +318,7 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
         ([SMALL, {**SMALL, "name": "other"}], {"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
         ([SMALL, {"name": "none"}], {}, "none in llama_models: no model is given: set one of path, huggingface"),
         ([SMALL, {**DEEP, "context": -1}], {}, "deep in llama_models: context is -1"),
-        ([SMALL], {"llama_release": FORK}, "llama_models needs llama.cpp from build 11063 on"),
-        (
-            [SMALL],
-            {"llama_release": {**TREE, "build": 10458}},
-            "changes of models were tried, and llama_release is archive-bbbbbbbb: use a newer one",
-        ),
+        ([SMALL], {"llama_release": FORK}, "llama_models needs the router of llama.cpp itself"),
         (
             [SMALL],
             {"llama_server_extra_args": ["--models-dir", "/srv"]},

@@ -9,9 +9,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import KeyProbe
 from conftest import typed
 from support.verification import checks, healthy, judged, reports
-from test_kept import KEPT
-from test_several import several
-from test_swap import swapping
 
 END = "127.128.2.11:50052"
 """On the head, of the tunnel to worker1."""
@@ -195,36 +192,6 @@ def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
     assert launcher == f"/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py client {ends} -- program job"
     encrypted.hosts["worker1"]["variables"]["llama_transport"] = "plain"
     assert services.behind_tunnels(typed(encrypted.plan()), ["program"]) == ("program",)
-
-
-def test_each_worker_of_a_kept_model_has_its_tunnel(encrypted):
-    plan = several(encrypted, *KEPT).accepted()
-    host = plan["hosts"]["worker1"]
-    assert [(worker["endpoint"], worker["listens"], worker["tunnel"]) for worker in host["workers"]] == [
-        ("127.128.2.11:50052", "127.0.0.1:50052", "192.0.2.11:50052"),
-        ("127.128.2.11:50252", "127.0.0.1:50252", "192.0.2.11:50252"),
-    ]
-    first, second = host["services"]
-    assert "192.0.2.11:50052=127.0.0.1:50052" in first["argv"]
-    assert "192.0.2.11:50252=127.0.0.1:50252" in second["argv"]
-    assert {rule["port"] for rule in host["firewall"]} == {50052, 50152, 50252, 50352}
-    assert tunnels_of(plan["head"]["launcher"]) == ENDS
-    _small, deep = plan["head"]["models"]
-    assert deep["argv"][deep["argv"].index("--rpc") + 1] == "127.128.2.11:50252,192.0.2.12:50252"
-
-
-def test_llama_swap_s_service_keeps_the_tunnels_of_its_models(encrypted):
-    encrypted.hosts["head"]["variables"]["llama_metrics"] = "textfile"
-    plan = swapping(encrypted, *KEPT)
-    assert not plan["refused"], plan["reasons"]
-    launcher = plan["head"]["launcher"]
-    assert tunnels_of(launcher) == ENDS
-    assert "--metrics" in launcher
-    for model in plan["head"]["models"]:
-        own = model["command"][: model["command"].index("--")]
-        assert tunnels_of(own) == ENDS
-        assert not {"--tunnel-keys", "--metrics"} & {*own}
-        assert sum(endpoint in own for endpoint in ("127.128.2.11:50052", "127.128.2.11:50252")) == 1
 
 
 def test_the_head_s_own_workers_need_no_stunnel(local):

@@ -535,20 +535,6 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
     assert verify(typed_json.dump(plan), healthy(plan), gate=True) == {"changed": False}
 
 
-def test_the_gate_waits_for_each_kept_model(plan):
-    plan, asked = several(plan, "one", "two", "three"), []
-    first, *others = plan.head.models
-    plan = plan._replace(head=plan.head._replace(models=(first, *(one._replace(keep=True) for one in others))))
-
-    def note(arguments):
-        asked.append(arguments["plan"]["head"]["models"][0]["name"])
-
-    assert verify(typed_json.dump(plan), healthy(plan), healthy(plan), gate=True, asked=note) == {"changed": False}
-    assert asked == ["two", "three"]
-    wrong = healthy(plan, RIGHT._replace(text="wrong"))
-    assert verify(typed_json.dump(plan), healthy(plan), wrong, gate=True)["failed"]
-
-
 def test_handshakes_that_launchers_of_other_models_recorded_count(plan):
     plan = several(plan, "one", "two")
     whole = healthy(plan)

@@ -1,4 +1,4 @@
-"""Models that take turns, or of which one is kept: what clients get during changes and faults, and what is left behind."""
+"""Models that take turns: what clients get during changes and faults, and what is left behind."""
 
 import json
 import os
@@ -25,9 +25,7 @@ CHANGES, CLIENTS, LONGEST = 100, 4, 240
 ONLY = os.environ.get("LLAMA_TEST_FAULTS", "").split()
 LEFT_MIB = 32
 """What a worker's process may have grown by after all changes, as its allocator keeps it."""
-SWAPS = "engine" in PLAN["head"]
-KEPT = [name for name, model in MODELS.items() if model.get("keep")]
-STARTS = "load_model: initializing, n_slots" if SWAPS else "spawning server instance with name="
+STARTS = "spawning server instance with name="
 BARE_PORT = 18090
 
 
@@ -80,8 +78,8 @@ def ask(model, seconds=120, url=URL, **more):
 class Clients:
     """Ask for models in random order, all at the same time, until they are closed."""
 
-    def __init__(self, number=CLIENTS, models=tuple(MODELS)):
-        self.all, self.closing, self.models = [], threading.Event(), models
+    def __init__(self, number=CLIENTS):
+        self.all, self.closing = [], threading.Event()
         self.threads = [threading.Thread(target=self._run, args=(random.Random(SEED + one),)) for one in range(number)]
 
     def __enter__(self):
@@ -97,7 +95,7 @@ class Clients:
     def _run(self, chance):
         while not self.closing.wait(chance.random() / 5):
             more = chance.choice([{}, {"max_tokens": 8}])
-            self.all.append(ask(chance.choice(self.models), **more))
+            self.all.append(ask(chance.choice(tuple(MODELS)), **more))
 
     @property
     def wrong(self):
@@ -140,8 +138,7 @@ def changes(since):
 def unload_all():
     for name in MODELS:
         body = shlex.quote(json.dumps({"model": name}))
-        path = f"api/models/unload/{name}" if SWAPS else "models/unload"
-        inside(HEAD, f"curl --silent --data {body} {URL}/{path}")
+        inside(HEAD, f"curl --silent --data {body} {URL}/models/unload")
     until(lambda: not any(clients_of(name) for name in WORKERS), 30, "workers without a client")
 
 
@@ -159,10 +156,6 @@ def memory(name):
     return {process: int(kib) // 1024 for process, kib in zip(processes, resident, strict=True)}
 
 
-def processes_of(name):
-    return inside(HEAD, f"pgrep --full '^[^ ]*/bin/llama-server .*--alias {name}( |$)'", check=False)
-
-
 def test_a_hundred_changes_with_questions_in_flight(measured):
     for name in MODELS:
         assert ask(name).right
@@ -171,12 +164,9 @@ def test_a_hundred_changes_with_questions_in_flight(measured):
         {name: memory(name) for name in WORKERS},
         inside(HEAD, f"systemctl show --property=MainPID {SERVER}"),
     )
-    assert all(ask(name).right for name in KEPT)
-    kept = {name: processes_of(name) for name in KEPT}
     began = time.time()
     with Clients() as clients:
         until(lambda: changes(began) >= CHANGES, 1800, f"{CHANGES} changes", pause=5)
-    assert {name: processes_of(name) for name in KEPT} == kept
     measured["changes"] = changes(began)
     measured["asked"] = len(clients.all)
     measured["wrong_answers"] = len(clients.wrong)
@@ -196,14 +186,13 @@ def test_a_change_beside_a_bare_start(measured):
     head = PLAN["head"]
     account = PLAN["hosts"][HEAD]["account"]
     environment = [f"--setenv={name}={value}" for name, value in head["environment"].items()]
-    turns = [name for name in MODELS if name not in KEPT]
-    changed, bare = {name: [] for name in turns}, {name: [] for name in turns}
+    changed, bare = {name: [] for name in MODELS}, {name: [] for name in MODELS}
     for _round in range(5):
-        for name in turns:
+        for name in MODELS:
             asked = ask(name)
             assert asked.right, asked
             changed[name].append(asked.seconds)
-    for name in turns:
+    for name in MODELS:
         for _round in range(5):
             unload_all()
             argv = [*MODELS[name]["argv"], "--host", "127.0.0.1", "--port", str(BARE_PORT), "--alias", name]
@@ -219,27 +208,8 @@ def test_a_change_beside_a_bare_start(measured):
     measured["change_s"] = {name: round(statistics.median(found), 2) for name, found in changed.items()}
     measured["bare_start_s"] = {name: round(statistics.median(found), 2) for name, found in bare.items()}
     measured["change_to_bare_start"] = {
-        name: round(measured["change_s"][name] / measured["bare_start_s"][name], 2) for name in turns
+        name: round(measured["change_s"][name] / measured["bare_start_s"][name], 2) for name in MODELS
     }
-
-
-@pytest.mark.parametrize("signal", ["KILL", "STOP"])
-@pytest.mark.skipif(not KEPT, reason="no model is kept")
-def test_a_kept_model_does_not_notice_a_lost_worker_of_others(signal):
-    (other, *_others) = [name for name in MODELS if name not in KEPT]
-    assert all(ask(name).right for name in (*KEPT, other))
-    (entry, *_entries) = MODELS[other]["placement"]
-    assert entry["endpoint"] not in {own["endpoint"] for name in KEPT for own in MODELS[name]["placement"]}
-    kept, lost = [processes_of(name) for name in KEPT], processes_of(other)
-    with Clients(2, KEPT) as clients:
-        port = entry["endpoint"].split(":")[1]
-        inside(entry["host"], f"pkill -{signal} --full '^[^ ]*/bin/{faults.WORKER_PROGRAM} .*-p {port}( |$)'")
-        until(lambda: processes_of(other) != lost, LONGEST, f"an end of {other}")
-        until(lambda: ask(other).right, LONGEST, f"an answer of {other}")
-        enough = len(clients.all) + 4
-        until(lambda: len(clients.all) >= enough, LONGEST, "further answers")
-    assert all(asked.right for asked in clients.all), [asked for asked in clients.all if not asked.right]
-    assert [processes_of(name) for name in KEPT] == kept
 
 
 def model_killed(_name):
@@ -250,11 +220,7 @@ def model_hung(_name):
     inside(HEAD, "pkill -STOP --full '^[^ ]*/bin/llama-server .*--alias '")
 
 
-def launchers_of_models_killed(_name):
-    inside(HEAD, "pkill -KILL --full '^[^ ]*python[^ ]* .* --alias '")
-
-
-OF_MODELS = [model_killed, model_hung, *([launchers_of_models_killed] if SWAPS else [])]
+OF_MODELS = [model_killed, model_hung]
 
 
 def test_every_fault_heals_by_itself(measured):
@@ -290,7 +256,7 @@ def test_every_fault_heals_by_itself(measured):
 
 
 def test_status_lists_the_models(measured):
-    assert all(ask(name).right for name in (*KEPT, "large"))
+    assert ask("large").right
     status = WORK / "status.json"
     subprocess.run(
         [
@@ -303,4 +269,4 @@ def test_status_lists_the_models(measured):
         check=False,
     )
     found = {model["name"]: model["state"] for model in json.loads(status.read_text())["cluster"]["models"]}
-    assert found == {name: "loaded" if name in (*KEPT, "large") else "unloaded" for name in MODELS}
+    assert found == {name: "loaded" if name == "large" else "unloaded" for name in MODELS}

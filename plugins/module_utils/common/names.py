@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -62,10 +61,6 @@ PRESETS = "models.ini"
 """File below the prefix of the head with the command lines of models that take turns."""
 METRICS = "metrics.json"
 """Files below the prefix of each host whose launchers write metrics: what they get to know for it, and who may write where these go."""
-SWAP, SWAP_PROGRAMS = "swap.yaml", "llama-swap"
-"""File below the prefix of the head with the configuration of llama-swap, and the folder with its program."""
-KEY_VARIABLES = tuple(f"LLAMACPP_KEY_{number}" for number in range(1, 33))
-"""In which the launcher gives it API keys."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
 VERIFIED = "verified.json"
@@ -112,8 +107,6 @@ INSTALLED = (
     FALLBACKS,
     PRESETS,
     METRICS,
-    SWAP,
-    SWAP_PROGRAMS,
     PLANS,
     KEYS,
     BENCHMARKS,
@@ -229,14 +222,6 @@ def of(cluster: str) -> Names:
         f"llama_cluster_group is {validation.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
         f"lower-case letters, digits and _ that does not begin with a digit, of at most {LONGEST_CLUSTER} characters, and none of {', '.join(RESERVED)}"
     )
-
-
-def folder_of_model(state: str, name: str) -> str:
-    """Where a launcher keeps what belongs to a model of several.
-
-    :param state: its folder.
-    """
-    return f"{state}/{quote(name, safe='')}"
 
 
 def cluster_of_folder(name: str) -> str | None:

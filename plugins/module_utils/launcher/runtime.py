@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import os
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -71,8 +68,7 @@ FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
-LOADS_EVERY = 60.0
-"""So often a router is asked to load a kept model again."""
+"""So often workers that are away are asked whether they are back."""
 ASLEEP_EVERY = 30.0
 """So often the workers of a llama-server that sleeps are asked."""
 Answers = Mapping[str, rpc.Handshake]
@@ -176,14 +172,6 @@ class Settings(NamedTuple):
     silence: float = server.SILENCE_SECONDS
     router: bool = False
     """Whether the program is to start others, one for each model."""
-    keys: Path | None = None
-    """Of server.key_variables."""
-    again: bool = False
-    """Whether llama-server is started again here, where no service manager does that."""
-    patience: float = math.inf
-    """Seconds for which the workers of the first start are waited for."""
-    keep: bool = False
-    """Whether each of several models is always loaded."""
 
 
 DEFAULTS = Settings()
@@ -225,9 +213,6 @@ class Start:
         self.timeout = timeout
         self.pause = pause
         self.settings = settings
-        self.patience = settings.patience
-        self.loaded: dict[str, float] = {}
-        """Kept model → when the router was asked to load it."""
         self.record = serving.Record(state, journal.write_state, journal.say)
         self.exports = exports
         self.back = progress.Lasting()
@@ -267,12 +252,11 @@ class Start:
             self._set(serving.WAITING)
             time.sleep(self.pause)
 
-    def choose(self) -> Chosen | None:
-        """The full plan when all of its workers shook hands, a fallback when one of them stays away; None where they are not waited for any longer. A
-        router whose models take turns is started without them: others may not need them."""
+    def choose(self) -> Chosen:
+        """The full plan when all of its workers shook hands, a fallback when one of them stays away. A router is started without them: models that take
+        turns may not need them."""
         began = time.monotonic()
         patience = 0.0 if self.record.served_on_fallback else self.settings.fallback_after
-        takes_turns = self.settings.router and not self.settings.keep
         found: list[Chosen] = []
 
         def note(answers: Answers) -> None:
@@ -286,15 +270,13 @@ class Start:
             waited = time.monotonic() - began
             if self.settings.fallbacks and waited >= patience:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
-            return bool(found) or waited >= (patience if takes_turns else self.patience)
+            return bool(found) or (self.settings.router and waited >= patience)
 
         pause = min(self.pause, ASK_AGAIN_SECONDS)
         answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough, self.tunnels)
         away = [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
         if away and not found:
-            then = "models that use it fail until it is back" if takes_turns else "nothing is started"
-            self.record.note(f"worker {', '.join(away)} stays away: {then}")
-            return self.full._replace(answers=answers) if takes_turns else None
+            self.record.note(f"worker {', '.join(away)} stays away: models that use it fail until it is back")
         return found[0] if found else self.full._replace(answers=answers)
 
     def _fallback(self, path: Path, answers: Answers) -> list[Chosen]:
@@ -323,8 +305,7 @@ class Start:
         record.set(serving.LOADING, chosen.without)
         try:
             if self.settings.router:
-                variables = server.key_variables(self.settings.keys)
-                head: server.Head = server.Router(chosen.argv, self.url, self.state, silence, variables)
+                head: server.Head = server.Router(chosen.argv, self.url, self.state, silence)
             else:
                 head = server.Head(chosen.argv, chosen.endpoints, self.url, self.state, silence)
         except (OSError, ValueError) as error:
@@ -387,27 +368,11 @@ class Start:
                 continue
             self.record.served(time.monotonic())
             chosen = self._shake_hands_again(head, chosen)
-            self._bring_back(head)
             if chosen.fallback and self._may_return(head, chosen):
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
                 head.stop()
                 return server.Fault("the worker is back", wanted=True)
         return None
-
-    def _bring_back(self, head: server.Head) -> None:
-        """Has kept models whose process has ended loaded again, when all of their workers answer."""
-        now = time.monotonic()
-        if not self.settings.keep or now - self.asked < RETURN_EVERY:
-            return
-        self.asked = now
-        for name, endpoints in head.gone().items():
-            if now - self.loaded.get(name, -math.inf) < LOADS_EVERY:
-                continue
-            answers = [ask_worker(endpoint, self.protocol, RETURN_TIMEOUT) for endpoint in endpoints]
-            if all(answer.state == "ok" for answer in answers):
-                self.loaded[name] = now
-                self.record.note(f"model {name} is loaded again")
-                head.load_model(name)
 
     def _shake_hands_again(self, head: server.Head, chosen: Chosen) -> Chosen:
         """With what workers say now that were away when a router was started, and that no model holds."""
@@ -450,13 +415,6 @@ class Start:
         return now - since >= self.record.steady and not head.busy()
 
 
-def _end_after(parent: int) -> None:
-    """Asks this process to end when its parent has."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def run(
     argv: list[str],
     endpoints: list[str],
@@ -471,47 +429,39 @@ def run(
 ) -> int:
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     progress.end_when_asked()
-    if settings.patience < math.inf:  # llama-swap has started this, and no service manager knows of it
-        threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
         state.mkdir(exist_ok=True)
     write_handshakes(state, {})
     start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings, exports, tunnels)
     try:
-        while True:
-            start.wait()
-            chosen = start.choose()
-            if chosen:
-                start.serve(chosen)
-            if not (chosen and settings.again):
-                return 1
-            start.patience = math.inf
+        start.wait()
+        start.serve(start.choose())
+        return 1
     except SystemExit:
         exports.stop()
         raise
 
 
-def open_page(place: str, argv: list[str], keys: Path | None, exports: exporter.Exporter) -> None:
+def open_page(place: str, argv: list[str], exports: exporter.Exporter) -> None:
     """Has the page served, behind the keys and the certificate of llama-server; not at all where these cannot be read.
 
     :param place: ADDRESS:PORT.
-    :param argv: of llama-server or llama-swap.
-    :param keys: file with the keys that the program gets as variables.
+    :param argv: of llama-server.
     """
 
-    def value(*options: str) -> str:
-        return next((after for word, after in zip(argv, argv[1:]) if word in options), "")
+    def value(option: str) -> str:
+        return next((after for word, after in zip(argv, argv[1:]) if word == option), "")
 
     address, port = place.rsplit(":", 1)
     try:
-        files = [Path(file) for file in (keys, value(server.API_KEYS)) if file]
-        known = [key for file in files for key in server.keys_of(file)]
-        if files and not known:
-            raise ValueError(f"{files[0]} has no key")
+        file = value(server.API_KEYS)
+        known = server.keys_of(Path(file)) if file else []
+        if file and not known:
+            raise ValueError(f"{file} has no key")
     except (OSError, ValueError) as error:
         journal.say(f"no page is served: {error}")
         return
-    tls = value("--ssl-cert-file", "--tls-cert-file"), value("--ssl-key-file", "--tls-key-file")
+    tls = value("--ssl-cert-file"), value("--ssl-key-file")
     page_server.start(page_server.Door(address, int(port), known, *tls), lambda: page.of(exports.shown, time.time()))
 
 
@@ -536,13 +486,7 @@ def main() -> int:
         help="when a server that works has to move",
     )
     head.add_argument("--router", action="store_true", help="the program starts others, one for each model")
-    head.add_argument("--keep", action="store_true", help="and each is always loaded")
-    head.add_argument("--keys", type=Path, metavar="FILE", help="API keys that the program gets as variables")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="where it shows how the cluster is")
-    head.add_argument("--again", action="store_true", help="start llama-server again when it has ended")
-    head.add_argument(
-        "--patience", type=float, default=math.inf, metavar="SECONDS", help="to wait for workers at first"
-    )
     lender = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
     lender.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
     lender.add_argument("--cache", type=Path, help="folder of the cache")
@@ -590,18 +534,9 @@ def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
             exports=exports,
             tunnels=tunnels,
         )
-    settings = Settings(
-        options.fallbacks,
-        options.fallback_after,
-        options.silence,
-        options.router,
-        options.keys,
-        options.again,
-        options.patience,
-        options.keep,
-    )
+    settings = Settings(options.fallbacks, options.fallback_after, options.silence, options.router)
     if place:
-        open_page(place, options.argv, options.keys, exports)
+        open_page(place, options.argv, exports)
     return run(
         options.argv,
         options.worker,

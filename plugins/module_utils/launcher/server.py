@@ -22,7 +22,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, NamedTuple, cast
 from urllib.parse import quote
 
@@ -51,7 +50,6 @@ time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
-KEY_VARIABLES = tuple(f"LLAMACPP_KEY_{number}" for number in range(1, 33))
 ANSWER_BYTES = 4 * 1024 * 1024
 SLEEP = "--sleep-idle-seconds"
 COUNTS, COUNTS_SECONDS = "--metrics", 0.2
@@ -61,8 +59,6 @@ COUNTED = re.compile(
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
 """As the router writes them for what it starts (server-models.cpp of 0.3.36)."""
-LAUNCHED = "--"
-"""Stands before the program of a launcher that llama-swap starts."""
 SPAWNS = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """What it logs before that."""
 OF_CHILD = re.compile(rb"\[ *([0-9]+)\] ")
@@ -137,19 +133,6 @@ def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.
     context.verify_mode = ssl.CERT_NONE
     connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
     return context.wrap_socket(connection)
-
-
-def key_variables(path: Path | None) -> dict[str, str]:
-    """Variables with the API keys of a file, for a program that takes so many of them; those that are left over have the first ones again.
-
-    :raises OSError, ValueError: the file cannot be read, or has no key or more of them.
-    """
-    if path is None:
-        return {}
-    keys = keys_of(path)
-    if not 0 < len(keys) <= len(KEY_VARIABLES):
-        raise ValueError(f"{path} has {len(keys)} keys: give it 1 to {len(KEY_VARIABLES)}, one a line")
-    return {name: keys[index % len(keys)] for index, name in enumerate(KEY_VARIABLES)}
 
 
 def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
@@ -444,7 +427,6 @@ class Head(Watched):
         url: str,
         state: Path,
         silence: float = SILENCE_SECONDS,
-        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
@@ -453,7 +435,7 @@ class Head(Watched):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={name: value for name, value in {**os.environ, **variables}.items() if name != journal.SYSTEMD},
+            env={name: value for name, value in os.environ.items() if name != journal.SYSTEMD},
             preexec_fn=progress.end_with_parent,
         )
         self.pid = self.process.pid
@@ -485,13 +467,6 @@ class Head(Watched):
         """Those of the models that are in memory; None where that is not known."""
         return {name for name, watched in self.models().items() if watched.ready and not watched.asleep}
 
-    def gone(self) -> dict[str, list[str]]:
-        """Model of several that was loaded, and is not now → its workers."""
-        return {}
-
-    def load_model(self, name: str) -> None:
-        """Has one of several loaded."""
-
     def kill(self) -> None:
         """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
         self.process.kill()
@@ -502,20 +477,11 @@ class Head(Watched):
 
 
 class Router(Head):
-    """A program that starts a llama-server for a model that is asked for. What is watched of workers is watched of those; llama-swap starts launchers of
-    this kind, which end those themselves."""
+    """A llama-server that starts another one for a model that is asked for. What is watched of workers is watched of those."""
 
-    def __init__(
-        self,
-        argv: list[str],
-        url: str,
-        state: Path,
-        silence: float,
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
         self.running: dict[int, list[str]] = {}
         self.children: dict[int, Watched] = {}
-        self.served: dict[str, list[str]] = {}
         self.silences = 0
         self.state = state
         self.logs: dict[bytes, StartLog] = {}
@@ -525,7 +491,7 @@ class Router(Head):
         for path in state.glob(f"*/{START_LOG}"):
             with suppress(OSError):
                 path.unlink()
-        super().__init__(argv, [], url, state, silence, variables)
+        super().__init__(argv, [], url, state, silence)
 
     def fault(self) -> Fault | None:
         """Of the router, or of a model, whose process is ended then: the router starts it again when that is asked for."""
@@ -533,17 +499,12 @@ class Router(Head):
         if fault or not progress.ON_LINUX:
             return fault
         self.running = progress.children_of(self.pid)
-        launchers = [pid for pid, argv in self.running.items() if LAUNCHED in argv]
-        served = [self.running, *map(progress.children_of, launchers)]
         self.children = {
             pid: self.children.get(pid) or self._child(pid, argv)
-            for pid, argv in {pid: argv for found in served for pid, argv in found.items()}.items()
-            if ALIAS in argv[:-1] and LAUNCHED not in argv
+            for pid, argv in self.running.items()
+            if ALIAS in argv[:-1]
         }
         for pid, child in self.children.items():
-            if pid not in self.running:
-                child.follow(time.monotonic())
-                continue
             fault = child.fault()
             if fault:
                 self.silences += fault.silent
@@ -585,18 +546,6 @@ class Router(Head):
 
     def loaded(self) -> set[str] | None:
         return super().loaded() if progress.ON_LINUX else None
-
-    def gone(self) -> dict[str, list[str]]:
-        loaded = self.models()
-        self.served.update({name: child.endpoints for name, child in loaded.items()})
-        return {name: endpoints for name, endpoints in self.served.items() if name not in loaded}
-
-    def load_model(self, name: str) -> None:
-        look = self.look()
-        if look and self._listens(look):
-            with suppress(OSError, ValueError), _post(self.url, "/models/load", {"model": name}, self.argv) as router:
-                router.settimeout(HEALTH_SECONDS)
-                router.recv(1)
 
     def kill(self) -> None:
         super().kill()

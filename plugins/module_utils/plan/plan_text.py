@@ -117,46 +117,12 @@ def plan_table(plan: Plan) -> str:
     return "\n".join(lines) + table(rows) + "\n"
 
 
-def taking_turns(plan: Plan) -> str:
-    """Which of several models are loaded at the same time."""
-    kept = [model.name for model in plan.head.models or () if model.keep]
-    if kept and len(kept) == len(plan.head.models or ()):
-        return "All are loaded at the same time, each on workers of its own."
-    always = f"{', '.join(kept)} {'are' if len(kept) > 1 else 'is'} always loaded. The others" if kept else "They"
-    return f"{always} take turns: a request for another one waits until that is loaded."
-
-
-def _together(plan: Plan) -> list[list[list[str]]]:
-    """Where models are kept, a table: on each device what these and the largest of the others hold at the same time, and what it may hold."""
-    kept: dict[str, float] = {}
-    most: dict[str, float] = {}
-    room: dict[str, float] = {}
-    for model in plan.head.models or ():
-        held: dict[str, float] = {}
-        for entry in model.placement:
-            place = _place(plan, entry)
-            held[place] = held.get(place, 0) + entry.total_mib
-            room[place] = max(room.get(place, 0), entry.capacity_mib)
-        for place, mib in held.items():
-            kept[place] = kept.get(place, 0) + (mib if model.keep else 0)
-            most[place] = max(most.get(place, 0), 0 if model.keep else mib)
-    if not any(model.keep for model in plan.head.models or ()):
-        return []
-    rows = [[place, f"{kept[place] + most[place]:.0f}", f"{mib:.0f}"] for place, mib in room.items()]
-    return [[["MiB at the same time", "needed", "capacity"], *rows]]
-
-
-def _place(plan: Plan, entry: DevicePlacement) -> str:
-    """The declared worker that lends a device, or the device of the head, with the host."""
-    name = entry.worker or entry.device
-    declared = re.sub(r"-\d+$", "", name)
-    own = {worker.name for worker in plan.hosts[entry.host].workers} if entry.host in plan.hosts else set()
-    return f"{entry.host}:{declared if declared in own else name}"
+TAKING_TURNS = "They take turns: a request for another one waits until that is loaded."
 
 
 def model_tables(plan: Plan) -> list[list[list[str]]]:
-    """Of several models: what each is, how fast, and how long a change to it takes; what it needs on each device; and what kept ones need together.
-    A row of titles is the first one of a table."""
+    """Of several models: what each is, how fast, and how long a change to it takes; and what it needs on each device. A row of titles is the first one
+    of a table."""
     models = plan.head.models or ()
     rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
     needed: dict[str, dict[str, str]] = {}
@@ -171,7 +137,7 @@ def model_tables(plan: Plan) -> list[list[list[str]]]:
             needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
     sizes = [["MiB", *(model.name for model in models)]]
     sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
-    return [rows, sizes, *_together(plan)]
+    return [rows, sizes]
 
 
 def about_first(plan: Plan) -> str:
@@ -199,7 +165,7 @@ def _in_parts(rows: Sequence[Sequence[str]]) -> list[list[list[str]]]:
 def _models(plan: Plan) -> list[str]:
     rows, *others = model_tables(plan)
     below = [line for own in others for part in _in_parts(own) for line in ("", *table(part).splitlines())]
-    return [*table(rows).splitlines(), f"  {taking_turns(plan)}", *below]
+    return [*table(rows).splitlines(), f"  {TAKING_TURNS}", *below]
 
 
 def _without_a_worker(plan: Plan) -> list[str]:
@@ -249,9 +215,8 @@ def request_lines(plan: Plan) -> list[str]:
         else {"prompt": "Once upon a time", "max_tokens": 32}
     )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
-    form = ["-H", "Content-Type: application/json"] if plan.head.engine else []
     return command_lines(
-        ["curl", "-s", *key, *form, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
+        ["curl", "-s", *key, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
     )
 
 

@@ -22,8 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 )
 
 SCHEMA = 1
-ENGINES = ROUTER, SWAP = "router", "llama-swap"
-"""What serves several models: a llama-server, or llama-swap."""
 
 
 class PatchPlan(NamedTuple):
@@ -484,10 +482,6 @@ class ServedModel(NamedTuple):
     """how fast it is; `load_s` is how long a change to it takes"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it is freed"""
-    keep: Absent[bool] = None
-    """whether it is always loaded, with workers of its own; missing where it takes turns"""
-    command: Absent[tuple[str, ...]] = None
-    """what llama-swap starts for it, a launcher with `argv`, and writes a port in place of `${PORT}`; missing of a router"""
 
 
 class HeadPlan(NamedTuple):
@@ -548,8 +542,6 @@ class HeadPlan(NamedTuple):
     models: Absent[tuple[ServedModel, ...]] = None
     """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
     where one model is served"""
-    engine: Absent[Annotated[str, ENGINES]] = None
-    """`llama-swap` where that serves several models: `argv` is its command line; missing of a router"""
 
 
 class AdvisoryPlan(NamedTuple):

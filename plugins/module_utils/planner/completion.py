@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets, swap
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
 UNCOUNTED = (f"/{names.KEPT_FACTS}", f"/{names.METRICS}")
 """Ends of paths of files that say what a plan is made from, or what it is."""
@@ -94,9 +94,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
     files = []
     if plan.head.fallback_after is not None:
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
-    if plan.head.engine:
-        files.append(_file(f"{prefix}/{names.SWAP}", swap.configuration(plan.head).encode()))
-    elif plan.head.models:
+    if plan.head.models:
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
     generated = {one.model.path: one.model.known_answer for one in plan.each() if one.model.known_answer}
     for path, size in generated.items():

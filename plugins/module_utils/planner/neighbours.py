@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -105,17 +104,14 @@ def record(plan: Plan, host: str) -> str:
 
 
 def memory_of(plan: Plan, host: str) -> dict[str, tuple[float, float]]:
-    """Device of a host → MiB that the plan puts there, of kept models all and of others the most, and MiB that it may hold."""
-    kept: dict[str, float] = {}
+    """Device of a host → MiB that the plan puts there, of several models the most, and MiB that it may hold."""
     most: dict[str, float] = {}
     capacities: dict[str, float] = {}
-    for one, model in itertools.zip_longest(plan.each(), plan.head.models or ()):
+    for one in plan.each():
         for device, (total, capacity) in _memory_of_one(one, host).items():
-            if model and model.keep:
-                kept[device] = kept.get(device, 0) + total
-            most[device] = max(most.get(device, 0), 0 if model and model.keep else total)
+            most[device] = max(most.get(device, 0), total)
             capacities[device] = max(capacities.get(device, 0), capacity)
-    return {device: (kept.get(device, 0) + most[device], capacity) for device, capacity in capacities.items()}
+    return {device: (most[device], capacity) for device, capacity in capacities.items()}
 
 
 def _memory_of_one(plan: Plan, host: str) -> dict[str, tuple[float, float]]:

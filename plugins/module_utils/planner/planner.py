@@ -8,7 +8,6 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
-import math
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +78,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     speculation,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, seats
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
@@ -89,7 +88,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Model,
     Quantisation,
     Release,
-    Seat,
     Server,
     Worker,
 )
@@ -146,14 +144,13 @@ def make(
 
 
 def _in_turn(cluster: Cluster, found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """The plan of several models: each planned as if it were alone, beside those that are kept, and with workers' caches for all of them."""
+    """The plan of several models: each planned as if it were alone, with workers' caches for all of them."""
     own = {turn.name: turns.found_of(found, turn.name) for turn in cluster.turns}
     known = {
         turn.name: model_source.summary_of(turn.model, model_source.report_of(own[turn.name])) for turn in cluster.turns
     }
-    numbers = seats.numbers(cluster.turns)
-    seat, plans = Seat(seats=len({*numbers.values()})), {}
-    for turn in sorted(cluster.turns, key=lambda turn: not turn.keep):
+    plans = []
+    for turn in cluster.turns:
         beside = tuple(summary for name, summary in known.items() if summary and name != turn.name)
         alone = cluster._replace(
             server=turn.server,
@@ -161,12 +158,9 @@ def _in_turn(cluster: Cluster, found: Mapping[str, Any], catalogue: Catalogue, r
             turns=(),
             alternates=True,
             beside=beside,
-            seat=seat._replace(number=numbers[turn.name]),
         )
-        plan = plans[turn.name] = make(alone, own[turn.name], catalogue, runtime_id)
-        if turn.keep and isinstance(plan, Plan):
-            seat = seats.after(seat, numbers[turn.name], plan, cluster.hosts)
-    return merging.merged(cluster, [plans[turn.name] for turn in cluster.turns])
+        plans.append(make(alone, own[turn.name], catalogue, runtime_id))
+    return merging.merged(cluster, plans)
 
 
 class Planned(NamedTuple):
@@ -340,15 +334,8 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
         }
-    else:
-        serving = [seats.at(worker, cluster.seat.number) for worker in serving]
-    one_seat = equipped
-    equipped = {
-        name: entry._replace(workers=seats.all_of(entry.workers, cluster.seat.seats))
-        for name, entry in equipped.items()
-    }
     external_workers.check_protocol(cluster.external, release)
-    others = [] if cluster.seat.number else _within(cluster, external_workers.workers_of(cluster.external))
+    others = _within(cluster, external_workers.workers_of(cluster.external))
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
@@ -372,14 +359,13 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
         cluster.placement,
         model,
         release,
-        seats.left((*lent, *own), cluster.seat, cluster.places),
+        (*lent, *own),
         head.name,
         cluster.places,
-        math.ceil(cluster.seat.held.get((head.name, seats.HEAD_MEMORY), 0)),
     )
     placed = layout.lay_out(case)
     request = releases.requested(releases.variable_of(serves, cluster.releases), cluster.releases)
-    unused = idle.devices_of(one_seat, case.devices, placed, request) if placed.reasons else []
+    unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
     return _with_batches(Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused, cluster.server))
 
 
@@ -562,7 +548,6 @@ def _case(prepared: Prepared) -> estimate.Case:
             for name, entry in prepared.equipped.items()
         },
         server=cluster.server,
-        seat=cluster.seat,
     )
 
 

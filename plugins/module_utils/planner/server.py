@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ROUTER, HeadMemory, HeadPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -169,10 +169,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("threads", str(server.threads or "")),
         ("prompt-cache", str(serving.cache.mib)),
         ("context-checkpoints", str(serving.cache.checkpoints or "")),
-        (
-            "sleep",
-            str(server.idle_seconds or "") if server.engine == ROUTER else None,
-        ),  # llama-swap ends one that is idle
+        ("sleep", str(server.idle_seconds or "")),
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),
         ("warmup", "on" if server.warmup else "off"),

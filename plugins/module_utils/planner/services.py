@@ -208,7 +208,6 @@ def _rdma(plan: Plan) -> set[str]:
 def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _homes_of_head(plan)
     prefix = plan.hosts[head.host].prefix
-    several = [f"{prefix}/{names.SWAP}", head.argv[0]] if head.engine else [f"{prefix}/{names.PRESETS}"]
     credentials = {
         name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None
     }
@@ -224,7 +223,7 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         children=tuple(model.argv for model in head.models) if head.models else None,
         environment=head.environment,
         listens=f"{head.address}:{head.port}",
-        reads=(*_models(plan), *credentials.values(), *(several if head.models else [])),
+        reads=(*_models(plan), *credentials.values(), *([f"{prefix}/{names.PRESETS}"] if head.models else [])),
         homes=None if homes is None else tuple(homes),
         after=tuple(after),
         devices=tuple(

@@ -15,7 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    ROUTER,
     KnownAnswerPlan,
     PatchPlan,
     ReleasePlan,
@@ -133,11 +132,6 @@ class Server(NamedTuple):
     """See speculation.NONE."""
     speculation_acceptance: float | None = None
     """Share of predicted tokens that are accepted; None where it is assumed."""
-    engine: str = ROUTER
-    """Of several models."""
-    swap_program: str | None = None
-    """llama-swap, on the controller."""
-    swap_checksum: str | None = None
     page_port: int | None = None
     """Of the page that its launcher shows; None where there is none."""
 
@@ -272,31 +266,8 @@ class Turn(NamedTuple):
     aliases: tuple[str, ...]
     server: Server
     model: ModelRequest
-    keep: bool = False
-    """Whether it is always loaded, with workers of its own."""
     given: tuple[str, ...] = ()
     """Variables of the server that the model has values of its own for."""
-
-
-class Seat(NamedTuple):
-    """Which workers a model uses, and what models hold that are loaded at the same time."""
-
-    number: int = 0
-    seats: int = 1
-    """So often each declared worker runs."""
-    held: Mapping[tuple[str, str], float] = {}
-    """Host, and what stands for a device of it, or seats.HEAD_MEMORY → MiB."""
-    on_head: Mapping[str, float] = {}
-    """Device of the head → MiB, of all of these."""
-
-
-class SwapProgram(NamedTuple):
-    """The file of llama-swap."""
-
-    path: str
-    """On the controller."""
-    sha256: str
-    bytes: int
 
 
 class Cluster(NamedTuple):
@@ -327,9 +298,6 @@ class Cluster(NamedTuple):
     """Whether its model is one of those."""
     beside: tuple[ModelSummary, ...] = ()
     """Of the other models."""
-    seat: Seat = Seat()
-    swap: SwapProgram | None = None
-    """Where it serves several models."""
 
     @property
     def places(self) -> dict[str, Host]:

@@ -62,12 +62,10 @@ def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: 
         return reading.Reply(0, "")
 
     if health.healthy and head.models:
-        begun = server_client.starting(get("/running")) if head.engine else ()
-        found = server_client.models(get("/models"))
-        models = tuple(one._replace(state="loading") if one.name in begun else one for one in found)
+        models = server_client.models(get("/models"))
         one = metrics.loaded(head, models)
         if one and metrics.OPTION in one.argv:
-            path = f"/upstream/{one.name}/metrics" if head.engine else f"/metrics?model={one.name}&autoload=false"
+            path = f"/metrics?model={one.name}&autoload=false"
             return _Server(health, _counters(get(path)), models)
         return _Server(health, None, models)
     if health.healthy and not asleep and metrics.OPTION in head.argv:

@@ -86,7 +86,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         launched=bool(launchers),
         log=_last_lines(log.splitlines()),
         log_complete=bool(log) and journal.INCOMPLETE not in log,
-        handshakes=_handshakes_of(folder, subject, launchers, running),
+        handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
     )
@@ -164,14 +164,6 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
         return Handshakes({}, f"{path} cannot be used: {why}")
 
 
-def _handshakes_of(folder: Path, subject: Subject, launchers: Collection[int], running: Collection[int]) -> Handshakes:
-    """What the launcher recorded; of llama-swap those that it started."""
-    if not subject.head.engine:
-        return handshakes(folder / runtime.HANDSHAKES, launchers)
-    found = [handshakes(path, running) for path in sorted(folder.glob(f"*/{runtime.HANDSHAKES}"))]
-    return Handshakes({endpoint: answer for one in found for endpoint, answer in one.workers.items()})
-
-
 def _handshake(answer: Mapping[str, Any]) -> Handshake:
     devices = tuple(WorkerDevice(int(device["free_mib"]), int(device["total_mib"])) for device in answer["devices"])
     protocol = answer["protocol"]
@@ -229,8 +221,7 @@ class _Door:
     def still_loads(self, name: str, seconds: float) -> bool:
         """Whether a model of several, whose load this begins, is not loaded after so many seconds."""
         named = quote(name, safe="")
-        path = f"/upstream/{named}/props" if self._subject.head.engine else f"/props?model={named}"
-        return self._ask(path, seconds).text.startswith(reading.LATE)
+        return self._ask(f"/props?model={named}", seconds).text.startswith(reading.LATE)
 
     def loaded(self) -> set[str]:
         """Names of the models of several that are loaded."""

@@ -28,8 +28,6 @@ LOADING = "the model is loading"
 """Detail of a server that answers 503."""
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """In an answer of /models (server-models.cpp of 0.3.36) → here."""
-STARTS = "starting"
-"""In an answer of llama-swap's /running (internal/process of v250)."""
 NAMES = 32
 """Of a certificate, that are shown."""
 PARTIAL_CHAIN = 0x80000
@@ -119,14 +117,6 @@ def models(reply: reading.Reply) -> tuple[ModelStatus, ...]:
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
-
-
-def starting(reply: reading.Reply) -> set[str]:
-    """Names of the models that llama-swap loads at this moment, from its reply about processes: in the one about models they are loaded by then."""
-    try:
-        return {printable(entry["model"]) for entry in reading.parse(reply.text)["running"] if entry["state"] == STARTS}
-    except (ValueError, KeyError, TypeError):
-        return set()
 
 
 def completion(reply: reading.Reply) -> Completion:

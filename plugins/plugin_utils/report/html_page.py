@@ -147,7 +147,7 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
         view.update(
             topology=_topology(plan),
             models=plan_text.model_tables(plan),
-            notes=[plan_text.taking_turns(plan), plan_text.about_first(plan)],
+            notes=[plan_text.TAKING_TURNS, plan_text.about_first(plan)],
             memories={title: _memory(one) for title, one in plan_text.memories(plan).items()},
             commands=_commands(plan),
             advisories=plan_text.advisories(plan),

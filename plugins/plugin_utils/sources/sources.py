@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SWAP, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -39,9 +39,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     PatchRequest,
     ReleaseRequest,
-    Server,
     SourceTree,
-    SwapProgram,
 )
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import (
     bounded_process,
@@ -61,7 +59,6 @@ class Fetched(NamedTuple):
 
 
 KNOWN_ANSWER = "llama_model_known_answer"
-SWAP_PROGRAM = "llama_server_swap_program"
 SHA256 = r"[0-9a-f]{64}"
 ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
 """What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
@@ -253,70 +250,7 @@ def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalo
             resolved[variable] = resolve(releases.requested(variable, cluster.releases), find_file)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    wanted = cluster.turns and cluster.server.engine == SWAP
-    swap = _swap_program(cluster.server, find_file) if wanted else None
-    return cluster._replace(releases={**cluster.releases, **resolved}, swap=swap)
-
-
-def _swap_program(server: Server, find: Callable[[str], str]) -> SwapProgram | None:
-    """The program of llama-swap, out of its release's archive where that is given, behind a URL or on the controller.
-
-    :raises Refusal: it cannot be read or fetched, or is another than the checksum says.
-    """
-    given, checksum = server.swap_program, server.swap_checksum
-    if not given:
-        return None
-    subject = f"llama_server_swap_program is {given}, which"
-    if "://" in given and not checksum:
-        raise Refusal(f"{subject} is a URL: set llama_server_swap_checksum to the sha256 that its publisher shows")
-    try:
-        path = _fetched_swap(given, str(checksum), subject) if "://" in given else Path(find(given))
-        actual = f"sha256:{sha256(path)}"
-        if checksum not in (None, actual):
-            raise Refusal(_other_swap(subject, actual, checksum))
-        path = _unpacked_swap(path, actual, subject)
-        return SwapProgram(str(path), sha256(path), path.stat().st_size)
-    except cache.CacheError as error:
-        raise Refusal(str(error)) from None
-    except (AnsibleError, OSError) as error:
-        raise Refusal(
-            str(error) if subject in str(error) else f"{subject} the controller cannot read: {error}"
-        ) from None
-
-
-def _other_swap(subject: str, actual: str, checksum: str | None) -> str:
-    return f"{subject} has {actual}, and llama_server_swap_checksum is {checksum}: correct one of them, or do not use this file"
-
-
-def _fetched_swap(url: str, checksum: str, subject: str) -> Path:
-    kept = _cached_archive(checksum)
-    with cache.exclusive_folder("sources", SWAP_PROGRAM, "fetches llama-swap") as folder, cache.work(folder) as work:
-        if not kept.exists() or f"sha256:{sha256(kept)}" != checksum:
-            part = Path(work) / "part"
-            _download(url, part, subject, "download it and give its path", "correct it, or ")
-            actual = f"sha256:{sha256(part)}"
-            if actual != checksum:
-                raise Refusal(_other_swap(subject, actual, checksum))
-            part.replace(kept)
-    return kept
-
-
-def _unpacked_swap(path: Path, checksum: str, subject: str) -> Path:
-    """The program in an archive, in the cache; what is no archive is the program."""
-    with path.open("rb") as stream:
-        start = stream.read(4)
-    if not start.startswith((archives.ZIP, *(magic for magic, _opener in archives.PACKINGS))):
-        return path
-    with cache.exclusive_folder("sources", SWAP_PROGRAM, "unpacks llama-swap") as folder, cache.work(folder) as work:
-        try:
-            with archives.opened(path) as archive:
-                member = next(member for member in archive if member.isfile() and Path(member.name).name == SWAP)
-                archives.copy(archive, member, Path(work) / SWAP)
-        except (archives.DamagedError, StopIteration):
-            raise Refusal(
-                f"{subject} is no archive with a file {SWAP}: give one of its releases for the head"
-            ) from None
-        return (Path(work) / SWAP).replace(folder / f"{SWAP}-{checksum[7:19]}")
+    return cluster._replace(releases={**cluster.releases, **resolved})
 
 
 def resolve(request: ReleaseRequest, find: Callable[[str], str]) -> ReleaseRequest:

@@ -167,20 +167,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 """A stand-in for llama-server as a router: model → how its process behaves, and its workers, as one word."""
-SWAP = """
-import http.server, subprocess, sys
-launcher = subprocess.Popen(sys.argv[2:])
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *a):
-        pass
-
-http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-"""A stand-in for llama-swap, which has started the launcher of one model."""
 WORKER = """
 import socket, sys, time
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=1)
@@ -247,16 +233,6 @@ class Cluster:
         waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
         program = [sys.executable, self.folder / "router.py", self.port, json.dumps(models)]
         return self.start("head", "--router", *own, *waited, *extra, "--", *program)
-
-    def swap(self, name, how, endpoint, extra=()):
-        """Starts the launcher of a head whose llama-swap has begun to load a model."""
-        port, state = str(free_port()), self.state / name
-        program = [sys.executable, self.folder / "llama_server.py", port, how, endpoint, "--metrics"]
-        model = [*program, "--alias", name, "--port", port, "--rpc", endpoint]
-        own = ["--url", f"http://127.0.0.1:{port}", "--state", state, "--worker", endpoint, "--patience", 20]
-        launcher = [sys.executable, self.folder / "hasty.py", "head", *own, "--", *model]
-        common = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--silence", SILENCE]
-        return self.start("head", "--router", *common, *extra, "--", sys.executable, "-c", SWAP, self.port, *launcher)
 
     def worker(self, how="answers"):
         port = free_port()

@@ -171,7 +171,7 @@ def unified_heap(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     places += ["llama_server_environment"] * own
 
     def lend(host: Host) -> Host:
-        declared = len(context.plan.hosts[host.name].workers) // context.cluster.seat.seats
+        declared = len(context.plan.hosts[host.name].workers)
         return remedies.with_environment(host, declared, option)
 
     def change(cluster: Cluster) -> Cluster:

@@ -232,8 +232,7 @@ def _with_half_the_reserve(trial: Trial) -> tuple[list[str], Change]:
     more += [f"llama_server_memory_mib {{{', '.join(f'{name}: {mib}' for name, mib in own.items())}}}"] if own else []
 
     def lends(host: Host) -> Host:
-        running = trial.plan.hosts[host.name].workers
-        declared = running[: len(running) // trial.cluster.seat.seats]
+        declared = trial.plan.hosts[host.name].workers
         endpoints = host.endpoints or [Endpoint(device=worker.device) for worker in declared]
         wider = [
             entry._replace(memory_mib=workers_of[host.name].get(worker.device, entry.memory_mib))

@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ROUTER
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, SHAPE, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     model_inputs,
@@ -125,7 +124,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
     return Cluster(
         name=name,
         head=heads[0],
-        server=own[0].server if own else server_of(variables)._replace(engine=ROUTER),
+        server=own[0].server if own else server_of(variables),
         model=own[0].model if own else model or model_inputs.request_of(variables),
         turns=own,
         placement=variables["llama_placement"],
@@ -140,7 +139,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
 def _turn(entry: turns.Overlay) -> Turn:
     try:
         model = model_inputs.request_of(entry.variables)
-        return Turn(entry.name, entry.aliases, server_of(entry.variables), model, entry.keep, entry.given)
+        return Turn(entry.name, entry.aliases, server_of(entry.variables), model, entry.given)
     except Refusal as refusal:
         raise Refusal(turns.sentence(entry.name, str(refusal))) from None
 

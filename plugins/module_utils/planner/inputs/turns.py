@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ROUTER, SWAP
 
 VARIABLE = "llama_models"
 MEASURED = "llama_benchmark_served"
 MODEL, SERVER = "llama_model_", "llama_server_"
 SHARED = {f"{MODEL}{name}" for name in ("token_file", "fetched_by")}
 """Variables of models that no entry has."""
-IDLE = "idle_seconds"
-OF_SERVER = ("context", "parallel", IDLE, "extra_args", "backend")
+OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 """Keys of an entry that are variables of the server."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
@@ -35,10 +33,9 @@ class Overlay(NamedTuple):
 
     name: str
     aliases: tuple[str, ...]
-    keep: bool
     variables: Mapping[str, Any]
     """Of the head, as if this were its one model."""
-    given: tuple[str, ...] = ()
+    given: tuple[str, ...]
     """Those of the server that the entry has."""
 
 
@@ -62,26 +59,14 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     if variables[f"{SERVER}fallback"]:
         raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
     _check_names(entries)
-    kept = [bool(entry.get("keep")) for entry in entries]
-    for entry in entries:
-        if entry.get("keep") and entry.get(IDLE) is not None:
-            wrong = f"keep is true, so that it is always loaded, and {IDLE} is {entry[IDLE]}: remove one of them"
-            raise Refusal(sentence(entry["name"], wrong))
-    if any(kept) and not all(kept) and variables[f"{SERVER}engine"] == ROUTER:
-        raise Refusal(
-            f"{VARIABLE} keeps {entries[kept.index(True)]['name']} and not {entries[kept.index(False)]['name']}, and llama-server keeps all models or "
-            f"none: set keep for each, or for none, or {SERVER}engine to {SWAP}"
-        )
     return tuple(
         Overlay(
             entry["name"],
             tuple(entry.get("aliases") or ()),
-            bool(entry.get("keep")),
             {
                 **variables,
                 VARIABLE: None,
                 **{name: entry.get(name[len(MODEL) :]) for name in of_model},
-                **({f"{SERVER}{IDLE}": None} if entry.get("keep") else {}),
                 **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
             },
             tuple(f"{SERVER}{key}" for key in OF_SERVER if entry.get(key) is not None),

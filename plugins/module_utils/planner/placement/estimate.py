@@ -34,7 +34,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     devices,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Seat, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Server
 
 NAMES = {
     "thunderbolt": "thunderbolt",
@@ -117,7 +117,6 @@ class Case(NamedTuple):
     backends_of: Mapping[str, Sequence[str]]
     """Host → the backend by which it would serve, then those whose workers it would use."""
     server: Server
-    seat: Seat = Seat()
 
     def own_devices(self, host: Host) -> list[Device]:
         """Those that this host would use if it served alone: its llama-server's, then those that it would lend to itself."""

@@ -74,8 +74,6 @@ class Case(NamedTuple):
     head: str
     """Its name."""
     hosts: Mapping[str, Host]
-    held_mib: int = 0
-    """Of the head's memory, what llama-servers of other models hold there."""
 
     @property
     def facts(self) -> Facts:
@@ -94,7 +92,7 @@ def lay_out(case: Case) -> device_load.Placed:
     own.sort(key=lambda device: -cost_model.rate_of(device, case.facts, case.release.generation).gb_per_s)
     places = list(auxiliary_models.candidate_devices(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
-    taken = ((case.server.prompt_cache_mib or 0) + case.held_mib) * MIB
+    taken = (case.server.prompt_cache_mib or 0) * MIB
     for held, reserved in [
         *zip(places, places),
         *((held, auxiliary_models.without_buffers(held)) for held in places if held),

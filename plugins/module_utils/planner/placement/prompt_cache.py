@@ -9,7 +9,7 @@ Both fetch KV cache from the devices, over the network where workers lend them: 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -59,8 +59,8 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         if options.of_name(name).spelled(release.generation, release.fork)
     }
     servers = sum(any(names.is_head(port.service) for port in other.ports) for other in facts.neighbours)
-    free = _free_mib(placed, facts, case.head, case.seat.on_head)
-    room = free // 2 // (case.seat.seats + servers) // STEP_MIB * STEP_MIB
+    free = _free_mib(placed, facts, case.head)
+    room = free // 2 // (1 + servers) // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server, release.generation)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
@@ -84,11 +84,8 @@ def checkpoint_bytes(load: device_load.Load, server: Server, generation: int) ->
     return sum(size for size, counts in zip(load.kv, saved) if counts)
 
 
-def _free_mib(placed: device_load.Placed, facts: Facts, head: str, held: Mapping[str, float]) -> int:
-    """Of the head's memory beside the reserve, what no plan uses.
-
-    :param held: device → MiB of models that are loaded at the same time.
-    """
+def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
+    """Of the head's memory beside the reserve, what no plan uses."""
     on_head, load = placed.on_head(), placed.load
     used = (
         on_head.weights
@@ -101,7 +98,7 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str, held: Mapping
             used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
     others = sum(
         math.ceil(mib)
-        for own in (held, *(neighbour.memory_mib for neighbour in facts.neighbours))
+        for own in (neighbour.memory_mib for neighbour in facts.neighbours)
         for name, mib in own.items()
         if name == backends.CPU.device or getattr(devices.accelerator_of(facts, name), "unified", False)
     )

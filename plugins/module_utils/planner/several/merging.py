@@ -13,7 +13,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     SCHEMA,
-    SWAP,
     AdvisoryPlan,
     HeadPlan,
     Plan,
@@ -23,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets, swap
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Turn
 
 HUB_CACHE = "LLAMA_CACHE"
@@ -40,66 +39,48 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
     """
     called, given = [turn.name for turn in cluster.turns], {name for turn in cluster.turns for name in turn.given}
-    reasons = _named(called, [plan.reasons for plan in plans], given)
+    reasons = tuple(_sentence(of, text) for text, of in _once(called, [plan.reasons for plan in plans], given))
     whole = [plan for plan in plans if isinstance(plan, Plan)]
     if len(whole) < len(plans):
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
     first = whole[0]
     try:
-        _check_hosts(called, whole)
-        models = tuple(map(_model, cluster.turns, whole))
-        head = _head(whole, models, cluster)
         plan = first._replace(
             refused=any(one.refused for one in whole),
             reasons=reasons,
             fits=all(one.fits for one in whole),
-            head=head,
+            head=_head(whole, tuple(map(_model, cluster.turns, whole))),
             advisories=_advisories(called, whole, given),
             external_workers=tuple(
                 worker._replace(used=any(one.external_workers[index].used for one in whole))
                 for index, worker in enumerate(first.external_workers)
             ),
-            hosts={
-                name: host._replace(
-                    workers=tuple(
-                        worker._replace(
-                            used=any(one.hosts[name].workers[index].used for one in whole),
-                            prefill=cache_prefill.of_several([one.hosts[name].workers[index].prefill for one in whole]),
-                        )
-                        for index, worker in enumerate(host.workers)
-                    )
-                )
-                for name, host in first.hosts.items()
-            },
+            hosts={name: _host(name, whole) for name in first.hosts},
         )
     except Refusal as refusal:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
     hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
-    if head.engine and cluster.swap:
-        hosts[head.host] = swap.host_of(hosts[head.host], head, cluster.swap)
     return plan._replace(hosts=hosts)
 
 
-def _programs(host: HostPlan) -> tuple[object, ...]:
-    return host.builds, [(worker.endpoint, worker.argv) for worker in host.workers]
-
-
-def _check_hosts(called: Sequence[str], plans: Sequence[Plan]) -> None:
-    """:raises Refusal: models with different backends need other programs or workers of a host."""
-    for name, plan in zip(called, plans):
-        for host, own in plan.hosts.items():
-            if _programs(own) != _programs(plans[0].hosts[host]):
-                wrong = (
-                    f"with this backend {host} has other programs or workers than for {called[0]}: set llama_worker_endpoints there, remove "
-                    "llama_server_tls_certificate_file, or give both models one backend"
-                )
-                raise Refusal(turns.sentence(name, wrong))
+def _host(name: str, plans: Sequence[Plan]) -> HostPlan:
+    """A host whose workers serve whichever model uses them."""
+    host = plans[0].hosts[name]
+    each = zip(*(plan.hosts[name].workers for plan in plans))
+    workers = tuple(
+        own[0]._replace(
+            used=any(worker.used for worker in own),
+            prefill=cache_prefill.of_several([worker.prefill for worker in own]),
+        )
+        for own in each
+    )
+    return host._replace(workers=workers)
 
 
 Said = TypeVar("Said", str, AdvisoryPlan)
 
 
-def _once(called: Sequence[str], said: Sequence[Sequence[Said]], given: Collection[str] = ()) -> list[tuple[Said, str]]:
+def _once(called: Sequence[str], said: Sequence[Sequence[Said]], given: Collection[str]) -> list[tuple[Said, str]]:
     """What is said of models, once, with the names of these: first what is said of all, which has none.
 
     :param given: variables that entries have as keys: what is said of these has names.
@@ -117,8 +98,8 @@ def _once(called: Sequence[str], said: Sequence[Sequence[Said]], given: Collecti
     return sorted(found, key=lambda pair: bool(pair[1]))
 
 
-def _named(called: Sequence[str], sentences: Sequence[Sequence[str]], given: Collection[str]) -> tuple[str, ...]:
-    return tuple(turns.sentence(of, text) if of else text for text, of in _once(called, sentences, given))
+def _sentence(of: str, text: str) -> str:
+    return turns.sentence(of, text) if of else text
 
 
 def _gains_by_workers(plan: Plan) -> bool:
@@ -135,42 +116,34 @@ def _advisories(called: Sequence[str], plans: Sequence[Plan], given: Collection[
     found = []
     for one, of in _once(called, [[alike for alike, _remedy in own] for own in met], given):
         remedy = " ".join(dict.fromkeys(remedy for own in met for alike, remedy in own if alike == one))
-        if of:
-            one, remedy = one._replace(message=turns.sentence(of, one.message)), turns.own_words(remedy)
-        found.append(one._replace(remedy=remedy))
+        message, remedy = _sentence(of, one.message), turns.own_words(remedy) if of else remedy
+        found.append(one._replace(message=message, remedy=remedy))
     return tuple(found)
 
 
 def _model(turn: Turn, plan: Plan) -> ServedModel:
     argv = presets.model_argv(plan.head.argv)
     known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "argv": argv}
-    known["keep"] = turn.keep or None
-    known["command"] = swap.command(plan, argv, turn) if turn.server.engine == SWAP else None
     return ServedModel(**{field: known[field] for field in ServedModel._fields})
 
 
-def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...], cluster: Cluster) -> HeadPlan:
+def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     """:raises Refusal: models cannot be served together."""
-    head = plans[0].head._replace(
-        environment=_environment(plans),
-        start_timeout=max(plan.head.start_timeout for plan in plans),
-        devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
-        backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
-        models=models,
-    )
-    prefix = plans[0].hosts[head.host].prefix
-    if cluster.server.engine == SWAP:
-        return swap.head_of(head, prefix, swap.check(cluster.swap))
-    presets.check(plans)
+    head = plans[0].head
+    presets.check(plans[0].release)
     presets.presets(models)
     own = dict.fromkeys(endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker")
     used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
     further = [word for endpoint in used if endpoint not in own for word in ("--worker", endpoint)]
-    kept = sum(bool(model.keep) for model in models)
+    prefix = plans[0].hosts[head.host].prefix
     return head._replace(
-        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}", kept or 1),
-        launcher=(*head.launcher, *further, "--router", *(["--keep"] if kept else [])),
-        environment={**head.environment, HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
+        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
+        launcher=(*head.launcher, *further, "--router"),
+        environment={**_environment(plans), HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
+        start_timeout=max(plan.head.start_timeout for plan in plans),
+        devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
+        backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
+        models=models,
     )
 
 

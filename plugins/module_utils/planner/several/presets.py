@@ -10,32 +10,22 @@ from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SWAP, Plan, ServedModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 
-FIRST_BUILD = 11063
-"""The oldest build whose router was tried here with workers, that of llama-cpp-python 0.3.36."""
 OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 """Options that the router has in place of its children. What stands on its line replaces what a preset says."""
 OF_CLIENTS = re.compile(r"(no-)?(api-prefix|cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
 ENDS_VALUE = re.compile(r"[;#\r\n]")
-LOADS_AT_ONCE = "load-on-startup"
-"""Of a preset alone."""
 KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
-def check(plans: Sequence[Plan]) -> None:
-    """:raises Refusal: the router of this release was not tried with workers, or it has none, or models have other programs than it."""
-    release = plans[0].release
-    if len({plan.head.argv[0] for plan in plans}) > 1:
+def check(release: ReleasePlan) -> None:
+    """:raises Refusal: this release has no router."""
+    if release.fork:
         raise Refusal(
-            f"{turns.VARIABLE} has different backends, and llama-server starts its own program for each model: set llama_server_engine to {SWAP}"
-        )
-    if release.fork or release.generation < FIRST_BUILD:
-        raise Refusal(
-            f"{turns.VARIABLE} needs llama.cpp from build {FIRST_BUILD} on, with which changes of models were tried, and llama_release is "
-            f"{release.ref}: use a newer one, or serve one model"
+            f"{turns.VARIABLE} needs the router of llama.cpp itself, and llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
         )
 
 
@@ -44,12 +34,11 @@ def _is_routers(word: str) -> bool:
     return option is not None and option.name in OF_ROUTER
 
 
-def router_argv(plan: Plan, path: str, loaded: int) -> tuple[str, ...]:
+def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
     """The router's command line.
 
     :param plan: that of one of its models.
     :param path: of the presets.
-    :param loaded: so many models at a time.
     """
     program, *words = plan.head.argv
 
@@ -60,7 +49,7 @@ def router_argv(plan: Plan, path: str, loaded: int) -> tuple[str, ...]:
     return (
         program,
         *render("models-preset", path),
-        *render("models-max", str(loaded)),
+        *render("models-max", "1"),
         *own,
         *render("log-verbosity", "4"),
     )
@@ -109,5 +98,3 @@ def _section(model: ServedModel) -> Iterator[str]:
         said[key] = value
     yield f"[{model.name}]"
     yield from (f"{key} = {value}" for key, value in said.items())
-    if model.keep:
-        yield f"{LOADS_AT_ONCE} = true"
