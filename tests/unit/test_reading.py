@@ -130,13 +130,18 @@ def test_a_reply_that_never_ends_is_read_to_its_limit():
 
 def test_nothing_is_sent_where_there_is_an_objection():
     received = []
-    closed = threading.Event()
+    accepted, closed = threading.Event(), threading.Event()
 
     def script(client):
+        accepted.set()
         received.append(client.recv(65536))
         closed.set()
 
-    assert ask(script, key="secret", objection=lambda: "it is not ours") == (0, "it is not ours")
+    def objection():
+        assert accepted.wait(10)
+        return "it is not ours"
+
+    assert ask(script, key="secret", objection=objection) == (0, "it is not ours")
     assert closed.wait(10)
     assert received == [b""]
 
