@@ -50,8 +50,14 @@ def failure_reason(result: Mapping[str, Any], before: Mapping[str, Any] | None =
     if not result or result == before:
         return ""
     failed = [item for item in result.get("results") or () if item.get("failed")] or [result]
-    reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", str(item.get("msg", ""))).strip() for item in failed)
+    reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _said(item)).strip() for item in failed)
     return " ".join(filter(None, reasons)) or "no reason was given"
+
+
+def _said(item: Mapping[str, Any]) -> str:
+    """What a command printed says more than that it failed."""
+    message = str(item.get("msg", ""))
+    return str(item.get("stderr") or message) if message == "non-zero return code" else message
 
 
 class FilterModule:

@@ -18,7 +18,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import place_in
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
@@ -202,14 +201,12 @@ def test_only_what_does_not_run_differs(planned):
     assert typed_json.problem("drift", typed_json.dump(found), Drift) is None
 
 
-def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=""):
+def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=False):
     """The host with systemd, and with a firewall, links or kernel parameters that differ."""
     planned.change(service_manager="systemd", links=(LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True),))
     monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: firewall)
     monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
-    monkeypatch.setattr(
-        state.kernel_parameters, "apply", lambda _tuning, _check, _system: kernel_parameters.Change("", tuned, (), ())
-    )
+    monkeypatch.setattr(state.kernel_parameters, "differ", lambda _parameters, _system: tuned)
 
 
 def without_lingering(monkeypatch, planned):
@@ -295,7 +292,7 @@ SPOILED = [
     ("manager", "end at logout", lambda p, m: without_lingering(m, p)),
     ("firewall", "a firewall that is not active are not as", lambda p, m: under_systemd(m, p, firewall=True)),
     ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=True)),
-    ("tuning", "parameters or the tuned profile are not as", lambda p, m: under_systemd(m, p, tuned="x=1")),
+    ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuned=True)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
     ("stale", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),

@@ -16,7 +16,6 @@ import benchmarks
 import faults
 import pytest
 import test_firewall
-import test_kernel_parameters
 import test_links
 import test_services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
@@ -144,32 +143,6 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
 
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
     break_commands(monkeypatch, test_links.Machine, broken)
-    assert failed_runs(broken, make, run, state) > 1
-
-
-@pytest.mark.faults
-@KINDS
-def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(commands, "find", lambda program: program if program == "dracut" else None)
-
-    def make(number):
-        (tmp_path / str(number)).mkdir()
-        host = test_kernel_parameters.Machine(tmp_path / str(number))
-        host.apply(test_kernel_parameters.OTHER)
-        host.restart()
-        return host
-
-    def run(host):
-        change = host.apply()
-        return change.before != change.after
-
-    kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "run")]
-    broken = faults.Faults(monkeypatch, kind, *kept)
-    break_commands(monkeypatch, test_kernel_parameters.Machine, broken)
-
-    def state(host):
-        return faults.tree(host.root), host.initramfs
-
     assert failed_runs(broken, make, run, state) > 1
 
 
@@ -317,7 +290,6 @@ MODULES = {
     "rpc_info": ("rpc.probe", {"address": "192.0.2.1", "port": 50052}),
     "service": ("services.apply", {"host": EMPTY}),
     "tunnel_key": ("tunnel_keys.add", {"path": "/p/key", "key": "ab" * 32}),
-    "kernel_parameters": ("kernel_parameters.apply", {"parameters": {}}),
     "uninstall": ("ownership.remove", {"host": EMPTY}),
     "verify": ("typed_json.parse", {"plan": {}}),
 }

@@ -1,86 +1,17 @@
-"""Options of kernel modules: the file, the initramfs, conflicts with an operator's own, and tuned."""
+"""Options of kernel modules: their sizes, the file for modprobe, the initramfs, and when a reboot is due."""
 
-import re
+import json
+from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KernelTuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.kernel_parameters import parameters
+from support import playbook_runs
 
 WANTED = {"amdgpu.gttsize": "126976", "ttm.pages_limit": "32505856"}
-OTHER = {"amdgpu.gttsize": "100000", "ttm.pages_limit": "25600000"}
-PAIRS = ("amdgpu.gttsize=126976", "ttm.pages_limit=32505856")
-FILE = "etc/modprobe.d/llamacpp.conf"
-TEXT = f"{kernel_parameters.HEADER}options amdgpu gttsize=126976\noptions ttm pages_limit=32505856\n"
-
-
-class Machine:
-    """A host as a tree of files, with the programs that it has; commands are recorded, and answered as the real ones would be."""
-
-    def __init__(self, root, *programs):
-        self.root, self.programs, self.commands, self.broken = root, {*programs}, [], set()
-        self.profile = "balanced"
-        self.initramfs = ""
-        """The file for modprobe as the initramfs has it."""
-        self.put("proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 quiet\n")
-        (root / "run").mkdir()
-        (root / "etc").mkdir()
-        self.restart()
-
-    def put(self, name, text=""):
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return self
-
-    def read(self, name):
-        path = self.root / name
-        return path.read_text() if path.exists() else ""
-
-    def run(self, argv, seconds=0):
-        if argv == ["tuned-adm", "active"]:
-            if self.profile is None:
-                return "It seems that tuned daemon is not running, preset profile is not activated.\nPreset profile: balanced\n"
-            if not self.profile:
-                raise commands.CommandError(argv, "No current active profile.", 1)
-            return f"Current active profile: {self.profile}\n"
-        self.commands.append(" ".join(argv))
-        if argv[0] in self.broken:
-            raise commands.CommandError(argv, "disk full", 1)
-        if argv[:2] == ["tuned-adm", "profile"]:
-            self.profile = argv[2]
-        else:
-            self.initramfs = self.read(FILE)
-        return ""
-
-    def apply(self, wanted=None, check=False, profile="", owner=names.DEFAULT):
-        self.commands.clear()
-        tuning = KernelTuning(WANTED if wanted is None else wanted, profile, reboot=False)
-        system = System(owner, self.root)
-        system.run = self.run
-        return kernel_parameters.apply(tuning, check, system)
-
-    def restart(self):
-        """Modules take what the initramfs says."""
-        values = {"amdgpu.gttsize": "-1", "ttm.pages_limit": "8000000"}
-        values.update(kernel_parameters._module_options(self.initramfs))
-        for name, value in values.items():
-            module, option = name.split(".")
-            self.put(f"sys/module/{module}/parameters/{option}", f"{value}\n")
-        (self.root / "run/llamacpp-kernel-parameters").unlink(missing_ok=True)
-
-    def files(self):
-        return {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    made = Machine(tmp_path, "update-initramfs")
-    monkeypatch.setattr(commands, "find", lambda program: program if program in made.programs else None)
-    return made
+THEIRS = "options snd_hda_intel power_save=0\n"
 
 
 def test_sizes_are_given_in_mib_and_in_pages():
@@ -92,155 +23,64 @@ def test_sizes_are_given_in_mib_and_in_pages():
             parameters(memory, size)
 
 
-def test_parameters_are_set_once_and_taken_back_without_a_trace(machine):
-    machine.put("etc/modprobe.d/other.conf", "options snd_hda_intel power_save=1\n")
-    untouched = machine.files()
-    change = machine.apply()
-    assert (change.before, change.after, change.missing, change.removed) == ("", TEXT, PAIRS, ())
-    assert machine.read(FILE) == TEXT
-    assert machine.commands == ["update-initramfs -u -k all"]
+@pytest.mark.programs
+def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path):
+    running = next(path for path in Path("/sys/module").glob("*/parameters/*") if path.stat().st_mode & 0o4)
+    set_already = {f"{running.parent.parent.name}.{running.name}": running.read_text().strip()}
+    path = "{{ playbook_dir }}/{{ inventory_hostname }}/etc/modprobe.d/llamacpp.conf"
+    hosts = {"new": WANTED, "running": set_already, "broken": WANTED, "theirs": WANTED, "theirs_unused": {}}
+    for name, tuned in hosts.items():
+        (tmp_path / name / "etc/modprobe.d").mkdir(parents=True)
+        tuning = {"parameters": tuned, "profile": "", "reboot": False}
+        plan = {"names": {"account": "llamacpp"}, "tuning": tuning}
+        hosts[name] = {**playbook_runs.LOCAL, "__llama_host_plan": plan}
+        if name.startswith("theirs"):
+            (tmp_path / name / "etc/modprobe.d/llamacpp.conf").write_text(THEIRS)
+    make = "echo made >> {{ inventory_hostname }}/made; {{ 'echo disk full >&2; exit 1' if inventory_hostname == 'broken' else '' }}"
+    known = {
+        "__llama_host_facts": {"distribution": {"family": "arch"}, "system": "Linux"},
+        "__llama_host_modprobe": path,
+        "__llama_host_initramfs_commands": {"arch": ["sh", "-c", f"cd {tmp_path}; {make}"]},
+    }
+    role = {"name": "llamacpp.cluster.llama_host", "tasks_from": "kernel_parameters"}
+    include = {"ansible.builtin.include_role": role}
+    unplanned = {"names": {"account": "llamacpp"}, "tuning": {"parameters": {}, "profile": "", "reboot": False}}
+    keep = {"ansible.builtin.copy": {"src": path, "dest": f"{path}.kept", "remote_src": True, "mode": "0644"}}
+    plays = [
+        {"hosts": "all", "gather_facts": False, "tasks": [include, include]},
+        {"hosts": "new", "gather_facts": False, "tasks": [keep, {**include, "vars": {"__llama_host_plan": unplanned}}]},
+    ]
+    (tmp_path / "run.yml").write_text(yaml.safe_dump(plays))
+    said = playbook_runs.run(tmp_path, "run.yml", {"all": {"hosts": hosts}}, "-e", json.dumps(known))[1]
+    said = " ".join(said.split())
 
-    settled = machine.files()
-    again = machine.apply()
-    assert (again.before, again.after, again.missing) == (TEXT, TEXT, PAIRS)
-    assert (machine.commands, machine.files()) == ([], settled)
-    machine.restart()
-    assert machine.apply() == (TEXT, TEXT, (), ())
+    made = {name: len(text.read_text().split()) for name in hosts if (text := tmp_path / name / "made").exists()}
+    assert made == {"new": 2, "running": 1, "broken": 1}, said
+    assert "new: a reboot is due for amdgpu.gttsize=126976 ttm.pages_limit=32505856" in said
+    assert "new: a reboot is due to forget" in said
+    assert "running: a reboot" not in said
+    assert "broken cannot have options of kernel modules: disk full" in said, said
+    assert "which this collection did not make: move it away" in said
+    left = {name: [path.name for path in (tmp_path / name / "etc/modprobe.d").iterdir()] for name in hosts}
+    file = ["llamacpp.conf"]
+    assert left == {
+        "new": ["llamacpp.conf.kept"],
+        "running": file,
+        "broken": [],
+        "theirs": file,
+        "theirs_unused": file,
+    }
+    kept = tmp_path / "new/etc/modprobe.d/llamacpp.conf.kept"
+    assert kept.read_text().endswith("\noptions amdgpu gttsize=126976\noptions ttm pages_limit=32505856\n")
+    kept.rename(kept.with_suffix(""))
 
-    assert machine.apply({}) == (TEXT, "", (), PAIRS)
-    assert machine.commands
-    assert machine.apply({}) == ("", "", (), PAIRS)
-    machine.restart()
-    assert machine.apply({}) == ("", "", (), ())
-    assert machine.files() == untouched
+    def differ(host, parameters):
+        return kernel_parameters.differ(parameters, System(root=tmp_path / host))
 
-
-def test_check_mode_reports_the_same_and_changes_nothing(machine):
-    for wanted in (WANTED, {}):
-        before = machine.files()
-        reported = machine.apply(wanted, check=True)
-        assert (machine.files(), machine.commands) == (before, [])
-        assert reported.before != reported.after
-        assert machine.apply(wanted) == reported
-        machine.restart()
-
-
-def test_another_value_replaces_the_one_before(machine):
-    machine.apply(OTHER)
-    machine.restart()
-    change = machine.apply()
-    assert (change.after, change.missing) == (TEXT, PAIRS)
-    assert change.removed == ("amdgpu.gttsize=100000", "ttm.pages_limit=25600000")
-    assert "100000" not in machine.read(FILE) + machine.initramfs
-
-
-def test_a_change_that_failed_is_done_again(machine):
-    untouched = machine.files()
-    for wanted in (WANTED, {}):
-        machine.broken = {"update-initramfs"}
-        with pytest.raises(Refusal, match="disk full"):
-            machine.apply(wanted)
-        machine.broken = set()
-        again = machine.apply(wanted)
-        assert again.before != again.after
-        assert machine.commands == ["update-initramfs -u -k all"]
-        last = machine.apply(wanted)
-        assert last.before == last.after
-    assert machine.files() == untouched
-
-
-def test_the_initramfs_is_made_as_the_distribution_does(machine):
-    for programs, expected in (
-        ({"update-initramfs", "dracut"}, ["update-initramfs -u -k all"]),
-        ({"dracut"}, ["dracut --force --regenerate-all"]),
-        ({"mkinitcpio"}, ["mkinitcpio -P"]),
-        (set(), []),
-    ):
-        machine.programs = programs
-        machine.apply()
-        assert machine.commands == expected
-        machine.apply({})
-        assert machine.commands == expected
-
-
-def test_another_value_of_the_operator_is_refused_with_its_file(machine):
-    for file, text in (
-        ("proc/cmdline", "quiet amdgpu.gttsize=98304\n"),
-        ("etc/modprobe.d/gpu.conf", "# for models\noptions amdgpu dc=1 gttsize=98304\n"),
-        ("usr/lib/modprobe.d/gpu.conf", "options  amdgpu gttsize=98304\n"),
-        ("run/modprobe.d/gpu.conf", "options ttm pages-limit=5\n"),
-    ):
-        kept = machine.read(file)
-        machine.put(file, text)
-        before = machine.files()
-        with pytest.raises(Refusal, match=re.escape(f" in /{file}. Remove them there")):
-            machine.apply()
-        assert (machine.files(), machine.commands) == (before, [])
-        machine.put(file, kept)
-    same = (
-        "options amdgpu gttsize=126976\n#options amdgpu gttsize=1\noptions amdgpu dc=1\noptions radeon gttsize=98304\n"
-    )
-    assert machine.put("etc/modprobe.d/gpu.conf", same).apply().after == TEXT
-
-
-def test_a_file_of_others_is_refused_and_stays(machine):
-    machine.put("etc/modprobe.d/llamacpp.conf", "options snd_hda_intel power_save=0\n")
-    before = machine.files()
-    with pytest.raises(Refusal, match=r"This host has /etc/modprobe\.d/llamacpp\.conf, which this"):
-        machine.apply()
-    assert machine.apply({}) == ("", "", (), ())
-    assert (machine.files(), machine.commands) == (before, [])
-    assert kernel_parameters.foreign_files(System(root=machine.root)) == ["/etc/modprobe.d/llamacpp.conf"]
-
-
-def test_clusters_on_a_host_have_files_of_their_own(machine):
-    machine.apply(owner=names.of("night"))
-    assert machine.read("etc/modprobe.d/llamacpp-night.conf") == TEXT
-    assert machine.apply({}).before == ""
-    with pytest.raises(Refusal, match=r"gttsize=126976 in /etc/modprobe.d/llamacpp-night.conf"):
-        machine.apply(OTHER)
-
-
-def test_a_host_whose_initramfs_comes_with_its_image_is_refused_with_what_to_set_by_hand(machine):
-    machine.put("run/ostree-booted")
-    with pytest.raises(Refusal, match=f"set «{' '.join(PAIRS)}» with «rpm-ostree kargs»"):
-        machine.apply()
-    machine.initramfs = TEXT
-    machine.restart()
-    assert machine.apply() == ("", "", (), ())
-    assert machine.commands == []
-
-
-def test_text_that_is_no_parameter_or_profile_is_refused(machine):
-    before = machine.files()
-    for name, value in (
-        ("a b", "1"),
-        ("a.b", "1 init=/bin/sh"),
-        ("a.b", "$(id)"),
-        ("a.b", ""),
-        ("a.b", "1\n"),
-        ("a", "1"),
-    ):
-        with pytest.raises(Refusal, match="is not a parameter of a kernel module"):
-            machine.apply({name: value})
-    for profile in ("--help", "a b", "../x", "a\n"):
-        with pytest.raises(Refusal, match="not the name of a tuned profile"):
-            machine.apply(profile=profile)
-    assert machine.files() == before
-
-
-def test_the_profile_is_selected_once_where_tuned_runs(machine):
-    machine.programs = {"tuned-adm"}
-    for before, shown in (("balanced", "tuned: balanced\n"), ("", "tuned: off\n")):
-        machine.profile = before
-        reported = machine.apply({}, profile="accelerator-performance", check=True)
-        assert machine.commands == []
-        assert reported == (shown, "tuned: accelerator-performance\n", (), ())
-        assert machine.apply({}, profile="accelerator-performance") == reported
-        assert machine.commands == ["tuned-adm profile accelerator-performance"]
-        assert machine.apply({}, profile="accelerator-performance").before == ""
-    machine.profile = None
-    assert machine.apply({}, profile="accelerator-performance").after == ""
-    machine.programs.clear()
-    machine.profile = "balanced"
-    assert machine.apply({}, profile="accelerator-performance").after == ""
+    assert [differ("new", given) for given in (WANTED, {"ttm.pages_limit": "1"}, {})] == [False, True, True]
+    assert [differ("broken", given) for given in (WANTED, {})] == [True, False]
+    assert not differ("theirs", {})
+    assert kernel_parameters.foreign_files(System(root=tmp_path / "new")) == []
+    for name in ("theirs", "theirs_unused"):
+        assert (tmp_path / name / "etc/modprobe.d/llamacpp.conf").read_text() == THEIRS
+        assert kernel_parameters.foreign_files(System(root=tmp_path / name)) == ["/etc/modprobe.d/llamacpp.conf"]

@@ -96,7 +96,6 @@ def hosts_of(path, named, *arguments):
     (path / "run.yml").write_text(yaml.safe_dump([play]))
     given = {
         "__llama_reboot_marks": {"results": []},
-        "__llama_reboot_tuned": {},
         **({} if named is ALL else {"llama_reboot_hosts": named}),
     }
     inventory = {"llama_cluster": {"children": groups}}
@@ -129,16 +128,16 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
 def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_causes.yml").read_text())
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
-    waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
+    waits = "{{ 'a reboot is due for ttm.pages_limit=1' if inventory_hostname == 'two' else '' }}"
     variables = {
         "__llama_reboot_named": [*WORKERS, "top"],
         "llama_reboot_needed": needed,
         "__llama_reboot_marks": marks,
-        "__llama_reboot_tuned": waits,
+        "__llama_host_waits": waits,
     }
     said = play(tmp_path, steps[2:], variables)
     assert "one: reboots (/run/reboot-required)" in said
-    assert "two: reboots (reboot needed for ttm.pages_limit=1)" in said
+    assert "two: reboots (a reboot is due for ttm.pages_limit=1)" in said
     assert ("spare: needs no reboot" in said) == needed
     assert ("spare: reboots (it was asked for)" in said) != needed
 

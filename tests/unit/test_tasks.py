@@ -55,6 +55,7 @@ def test_what_others_say_is_shown_without_control_characters():
     [
         ({"msg": " E: no\nspace "}, {}, "E: no space"),
         ({"msg": "the same"}, {"msg": "the same"}, ""),
+        ({"msg": "non-zero return code", "stderr": "disk\nfull"}, {}, "disk full"),
         ({}, {}, ""),
         ({"rc": 1}, {}, "no reason was given"),
         (

@@ -183,9 +183,8 @@ def _system(planned: HostPlan) -> Iterator[Difference]:
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
     if configuration.differs(planned.links, system):
         yield Difference("link", "links", "links are not as planned")
-    tuned = kernel_parameters.apply(planned.tuning, True, system)
-    if tuned.before != tuned.after:
-        yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
+    if kernel_parameters.differ(planned.tuning.parameters, system):
+        yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
 def _named_releases(planned: HostPlan, identities: Collection[str], applied: bool) -> set[str]:
