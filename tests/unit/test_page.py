@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import report as report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import clients, output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
     curves,
     html_page,
@@ -244,7 +244,6 @@ def pages(tmp_path_factory, plan, example, large):
         "example": (html_page.page(typed(plan), [], VERIFIED, example), example),
         "large": (html_page.page(None, measured=large), large),
         "ten": (html_page.page(typed(strix_halos(11, 1000).plan())), None),
-        "clients": (clients.files_of(typed(plan), "")[clients.PAGE], None),
     }
     for name, (text, _measured) in found.items():
         (folder / f"{name}.html").write_text(text)
@@ -265,7 +264,6 @@ SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
         ("large", 1400, False),
         ("large", 400, True),
         ("ten", 1400, False),
-        ("clients", 400, False),
     ],
 )
 def test_a_browser_shows_the_page(browser, pages, name, width, dark):
