@@ -10,9 +10,8 @@ import time
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, progress, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from support import launched
 from support.hosts import free_port
 from support.launched import SILENCE, a_worker, children, healed, lines_until, until
@@ -42,39 +41,6 @@ def test_a_worker_that_does_not_notice_that_its_client_has_gone_is_ended(cluster
     assert process.poll() is None
     client.close()
     assert "has not noticed" in healed(process, "it is started again")
-
-
-def test_a_worker_held_by_a_client_that_says_nothing_is_freed(cluster):
-    process, port = cluster.worker()
-    with socket.create_connection(("127.0.0.1", port)):
-        lines_until(process, "held the worker and asked it for nothing")
-    with socket.create_connection(("127.0.0.1", port)) as other:
-        other.sendall(b"x")
-        assert other.recv(10) == b"answer"
-
-
-def test_a_worker_held_by_a_client_that_said_next_to_nothing_is_freed_for_others_alone(cluster):
-    process, port = cluster.worker()
-    with socket.create_connection(("127.0.0.1", port)) as stale:
-        stale.sendall(b"x")
-        assert stale.recv(10) == b"answer"
-        stale.settimeout(3)
-        with pytest.raises(socket.timeout):
-            stale.recv(10)
-        with socket.create_connection(("127.0.0.1", port)) as other:
-            other.sendall(b"x")
-            other.settimeout(20)
-            assert other.recv(10) == b"answer"
-    assert process.poll() is None
-
-
-@pytest.mark.parametrize(
-    "received, seconds, others, expected",
-    [(0, 29, 99, False), (0, 31, 0, True), (9, 61, 61, True), (9, 61, 59, False), (65536, 999, 999, False)],
-)
-def test_who_holds_a_worker_for_nothing(received, seconds, others, expected):
-    traffic = progress.Traffic(0, received, 0, seconds * 1000)
-    assert workers._holds_for_nothing(traffic, others) == expected
 
 
 def test_connections_of_both_sides_are_kept_alive(cluster):
@@ -172,7 +138,6 @@ def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_
     assert "llama-server does not answer a client" in said[-1]
     assert any('"n_predict": 1' in line and "Bearer first" in line for line in said)
     assert process.wait(50) == 1
-    assert len(cluster.record()["silences"]) == 1
 
 
 def test_a_client_that_asks_for_nothing_ends_no_server(cluster):
@@ -218,17 +183,6 @@ def test_a_server_that_wakes_without_its_worker_is_started_again(cluster):
     cluster.client().close()
     healed(process, "llama-server ended by signal 6: it is started again")
     server.listener.close()
-
-
-def test_a_worker_that_goes_away_while_the_server_sleeps_is_waited_for(cluster):
-    server, endpoint = a_worker()
-    options = {"more": ["--sleep-idle-seconds", "1"]}
-    process = cluster.head("serves", [endpoint], **options, until_it_is="asleep")
-    server.listener.shutdown(socket.SHUT_RDWR)
-    server.listener.close()
-    healed(process, f"lost worker {endpoint} while llama-server slept: llama-server is started again")
-    cluster.head("serves", [endpoint], **options)
-    until(lambda: cluster.is_now("waiting") and cluster.record()["waiting_for"] == [endpoint])
 
 
 def test_a_worker_that_owes_an_answer_is_named(cluster):
@@ -303,21 +257,6 @@ def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(clus
     assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
 
 
-def test_that_the_kernel_lends_no_sockets_is_said_when_it_lasts(monkeypatch):
-    """A connection may be closed between the look at the table and the loan."""
-    said = []
-    monkeypatch.setattr(llama_server.journal, "say_once", said.append)
-    link = progress.Link("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
-    unlent = progress.Look(progress.Activity("S", 0, 0, 0), [link], {})
-    watched = llama_server.Watched(["x"], [link.remote], "http://127.0.0.1:1", 300.0)
-    for look in (unlent, unlent._replace(links=[]), unlent):
-        now = time.monotonic()
-        watched._stands_still(look, now)
-    assert said == []
-    watched._stands_still(unlent, now + progress.STOPPED_SECONDS)
-    assert len(said) == 1
-
-
 class Pair:
     """Two workers, of which the second one is away, and the fallback without it."""
 
@@ -353,7 +292,7 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
         assert process.poll() is None, "it did not wait for the client"
     healed(process, f"worker {pair.second} is back: llama-server is started with all workers")
     record = cluster.record()
-    assert (record["state"], record["returns"], record["failures"]) == ("waiting", {"strix1:hip": 1}, 0)
+    assert (record["state"], record["restarts"]) == ("waiting", 1)
     process = pair.head()
     lines_until(process, f"model buffer size answers {pair.first} {pair.second}")
     until(lambda: cluster.is_now("serving"))
@@ -374,16 +313,6 @@ def test_a_worker_that_comes_and_goes_does_not_end_the_fallback(cluster):
         time.sleep(0.4)
     assert process.poll() is None
     assert cluster.is_now("fallback")
-
-
-def test_a_fallback_that_ended_is_started_again_without_the_wait(cluster):
-    pair = Pair(cluster)
-    process = pair.head()
-    until(lambda: cluster.is_now("fallback"))
-    os.kill(children(process)[0], signal.SIGKILL)
-    assert process.wait(50) == 1
-    process = pair.head(after=600)
-    lines_until(process, f"model buffer size smaller {pair.first}")
 
 
 def test_two_workers_that_are_away_are_waited_for(cluster):
@@ -425,77 +354,31 @@ def test_a_torn_file_of_fallbacks_is_said_once_and_the_worker_is_waited_for(clus
     second.listener.close()
 
 
-def test_ends_in_a_row_wait_longer_and_longer_across_starts(cluster):
-    for _start in range(3):
-        process = cluster.head("answers", until_it_is="serving")
-        os.kill(children(process)[0], signal.SIGKILL)
-        assert process.wait(50) == 1
-    assert (cluster.record()["restarts"], cluster.record()["failures"]) == (3, 3)
-    ended, process = time.time(), cluster.head("answers")
-    lines_until(process, "llama-server ended 3 times in a row: the next start is in")
-    until(lambda: cluster.is_now("serving"))
-    assert time.time() - ended > 2
-
-
-@pytest.mark.parametrize(
-    "failures, ended, expected",
-    [(0, 0, 0), (1, 0, 1), (2, 0, 2), (4, 3, 5), (7, 0, 60), (99, 10, 50), (3, 100, 0), (3, -1000, 4)],
-)
-def test_how_long_it_waits_before_the_next_start(failures, ended, expected):
-    """``ended``: seconds ago; a clock that was set back has it in the future."""
-    kept = serving.Kept(failures=failures, ended=1000000 - ended)
-    assert serving.wait_before_start(kept, 1000000) == expected
-
-
-def test_serving_forgets_ends(tmp_path):
-    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
-    record.kept = serving.Kept(failures=3, returns={"a": 1, "b": 3})
-    for seconds in (0, 29, 31, 45, 62):
-        record.served(float(seconds))
-    assert (record.kept.failures, record.kept.returns) == (1, {"b": 1})
-
-
-def test_the_sixth_worker_that_reboots_is_waited_for_like_the_first_one(tmp_path):
-    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
-    for expected, name in [(30, "a"), (30, "b"), (60, "a"), (30, "c"), *[(30, str(number)) for number in range(5)]]:
-        record.set(serving.FALLBACK, (name,))
-        assert record.steady == expected
-        record.returned()
+def recorded(folder):
+    return serving.Record(folder, journal.write_state, lambda text: None)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         *("", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}'),
-        *(f'{{"failures": 1, "{key}": {sign}1{"0" * 400}}}' for key in ("ended", "failures") for sign in ("", "-")),
-        f'{{"returns": {{"a": -1{"0" * 400}}}}}',
-        '{"returns": 1}',
-        f'{{"on_fallback": 1{"0" * 400}}}',
+        *(f'{{"last": [], "restarts": {sign}1{"0" * 400}}}' for sign in ("", "-")),
     ],
 )
 def test_a_record_of_another_shape_begins_anew(tmp_path, text):
     (tmp_path / serving.FILE).write_text(text)
-    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
-    assert record.kept == serving.Kept()
-    assert serving.wait_before_start(record.kept, 1e9) == 0
-    assert not record.served_on_fallback
-    assert record.steady == serving.STEADY_SECONDS
+    assert recorded(tmp_path).kept == serving.Kept()
 
 
 def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
-    def write(path, content):
-        path.write_text(json.dumps(content))
-        return True
-
-    record = serving.Record(tmp_path, write, lambda text: None)
+    record = recorded(tmp_path)
     for number in range(30):
         record.note(f"line {number}")
-        record.ended(silent=number > 27)
+        record.ended()
     record.set(serving.FALLBACK, ("strix1:hip",))
-    after = serving.Record(tmp_path, write, lambda text: None)
-    assert (after.kept.restarts, len(after.kept.silences)) == (30, 2)
+    after = recorded(tmp_path)
+    assert after.kept.restarts == 30
     assert [line["text"] for line in after.kept.last] == [f"line {number}" for number in range(10, 30)]
-    assert after.served_on_fallback
     told = json.loads((tmp_path / serving.FILE).read_text())
     assert (told["schema"], told["process"]) == (1, os.getpid())
     assert (told["state"], told["without"]) == ("fallback", ["strix1:hip"])

@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     exporter,
     journal,
     loading,
-    metrics,
     page,
     page_server,
     progress,
@@ -172,33 +171,6 @@ def test_beside_the_plan_stands_what_is_in_use_now_where_that_is_known(paged, tm
     assert of(own._replace(capacity_mib=1024))[0] == ("width:100.0%", "")
 
 
-def test_speeds_of_a_day(tmp_path, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "time", lambda: NOW + now[0])
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    def after(speeds, seconds, tokens, took):
-        now[0] += seconds
-        figures = metrics.Figures("c", "h")
-        figures.add("generated_tokens_total", tokens, model="m")
-        figures.add("generation_seconds_total", took, model="m")
-        speeds.note(figures, ["m"])
-        return [point.speed for point in speeds.points]
-
-    speeds = exporter.Speeds(tmp_path / "speeds.json")
-    assert after(speeds, 200, 50, 5) == []
-    assert after(speeds, 200, 100, 10) == [10]
-    assert after(speeds, 300, 100, 10) == [10], "nothing was generated"
-    assert after(speeds, 300, 300, 20) == [10, 20]
-    assert after(speeds, 300, 30, 1) == [10, 20, 30], "it was started again"
-    again = exporter.Speeds(tmp_path / "speeds.json")
-    assert again.points == speeds.points
-    assert after(again, serving.DAY + 1, 90, 3) == [30], "the rest is older than a day"
-    for bad in ("{", '{"points": [[1]]}', '{"points": [[1, "m", NaN]]}', '{"points": [[1, "m", -1]]}'):
-        (tmp_path / "speeds.json").write_text(bad)
-        assert not exporter.Speeds(tmp_path / "speeds.json").points
-
-
 def fetched(port, key=None, basic=False, path="/", scheme="http", **options):
     """Status and text."""
     said = f"Basic {base64.b64encode(f'anybody:{key}'.encode()).decode()}" if basic else f"Bearer {key}"
@@ -303,11 +275,7 @@ def test_it_shows_the_certificate_of_the_server(tmp_path):
 @pytest.mark.parametrize("state", STATES)
 def test_a_browser_shows_it_and_keeps_it_fresh(browser, paged, tmp_path, monkeypatch, state):
     shown, _record = gathered(paged, tmp_path, state)
-    model = next(iter(shown.told.planned))
-    points = [
-        page.Point(NOW - 86_000 + 300 * index, model, 9 + index % 7) for index in range(280) if not 90 < index < 150
-    ]
-    current = [page.of(shown._replace(points=points), NOW)]
+    current = [page.of(shown, NOW)]
     monkeypatch.undo()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     port = served(current)

@@ -280,22 +280,6 @@ def test_nothing_that_is_wrong_with_metrics_stops_a_head(exported, spoil):
     assert expected not in said, "once"
 
 
-def test_what_a_run_describes_holds_from_the_next_start_on(exported, tmp_path, monkeypatch):
-    """But what it predicts of the same model."""
-    monkeypatch.setattr(exporter, "EVERY", 0)
-    planned = {"m": {"planned_load_seconds": 5}, "other": {"planned_load_seconds": 7}}
-    _option, description, service = exported.describe(
-        "llamacpp-server", kind="head", workers={"192.0.2.1:1": ["one", "cpu"]}, planned={"m": {}}
-    )
-    exports = exporter.Exporter(description, service)
-    exported.describe(service, kind="head", release="b2", planned=planned)
-    exports.of_head(serving.Record(tmp_path, lambda _path, _content: True, print))
-    found = exported.found()
-    assert one(found, "service_info") == one(found, "service_info", release="b1")
-    assert one(found, "worker_awaited", host="one", worker="cpu") == 0
-    assert one(found, "planned_load_seconds") == one(found, "planned_load_seconds", model="m") == 5
-
-
 def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):
     monkeypatch.setattr(exporter, "EVERY", 0)
     _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
@@ -394,43 +378,15 @@ def test_what_the_kernel_does_not_say_is_left_out(tmp_path, spoilt, text):
 def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(tmp_path):
     said = tmp_path / "said"
     sensors = exporter.Sensors(tmp_path, ["cat", said])
-    assert [sensors.read(["ROCm0"]), sensors.asked] == [{"CPU": exporter.Sensed()}, None]
+    assert [sensors.read(["ROCm0"]), sensors.asking] == [{"CPU": exporter.Sensed()}, None]
     said.write_text("1, 1024, 66, 349.52\nUnable to determine, 1, 2, 3\n3, [N/A], 41, [Not Supported]\n")
     assert sensors.read(["CUDA1"]) == {"CPU": exporter.Sensed()}
-    sensors.asked.wait()
-    said.write_bytes(b"\xff,,,\n" * 200_000)
+    sensors.asking.join()
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert [*found] == ["CPU", "CUDA1", "CUDA3"], "a device that says nothing moves no other one up"
     assert [*found.values()][1:] == [exporter.Sensed(1 << 30, 66, 349.52), exporter.Sensed(None, 41, None)]
-    sensors.asked.wait()
-    assert [*sensors.read(["CUDA0"])] == ["CPU"]
-    sensors.asked.wait()
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
-    assert [missing.read(["CUDA0"]), missing.asked] == [{"CPU": exporter.Sensed()}, None]
-
-
-def test_nvidia_smi_that_hangs_is_ended_and_asked_again(tmp_path):
-    sensors = exporter.Sensors(tmp_path, ["sh", "-c", f"echo 0, 1, 2, 3; echo x >> {tmp_path}/asked; exec sleep 600"])
-    sensors.read(["CUDA0"])
-    until(lambda: (tmp_path / "asked").exists())
-    first = sensors.asked
-    assert [*sensors.read(["CUDA0"])] == ["CPU"]
-    assert first.wait(10) == -signal.SIGKILL
-    assert sensors.read(["CUDA0"])["CUDA0"] == exporter.Sensed(1 << 20, 2, 3), "what it said before it hung"
-    assert sensors.asked is not first
-    sensors.asked.kill()
-    sensors.asked.wait()
-
-
-def test_a_child_of_nvidia_smi_keeps_nobody_waiting(tmp_path):
-    sensors = exporter.Sensors(tmp_path, ["sh", "-c", f"echo 0, 1, 2, 3; sleep 600 & echo $! > {tmp_path}/child"])
-    sensors.read(["CUDA0"])
-    sensors.asked.wait()
-    child = int((tmp_path / "child").read_text())
-    assert "CUDA0" in sensors.read(["CUDA0"])
-    sensors.asked.wait()
-    for process in (child, int((tmp_path / "child").read_text())):
-        os.kill(process, signal.SIGKILL)
+    assert missing.read(["CUDA0"]) == {"CPU": exporter.Sensed()}
 
 
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):

@@ -4,7 +4,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
 from conftest import complete, definition, typed
 from support.clusters import FORK, TREE
@@ -175,18 +175,6 @@ HELD = progress.Link("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, 0, "h
 QUIET = progress.Traffic(100, 100, 400_000, 400_000)
 TOLD = ("connected", "sent_bytes_total", "received_bytes_total")
 LOOK = progress.Look(progress.Activity("S", 0.0, 0, 0), [HELD], {"held": QUIET})
-
-
-@pytest.mark.parametrize("connections", [0, 1])
-def test_a_client_by_rdma_says_nothing_by_tcp_and_keeps_its_worker(monkeypatch, connections):
-    waits = HELD._replace(state=progress.LISTEN, received=1, inode="listens")
-    look = LOOK._replace(links=[HELD, waits], rdma=connections)
-    monkeypatch.setattr(progress, "look_at", lambda *_where: look)
-    monkeypatch.setattr(worker, "HOLDS_SECONDS", -1.0)
-    ended = []
-    monkeypatch.setattr(worker.Guard, "_hang_up", lambda _self, link: ended.append(link))
-    assert worker.Guard(os.getpid(), "50052").fault() is None
-    assert ended == [HELD] * (not connections)
 
 
 @pytest.mark.parametrize("connections", [0, 1])

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from support import playbook_runs
 
@@ -219,4 +219,4 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
 
 def test_there_is_time_until_the_head_serves_the_whole_plan_again():
     verify = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())[1]["block"][-1]
-    assert verify["llamacpp.cluster.verify"]["fallback_wait"] >= serving.LONGEST_STEADY_SECONDS + 600
+    assert verify["llamacpp.cluster.verify"]["fallback_wait"] >= 600 + runtime.STEADY_SECONDS

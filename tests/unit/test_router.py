@@ -110,16 +110,6 @@ def test_a_model_that_answers_no_client_is_ended(cluster, models):
     asked.join()
 
 
-def test_a_model_is_given_longer_after_each_time_that_nothing_moved():
-    router = llama_server.Router.__new__(llama_server.Router)
-    argv = ["llama-server", "--rpc", "192.0.2.1:1,192.0.2.2:2", "--port", "3"]
-    for router.silence, router.silences, silence in ((300.0, 0, 300), (300.0, 2, 1200), (300.0, 9, 2400)):
-        child = router._child(7, argv)
-        assert (child.endpoints, child.url) == (["192.0.2.1:1", "192.0.2.2:2"], "http://127.0.0.1:3")
-        assert (child.pid, child.silence) == (7, silence)
-    assert router._child(7, argv[:1] + argv[3:]).endpoints == []
-
-
 def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, models):
     cluster.ask(model="one")
     asked = threading.Thread(target=cluster.ask, kwargs={"model": "slow"})

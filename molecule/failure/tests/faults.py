@@ -2,7 +2,6 @@
 
 import json
 import random
-import shlex
 import subprocess
 
 from conftest import HOSTS, PLAN, WORK
@@ -15,11 +14,6 @@ SERVICES = {name: [service["name"] for service in host["services"]] for name, ho
 PROGRAM = PLAN["head"]["argv"][0].rsplit("/", 1)[1]
 """Of the head: llama-server, or what starts it for several models."""
 WORKER_PROGRAM = PLAN["hosts"][WORKERS[0]]["workers"][0]["argv"][0].rsplit("/", 1)[1]
-HOLDING = """
-import socket, sys, time
-held = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-time.sleep(900)
-"""
 
 
 def container(name):
@@ -91,14 +85,6 @@ def worker_address_changed(name):
     return back
 
 
-def worker_held_by_a_stale_client(name):
-    """One that connects before the head, says nothing and stays."""
-    address, port = PLAN["hosts"][name]["workers"][0]["endpoint"].split(":")
-    inside(HEAD, f"exec python3 -c {shlex.quote(HOLDING)} {address} {port}", detach=True)
-    signal_server("KILL")
-    return lambda: inside(HEAD, f"pkill --full 'python3 -c .* {address} {port}'", check=False)
-
-
 def head_killed(_name):
     signal_server("KILL")
 
@@ -153,7 +139,6 @@ ALL = [
     worker_rebooted,
     worker_cut_off,
     worker_address_changed,
-    worker_held_by_a_stale_client,
     head_killed,
     launcher_killed,
     head_hung,
@@ -161,5 +146,5 @@ ALL = [
     all_rebooted,
     disk_full,
 ]
-HEAL_WHILE_THEY_LAST = (worker_held_by_a_stale_client, disk_full)
+HEAL_WHILE_THEY_LAST = (disk_full,)
 """Faults with which the cluster has to serve again before they are taken away."""

@@ -8,33 +8,26 @@ The file goes when the service is stopped; that of a launcher that was killed st
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-        journal,
-        loading,
-        metrics,
-        page,
-        progress,
-        server,
-        serving,
-    )
-except ImportError:  # as installed on a host
-    journal, loading, metrics, page, progress, server, serving, units = (
-        importlib.import_module(name)
-        for name in ("journal", "loading", "metrics", "page", "progress", "server", "serving", "units")
-    )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    journal,
+    loading,
+    metrics,
+    page,
+    progress,
+    server,
+    serving,
+)
 
 EVERY = 15.0
 FILE_BYTES = 1024 * 1024
@@ -52,8 +45,6 @@ OF_PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 """Drivers of sensors."""
 LONGEST = 16384
 """Bytes of what the kernel or nvidia-smi says."""
-SPEEDS = "speeds.json"
-SPEED_SECONDS, MOST_SPEEDS, FASTEST = 300.0, 2000, 1e6
 
 
 def description_of(path: Path, service: str) -> metrics.Description:
@@ -69,37 +60,6 @@ def description_of(path: Path, service: str) -> metrics.Description:
         raise ValueError(f"it does not describe {service}") from None
 
 
-class Speeds:
-    """How fast answers were in the last day, one figure of a model for each five minutes in which some ended."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.asked = path, time.monotonic()
-        self.points: tuple[page.Point, ...] = ()
-        self.before: dict[str, tuple[float, float]] = {}
-        with suppress(OSError, ValueError, TypeError):
-            told = serving.read_json(path, FILE_BYTES)["points"]
-            self.points = tuple(
-                page.Point(int(when), str(name), float(speed)) for when, name, speed in told if 0 < speed < FASTEST
-            )
-
-    def note(self, figures: metrics.Figures, models: Iterable[str]) -> None:
-        if time.monotonic() - self.asked < SPEED_SECONDS:
-            return
-        self.asked, now, points = time.monotonic(), int(time.time()), list(self.points)
-        for model in models:
-            tokens = figures.get("generated_tokens_total", model=model)
-            seconds = figures.get("generation_seconds_total", model=model)
-            if tokens is None or seconds is None:
-                continue
-            before = self.before.get(model, (0.0, 0.0))
-            before = before if before[0] <= tokens and before[1] <= seconds else (0.0, 0.0)
-            self.before[model] = (tokens, seconds)
-            speed = metrics.rate(tokens - before[0], seconds - before[1])
-            points += [page.Point(now, model, speed)] if speed else []
-        self.points = tuple(point for point in points if 0 <= now - point.time <= serving.DAY)[-MOST_SPEEDS:]
-        journal.write_state(self.path, {"points": self.points})
-
-
 class Exporter:
     """Of one service."""
 
@@ -111,7 +71,6 @@ class Exporter:
         self.path, self.service = path, service
         self.state = ""
         self.paged = paged
-        self.speeds: Speeds | None = None
         self.shown: page.Shown | None = None
         """What the page shows."""
         self.written = -EVERY
@@ -168,17 +127,9 @@ class Exporter:
             with suppress(OSError):
                 self._file(self.told).unlink()
 
-    def _now(self) -> metrics.Description | None:
-        """What runs, with what is predicted now of the same models."""
-        if self.path and self.told:
-            with suppress(OSError, ValueError):
-                planned = description_of(self.path, self.service).planned
-                same = {model: planned.get(model, before) for model, before in self.told.planned.items()}
-                self.told = self.told._replace(planned=same)
-        return self.told
-
     def _export(self, add: Callable[[metrics.Figures, metrics.Description], object]) -> None:
-        if time.monotonic() - self.written < EVERY or not (told := self._now()):
+        told = self.told
+        if not told or time.monotonic() - self.written < EVERY:
             return
         self.written = time.monotonic()
         with self._spared():
@@ -202,8 +153,6 @@ class Exporter:
     def of_head(self, record: serving.Record, head: server.Head | None = None) -> None:
         """:param head: llama-server, while it runs."""
         self.load = (head.load if head else None) or self.load
-        if self.paged and not self.speeds:
-            self.speeds = Speeds(record.path.with_name(SPEEDS))
         if record.state != self.state:
             self.state, self.written = record.state, -EVERY
 
@@ -215,11 +164,9 @@ class Exporter:
                 _add_connections(figures, head, told.workers)
                 _add_counts(figures, head, told)
             failed = _add_verified(figures, self.path.with_name(VERIFIED)) if self.path else ()
-            if self.speeds:
-                self.speeds.note(figures, told.planned)
+            if self.paged:
                 kept = record.kept, record.without, record.waiting_for
-                loads = head.load if head else None
-                self.shown = page.Shown(told, figures, record.state, *kept, loads, failed, self.speeds.points)
+                self.shown = page.Shown(told, figures, record.state, *kept, head.load if head else None, failed)
 
         self._export(add)
 
@@ -325,8 +272,8 @@ class Sensors:
 
     def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
         self.root, self.query = root, query
-        self.asked: subprocess.Popen[bytes] | None = None
-        self.answer: IO[bytes] | None = None
+        self.nvidia: dict[int, Sensed] = {}
+        self.asking: threading.Thread | None = None
 
     def read(self, devices: Iterable[str]) -> dict[str, Sensed]:
         """Also of the host itself, as CPU.
@@ -338,7 +285,10 @@ class Sensors:
         single = len([*self.root.glob("sys/class/drm/renderD*")]) == 1
         kinds = {"ROCm": cards, "Vulkan": cards if single else {}}
         if any(name.startswith(CUDA) for name in devices):
-            kinds[CUDA] = self._nvidia()
+            kinds[CUDA] = self.nvidia
+            if not self.asking or not self.asking.is_alive():
+                self.asking = threading.Thread(target=self._ask_nvidia, daemon=True)
+                self.asking.start()
         for name in devices:
             kind = name.rstrip("0123456789")
             index, known = int(name[len(kind) :] or 0), kinds.get(kind, {})
@@ -365,24 +315,15 @@ class Sensors:
                 found.append(Sensed(own + (lent or 0), _hottest(chips), watts))
         return found
 
-    def _nvidia(self) -> dict[int, Sensed]:
-        """Number of a device → what nvidia-smi said to the question before this one. That may take seconds, or hang with its driver: it is told to end
-        then, and asked again when it has ended. It answers into a file, since a pipe lasts as long as anybody has it open."""
-        if self.asked and self.asked.poll() is None:
-            self.asked.kill()
-            return {}
+    def _ask_nvidia(self) -> None:
+        """In a thread, since nvidia-smi may take seconds, or hang with its driver. What it says is read the next time."""
         said = ""
         with suppress(OSError):
-            if self.answer:
-                with self.answer as answer:
-                    answer.seek(0)
-                    said = answer.read(LONGEST).decode("utf-8", "replace")
-            self.asked, self.answer = None, tempfile.TemporaryFile()  # noqa: SIM115  # nvidia-smi writes into it meanwhile
-            self.asked = subprocess.Popen(
-                self.query, stdin=subprocess.DEVNULL, stdout=self.answer, stderr=subprocess.DEVNULL
-            )
+            said = subprocess.run(
+                self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            ).stdout
         lines = (map(_number, line.split(",")) for line in said.splitlines() if line.count(",") == 3)
-        return {
+        self.nvidia = {
             int(index): Sensed(None if used is None else used * units.MIB, *others)
             for index, used, *others in lines
             if index is not None

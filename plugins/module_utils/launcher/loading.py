@@ -3,16 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How far a model is loaded: what the head's launcher writes of it, beside what the plan has on each device."""
 
-import importlib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Optional
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
-except ImportError:  # as installed on a host
-    metrics, units = (importlib.import_module(name) for name in ("metrics", "units"))
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 
 
 class Load(NamedTuple):

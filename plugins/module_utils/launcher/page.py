@@ -8,21 +8,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, metrics, progress, serving
-except ImportError:  # as installed on a host
-    loading, metrics, progress, serving, units = (
-        importlib.import_module(name) for name in ("loading", "metrics", "progress", "serving", "units")
-    )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, metrics, serving
 
 EVERY_SECONDS = 15
-GAP_SECONDS = 900
-"""Between two points of a curve that no line joins."""
 CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
 PARTS = {"weights": "weights", "kv": "context", "compute": "computing", "further": "models beside it"}
 """Field of a device, without its unit → its words."""
@@ -47,11 +39,6 @@ thead th, .quiet { color: var(--quiet) } .good { color: var(--good) } .warn { co
   position: relative } .bar b { position: absolute; bottom: 0; height: .25rem; background: var(--text) }
 .keyed { white-space: nowrap } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 .6em; border-radius: 2px }
 .weights { background: var(--weights) } .kv { background: var(--kv) } .compute { background: var(--compute) } .further { background: var(--further) }
-.curve { display: grid; grid-template-columns: auto 1fr; column-gap: .4rem } .curve div { display: flex; justify-content: space-between }
-.curve .side { flex-direction: column; text-align: right } .curve .foot { grid-column: 2 }
-svg { width: 100%; height: 8rem; border: solid var(--line); border-width: 1px 0 } rect { fill: var(--quiet); opacity: .18 }
-path { fill: none; stroke: var(--weights); stroke-width: 3; stroke-linecap: round; stroke-linejoin: round; vector-effect: non-scaling-stroke }
-.planned { stroke: var(--quiet); stroke-width: 1.5; stroke-dasharray: 5 4 }
 """.strip()
 SCRIPT = f"""
 setInterval(async () => {{
@@ -73,15 +60,6 @@ POLICY = (
 """What a browser may do with the page."""
 
 
-class Point(NamedTuple):
-    """Of a curve."""
-
-    time: int
-    model: str
-    speed: float
-    """Tokens per second."""
-
-
 class Shown(NamedTuple):
     """What was known at one moment."""
 
@@ -95,7 +73,6 @@ class Shown(NamedTuple):
     """In progress."""
     failed: Sequence[str]
     """Checks of the last verification."""
-    points: Sequence[Point]
 
 
 def state_of(shown: Shown) -> str:
@@ -131,25 +108,19 @@ def _worker(shown: Shown, endpoint: str) -> str:
     return f"{host}:{worker} ({endpoint})" if host else endpoint
 
 
-def _problems(shown: Shown, now: float) -> Iterator[str]:
-    state, kept = state_of(shown), shown.kept
+def _problems(shown: Shown) -> Iterator[str]:
+    state = state_of(shown)
     if state == serving.SILENT:
         yield "llama-server does not answer"
     if shown.state == serving.FALLBACK:
         yield f"it serves without {', '.join(shown.without) or 'a worker'}"
-    if state == serving.WAITING:
-        if shown.waiting_for:
-            yield f"it waits for worker {', '.join(_worker(shown, endpoint) for endpoint in shown.waiting_for)}"
-        left = serving.wait_before_start(kept, now)
-        if kept.failures:
-            times = f"{kept.failures} times in a row" if kept.failures > 1 else "by itself"
-            starts = f"the next start is in {left:.0f} s" if left >= 1 else "it is started again"
-            yield f"llama-server ended {times}: {starts}; the log of its service says why"
+    if state == serving.WAITING and shown.waiting_for:
+        yield f"it waits for worker {', '.join(_worker(shown, endpoint) for endpoint in shown.waiting_for)}"
     if shown.figures.get("verified_passed") == 0:
         yield f"the last verification failed{': ' * bool(shown.failed)}{'; '.join(shown.failed)}"
 
 
-def _model(shown: Shown, model: str, now: float) -> str:
+def _model(shown: Shown, model: str) -> str:
     figures = shown.figures
     loaded = figures.get("model_loaded", model=model)
     rows = []
@@ -172,36 +143,7 @@ def _model(shown: Shown, model: str, now: float) -> str:
     head = _tag("thead", _tag("tr", _list("th", ("tokens/s", "since load", "planned"))))
     table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _list("td", row)) for row in rows)))
     title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(said)), "quiet small")
-    return _tag("section", title + table + _curve(shown, model, now), "card")
-
-
-def _curve(shown: Shown, model: str, now: float) -> str:
-    """Speed of answers over a day, beside what is planned with an empty context."""
-    points = [point for point in shown.points if point.model == model and 0 <= now - point.time <= serving.DAY]
-    if not points:
-        return ""
-    lowest, planned, highest = (
-        shown.figures.get(f"planned_generation_{part}tokens_per_second", model=model) or 0.0
-        for part in ("lowest_", "", "highest_")
-    )
-    top = max(planned, highest, *(point.speed for point in points)) * 1.05
-
-    def down(speed: float) -> float:
-        return round(100 - 100 * speed / top, 1)
-
-    line, before = "", 0
-    for point in points:
-        across = round(1000 - 1000 * (now - point.time) / serving.DAY, 1)
-        line += f"{'L' if point.time - before < GAP_SECONDS else 'M'}{across} {down(point.speed)}h0"
-        before = point.time
-    band = f'<rect y="{down(highest)}" width="1000" height="{down(lowest) - down(highest):.1f}"/>' if highest else ""
-    expected = f'<path class="planned" d="M0 {down(planned)}H1000"/>' if planned else ""
-    label = html.escape(f"Tokens per second of answers of {model} in the last day, {_speed(points[-1].speed)} at last")
-    drawn = f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" role="img" aria-label="{label}">{band}{expected}<path d="{line}"/></svg>'
-    side = _tag("div", _list("span", (_speed(_planned(top)), "0")), "side small quiet")
-    foot = _tag("div", _list("span", ("a day ago", "now")), "foot small quiet")
-    caption = _tag("figcaption", "answers, tokens/s, beside the range that is planned", "foot small quiet")
-    return _tag("figure", side + drawn + foot + caption, "curve")
+    return _tag("section", title + table, "card")
 
 
 def _device(shown: Shown, device: metrics.Device) -> str:
@@ -304,11 +246,11 @@ def of(shown: Shown | None, now: float) -> str:
         _tag("h1", html.escape(told.cluster)),
         _tag("p", html.escape(word), f"state {CLASSES.get(state, 'bad')}"),
         _tag("p", html.escape(" · ".join(about)), "quiet"),
-        _list("p", _problems(shown, now), "told bad"),
+        _list("p", _problems(shown), "told bad"),
     ]
     if shown.state == serving.LOADING and shown.load:
         body.append(_list("p", [loading.sentence(loading.progress_of(shown.load, _expected(shown)))], "told warn"))
-    models = "".join(_model(shown, model, now) for model in told.planned)
+    models = "".join(_model(shown, model) for model in told.planned)
     body += [_tag("h2", "Models"), _tag("div", models, "cards wide"), *_devices(shown)]
     if connections := "".join(_connection(shown, endpoint) for endpoint in told.workers):
         body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]

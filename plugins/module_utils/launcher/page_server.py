@@ -8,17 +8,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import importlib
 import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, page
-except ImportError:  # as installed on a host
-    journal, page = (importlib.import_module(name) for name in ("journal", "page"))
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, page
 
 SECONDS = 5.0
 """For a question, and for the way of an answer."""

@@ -10,7 +10,6 @@ came and went on connections. For bytes the kernel lends this process a copy of 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import signal
 import socket
@@ -22,10 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
-except ImportError:  # as installed on a host
-    loading = importlib.import_module("loading")
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
 
 ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1

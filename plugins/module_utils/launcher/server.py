@@ -9,7 +9,7 @@ llama-server does not reconnect to a worker, and an idle one does not even notic
 
 from __future__ import annotations
 
-import importlib
+import http.client
 import json
 import os
 import re
@@ -20,17 +20,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, tunnel
-except ImportError:  # as installed on a host
-    journal, loading, progress, tunnel = (
-        importlib.import_module(name) for name in ("journal", "loading", "progress", "tunnel")
-    )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, tunnel
 
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
@@ -44,7 +39,7 @@ LOST_AFTER_POLLS = 2
 UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
 """Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
 takes. Retransmissions alone say little: on a link that is down they come twice a second."""
-SILENCE_SECONDS = 300.0
+SILENCE_SECONDS = 600.0
 """The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
 time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
@@ -58,7 +53,7 @@ COUNTED = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
-"""As the router writes them for what it starts (server-models.cpp of 0.3.36)."""
+"""As the router writes them for the processes that it starts (server-models.cpp of 0.3.36)."""
 SPAWNS = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """What it logs before that."""
 OF_CHILD = re.compile(rb"\[ *([0-9]+)\] ")
@@ -80,43 +75,30 @@ def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:
 
 
 def healthy(url: str) -> bool:
-    """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends. Whose certificate it shows
-    is no matter here: nothing is told to it."""
-    return bool(re.match(rb"HTTP/1\.\d 200\b", _reply(url, "/health", [], 256, b"\n")))
+    """Whether llama-server answers that it serves. It is told nothing, so its certificate is not checked."""
+    with suppress(OSError, http.client.HTTPException), closing(_connection(url, HEALTH_SECONDS)) as connection:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    return False
 
 
-def _reply(
-    url: str, path: str, headers: list[str], most: int, end: bytes | None = None, seconds: float | None = None
-) -> bytes:
-    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within so many seconds, or two."""
-    scheme, place = url.split("://", 1)
-    address, port = place.rsplit(":", 1)
-    deadline = time.monotonic() + (seconds or HEALTH_SECONDS)
-    lines = [f"GET {path} HTTP/1.1", "Host: llamacpp", *headers, "Connection: close", "", ""]
-    said = b""
-    try:
-        with _connected(scheme, address, int(port), deadline) as connection:
-            connection.sendall("\r\n".join(lines).encode(*KEY_TEXT))
-            while not (end and end in said) and len(said) < most and (left := deadline - time.monotonic()) > 0:
-                connection.settimeout(left)
-                part = connection.recv(most)
-                if not part:
-                    break
-                said += part
-    except OSError:
-        pass
-    return said
+def _connection(url: str, seconds: float) -> http.client.HTTPConnection:
+    place = urlsplit(url)
+    if place.scheme != "https":
+        return http.client.HTTPConnection(place.hostname or "", place.port, timeout=seconds)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(place.hostname or "", place.port, timeout=seconds, context=context)
 
 
-def _authorization(argv: list[str]) -> list[str]:
+def _authorization(argv: list[str]) -> dict[str, bytes]:
     """A header with the first API key, where llama-server wants one.
 
     :raises OSError: the file cannot be read.
     """
-    if API_KEYS not in argv[:-1]:
-        return []
-    keys = keys_of(Path(_value(argv, API_KEYS)))
-    return [f"Authorization: Bearer {keys[0]}"] if keys else []
+    keys = keys_of(Path(_value(argv, API_KEYS))) if API_KEYS in argv[:-1] else []
+    return {"Authorization": b"Bearer " + keys[0].encode(*KEY_TEXT)} if keys else {}
 
 
 def keys_of(path: Path) -> list[str]:
@@ -124,49 +106,32 @@ def keys_of(path: Path) -> list[str]:
     return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
 
 
-def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
-    connection = socket.create_connection((address, port), HEALTH_SECONDS)
-    if scheme != "https":
-        return connection
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
-    return context.wrap_socket(connection)
-
-
 def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
-    """Sends the smallest request that makes llama-server compute; the caller reads the answer."""
-    return _post(url, "/completion", {"prompt": "1", "n_predict": 1, "cache_prompt": False}, argv)
+    """Sends the smallest request that makes llama-server compute; the caller reads the answer.
 
-
-def _post(url: str, path: str, said: Mapping[str, object], argv: list[str]) -> socket.socket:
-    """:param argv: of llama-server, which names the file of the API keys."""
-    scheme, place = url.split("://", 1)
-    address, port = place.rsplit(":", 1)
-    body = json.dumps(said)
-    head = [
-        f"POST {path} HTTP/1.1",
-        "Host: llamacpp",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
-    head += ["Connection: close", *_authorization(argv), "", body]
-    connection = _connected(scheme, address, int(port), time.monotonic() + HEALTH_SECONDS)
-    connection.sendall("\r\n".join(head).encode(*KEY_TEXT))
-    return connection
+    :param argv: of llama-server, which names the file of the API keys.
+    """
+    connection = _connection(url, HEALTH_SECONDS)
+    body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
+    headers = {"Content-Type": "application/json", "Connection": "close", **_authorization(argv)}
+    connection.request("POST", "/completion", body, headers)
+    return cast(socket.socket, connection.sock)
 
 
 class Question(threading.Thread):
     """llama-server answers when it has computed a batch, freed its model, or loaded it again, and each question takes one of its threads till then."""
 
-    def __init__(self, url: str, path: str, headers: list[str]) -> None:
+    def __init__(self, url: str, path: str, headers: Mapping[str, bytes]) -> None:
         super().__init__(daemon=True)
         self.url, self.path, self.headers, self.said = url, path, headers, b""
 
     def run(self) -> None:
-        with suppress(OSError):
-            self.said = _reply(self.url, self.path, self.headers, ANSWER_BYTES, seconds=LONGEST_LOAD_SECONDS)
+        with (
+            suppress(OSError, http.client.HTTPException),
+            closing(_connection(self.url, LONGEST_LOAD_SECONDS)) as connection,
+        ):
+            connection.request("GET", self.path, headers=self.headers)
+            self.said = connection.getresponse().read(ANSWER_BYTES)
 
 
 class Fault(NamedTuple):
@@ -177,8 +142,8 @@ class Fault(NamedTuple):
     """Workers whose connection is gone."""
     silent: bool = False
     """Whether only time tells it from something slow."""
-    wanted: bool = False
-    """Whether nothing is wrong."""
+    returns: bool = False
+    """Whether nothing is wrong: the head returns from a fallback."""
     model: str = ""
     """The one of several whose process alone was ended."""
 
@@ -186,7 +151,7 @@ class Fault(NamedTuple):
     def cause(self) -> str:
         """For metrics."""
         lost = "model_lost_worker" if self.model else "lost_worker"
-        return "returned" if self.wanted else lost if self.lost else "silent" if self.silent else "stopped"
+        return "returned" if self.returns else lost if self.lost else "silent" if self.silent else "stopped"
 
     @property
     def how(self) -> str:
@@ -206,7 +171,7 @@ class Watched:
         self.endpoints = endpoints
         self.url = url
         self.silence = silence
-        self.headers: list[str] = []
+        self.headers: Mapping[str, bytes] = {}
         """With the API key that llama-server reads now: its file may be another one later."""
         with suppress(OSError):
             self.headers = _authorization(argv)
@@ -338,11 +303,6 @@ class Watched:
         if min(mute, still) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
         seen = bool(look.traffic) or not self.endpoints
-        unlent = not seen and bool(connected(look.links, self.endpoints))
-        if self.lasting.seconds("unlent", unlent, now) >= progress.STOPPED_SECONDS:
-            journal.say_once(
-                "the kernel lends no sockets here: a program that hangs without being stopped is not found"
-            )
         loads = not self.ready or self.props is not None
         quiet = min(still, self.lasting.seconds("wanted", seen and (loads or (client and not self.asleep)), now))
         if quiet < self.silence / 2:
@@ -395,7 +355,6 @@ class StartLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = _open_start_log(path)
-        self.log = journal.Log(self.file.fileno())
         self.room = START_LOG_BYTES
 
     def __enter__(self) -> StartLog:
@@ -405,11 +364,8 @@ class StartLog:
         self.file.close()
 
     def write(self, part: bytes) -> None:
-        reason = self.log.write(part[: self.room])
-        self.room -= len(part[: self.room])
-        if reason:
-            _mark_incomplete(self.file.fileno())
-            journal.say(f"{self.path} is incomplete: {reason}")
+        with suppress(OSError):
+            self.room -= self.file.write(part[: self.room])
 
 
 def folder_of_model(state: Path, name: str) -> Path:
@@ -452,9 +408,7 @@ class Head(Watched):
             while part := os.read(pipe, 65536):
                 self.note(start_log, part)
                 self.last = (self.last + part)[-LAST_BYTES:]
-                reason = journal.SERVICE_LOG.write(part)
-                if reason:
-                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
+                journal.write(part)
 
     def note(self, start_log: StartLog, part: bytes) -> None:
         start_log.write(part)
@@ -477,12 +431,10 @@ class Head(Watched):
 
 
 class Router(Head):
-    """A llama-server that starts another one for a model that is asked for. What is watched of workers is watched of those."""
+    """A llama-server that starts another one for a model that is asked for. Those have the workers."""
 
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
-        self.running: dict[int, list[str]] = {}
         self.children: dict[int, Watched] = {}
-        self.silences = 0
         self.state = state
         self.logs: dict[bytes, StartLog] = {}
         """Port of a child → the log of its start."""
@@ -498,20 +450,16 @@ class Router(Head):
         fault = super().fault()
         if fault or not progress.ON_LINUX:
             return fault
-        self.running = progress.children_of(self.pid)
+        running = progress.children_of(self.pid)
         self.children = {
-            pid: self.children.get(pid) or self._child(pid, argv)
-            for pid, argv in self.running.items()
-            if ALIAS in argv[:-1]
+            pid: self.children.get(pid) or self._child(pid, argv) for pid, argv in running.items() if ALIAS in argv[:-1]
         }
         for pid, child in self.children.items():
-            fault = child.fault()
-            if fault:
-                self.silences += fault.silent
+            if fault := child.fault():
                 _kill(pid, child.argv)
                 return fault._replace(model=_value(child.argv, ALIAS))
         self.load = next((child.load for child in self.children.values() if child.load), None)
-        self.asleep = all(pid in self.children and self.children[pid].asleep for pid in self.running)
+        self.asleep = all(child.asleep for child in self.children.values())
         return None
 
     def note(self, start_log: StartLog, part: bytes) -> None:
@@ -536,8 +484,7 @@ class Router(Head):
 
     def _child(self, pid: int, argv: list[str]) -> Watched:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
-        silence = self.silence * 2 ** min(self.silences, 3)
-        child = Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), silence, pid)
+        child = Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), self.silence, pid)
         child.tunnels = self.tunnels
         return child
 
@@ -557,8 +504,8 @@ class Router(Head):
 
     def _end_children(self) -> None:
         """They end by themselves when the router does, but for one that hangs."""
-        for pid, argv in self.running.items():
-            _kill(pid, argv)
+        for pid, child in self.children.items():
+            _kill(pid, child.argv)
 
 
 def _kill(pid: int, argv: list[str]) -> None:
@@ -579,10 +526,3 @@ def _open_start_log(path: Path) -> IO[bytes]:
     except OSError as error:
         journal.say(f"{path} could not be written: {error.strerror}")
         return open(os.devnull, "wb", buffering=0)
-
-
-def _mark_incomplete(descriptor: int) -> None:
-    """Says so at the end of the file, in place of what stands there: on a full disk there is no other room."""
-    mark = f"\n{journal.INCOMPLETE}\n".encode()
-    with suppress(OSError):
-        os.pwrite(descriptor, mark, max(0, os.fstat(descriptor).st_size - len(mark)))

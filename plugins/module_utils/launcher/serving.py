@@ -1,10 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the head's launcher remembers from one start to the next, and reports of itself: state/serving.json. And the fallbacks that it may serve on.
-
-A service manager starts the launcher anew after each end of llama-server, so how long it has to wait before the next start is in the file too.
-"""
+"""What the head's launcher remembers from one start to the next, and reports of itself: state/serving.json. And the fallbacks that it may serve on."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from typing import Any, NamedTuple
 FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
-"""A state that a server says that serves and does not answer."""
+"""The record says that llama-server serves, and llama-server does not answer."""
 WORDS = {
     SILENT: "does not answer as a server",
     FALLBACK: "serves on a fallback",
@@ -36,27 +33,12 @@ LARGEST = 1 << 53
 """No count and no clock goes beyond it."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
 """The file is written so often, and while a model is loaded."""
-LONGEST_WAIT = 60
-SETTLED_SECONDS = 30
-"""For each so many seconds for which llama-server serves, one of its ends is forgotten."""
-RECENT_SECONDS = 120
-DAY = 86400
-STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
 
 
 class Kept(NamedTuple):
     """What one start leaves for the next."""
 
-    on_fallback: int = 0
-    """When it last served on a fallback."""
     restarts: int = 0
-    failures: int = 0
-    """Ends of llama-server that nobody asked for, and that are not forgotten yet."""
-    ended: int = 0
-    returns: Mapping[str, int] = {}
-    """Worker or host → how often the head returned to it from a fallback, as far as that is not forgotten yet."""
-    silences: tuple[int, ...] = ()
-    """When llama-server was ended since nothing moved, within the last day."""
     last: tuple[dict[str, Any], ...] = ()
 
 
@@ -88,34 +70,19 @@ def read_json(path: Path, limit: int) -> Any:
 
 
 def read_kept(path: Path) -> Kept:
-    """What the last start left; nothing where the file says nothing that can be believed."""
+    """What the last start left; nothing where the file has another form."""
     try:
         told = read_json(path, FILE_BYTES)
-        if not isinstance(told, dict):
-            return Kept()
-        counted = ("on_fallback", "restarts", "failures", "ended")
-        numbers = {name: _count(told.get(name, 0)) for name in counted}
-        last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
-        noted = told.get("returns")
-        returns = {str(name): _count(number) for name, number in noted.items()} if isinstance(noted, dict) else {}
-        silences = tuple(_count(when) for when in told.get("silences", []))
-        return Kept(**numbers, returns=returns, silences=silences[-LAST:], last=tuple(last[-LAST:]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told["last"]]
+        return Kept(_count(told["restarts"]), tuple(last[-LAST:]))
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return Kept()
 
 
 def _count(value: Any) -> int:
     if not 0 <= value <= LARGEST:
-        raise ValueError("it is no count and no time")
+        raise ValueError("it is neither a count nor a time")
     return int(value)
-
-
-def wait_before_start(kept: Kept, now: float) -> float:
-    """Seconds that are left of 1, 2, 4 … up to 60, one step further for each end that nobody asked for. A clock that was set back adds none."""
-    if not kept.failures:
-        return 0.0
-    wait = min(LONGEST_WAIT, 2 ** (min(kept.failures, LONGEST_WAIT) - 1))
-    return min(wait, max(0.0, kept.ended + wait - now))
 
 
 class Record:
@@ -132,7 +99,6 @@ class Record:
         self.waiting_for: Sequence[str] = ()
         self.load: Mapping[str, Any] | None = None
         self.written = 0.0
-        self.served_since: float | None = None
 
     def set(self, state: str, without: Sequence[str] = (), waiting_for: Sequence[str] = ()) -> None:
         """Writes the file if something differs from what it says, or it was written long ago."""
@@ -155,15 +121,6 @@ class Record:
         if now - self.written >= LOAD_SECONDS:
             self._write(now)
 
-    def served(self, now: float) -> None:
-        """Notes that llama-server serves now, and forgets one of its ends, and one return from a fallback, for every SETTLED_SECONDS."""
-        self.served_since = now if self.served_since is None else self.served_since
-        if now - self.served_since >= SETTLED_SECONDS:
-            self.served_since = now
-            forgotten = self.state != FALLBACK
-            returns = {name: number - forgotten for name, number in self.kept.returns.items() if number > forgotten}
-            self.kept = self.kept._replace(failures=max(0, self.kept.failures - 1), returns=returns)
-
     def note(self, text: str) -> None:
         """Says one line, and keeps it."""
         self._say(text)
@@ -171,39 +128,17 @@ class Record:
         self.kept = self.kept._replace(last=(*self.kept.last, line)[-LAST:])
         self._write(time.monotonic())
 
-    def ended(self, silent: bool = False) -> None:
-        """Counts an end of llama-server that nobody asked for."""
-        kept, now = self.kept, int(time.time())
+    def ended(self) -> None:
+        """Counts a restart of llama-server."""
         self.state, self.since, self.without, self.load = WAITING, time.time(), (), None
-        silences = [when for when in kept.silences if now - when < DAY] + ([now] if silent else [])
-        self.kept = kept._replace(
-            restarts=kept.restarts + 1, failures=kept.failures + 1, ended=now, silences=tuple(silences)
-        )
+        self.kept = self.kept._replace(restarts=self.kept.restarts + 1)
         self._write(time.monotonic())
 
-    def returned(self) -> None:
-        returns = {**self.kept.returns, **{name: self.kept.returns.get(name, 0) + 1 for name in self.without}}
-        self.kept = self.kept._replace(returns=returns, restarts=self.kept.restarts + 1, on_fallback=0)
-
-    @property
-    def served_on_fallback(self) -> bool:
-        """Whether the start before this one served on a fallback just now."""
-        return 0 <= time.time() - self.kept.on_fallback < RECENT_SECONDS
-
-    @property
-    def steady(self) -> float:
-        """Seconds for which the worker that is away has to answer before it is used: one that comes and goes longer each time, whatever others did."""
-        returns = max((self.kept.returns.get(name, 0) for name in self.without), default=0)
-        return min(LONGEST_STEADY_SECONDS, STEADY_SECONDS * 2 ** min(returns, 10))
-
     def _write(self, now: float) -> None:
-        if self.state == FALLBACK:
-            self.kept = self.kept._replace(on_fallback=int(time.time()))
-        kept = self.kept._asdict()
         self._write_file(
             self.path,
             {
-                **kept,
+                **self.kept._asdict(),
                 "schema": 1,
                 "time": int(time.time()),
                 "process": os.getpid(),

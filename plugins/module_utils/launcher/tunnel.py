@@ -10,7 +10,6 @@ is connected stays so, and new connections need the new key.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import shutil
 import signal
@@ -22,10 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
-except ImportError:  # as installed on a host
-    journal, progress = (importlib.import_module(name) for name in ("journal", "progress"))
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
 
 PROGRAM = "stunnel"
 FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")

@@ -3,14 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A worker as the launcher runs it: its cache, and what is wrong with it.
 
-A worker serves one client at a time, and has no timeout. So one that hangs, or that somebody holds for nothing, keeps the head away until it is ended.
+A worker serves one client at a time, and has no timeout. So one that hangs keeps the head away until it is ended.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import socket
 import stat
 import subprocess
 import time
@@ -18,19 +16,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-        exporter,
-        journal,
-        progress,
-        serving,
-        tunnel,
-    )
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-except ImportError:  # as installed on a host
-    exporter, journal, progress, serving, tunnel, rpc = (
-        importlib.import_module(name) for name in ("exporter", "journal", "progress", "serving", "tunnel", "rpc")
-    )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    exporter,
+    journal,
+    progress,
+    serving,
+    tunnel,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 PRUNE_SECONDS = 300
 WHOLE_SECONDS = 30.0
@@ -38,10 +31,8 @@ WHOLE_SECONDS = 30.0
 MOST_OF_SIZES = 1 << 20
 STOP_SECONDS = 2.0
 """A worker has nothing to put away. As long as llama-server is given."""
-GONE_SECONDS, SAYS_NOTHING_SECONDS, HOLDS_SECONDS = 30.0, 30.0, 60.0
+GONE_SECONDS = 30.0
 NOT_EXPORTED = exporter.Exporter()
-SHORT_TALK = 65536
-"""Bytes. A client that has given a worker a part of a model has sent more."""
 
 
 def prune(folder: Path, limit: int) -> list[str]:
@@ -118,7 +109,7 @@ def remove_cut(cache: Path, sizes: Iterable[int], age: float = 0.0) -> list[str]
 
 
 class Guard:
-    """What is watched about a worker. A worker serves one client, so one that holds it for nothing keeps everybody else away."""
+    """What is watched about a worker."""
 
     def __init__(self, process: int, port: str) -> None:
         self.process = process
@@ -129,7 +120,7 @@ class Guard:
         """Whether it has a client, as far as the kernel says it."""
 
     def fault(self) -> str | None:
-        """Why the worker has to be ended. Connections that hold it for nothing are closed on the way."""
+        """Why the worker has to be ended."""
         try:
             look = progress.look_at(self.process, self.kept_alive, {self.port})
         except OSError:
@@ -144,30 +135,7 @@ class Guard:
         ignored = self.lasting.seconds("gone", bool(gone), now)
         if ignored >= GONE_SECONDS:
             return f"the worker has not noticed for {ignored:.0f} s that its client {gone[0].remote} has gone"
-        others_wait = any(link.state == progress.LISTEN and link.received for link in own)
-        held = self.lasting.seconds("others wait", others_wait, now)
-        for link in own:
-            traffic = look.traffic.get(link.inode)
-            if traffic and _holds_for_nothing(traffic, held) and not look.rdma:
-                self._hang_up(link)
         return None
-
-    def _hang_up(self, link: progress.Link) -> None:
-        with suppress(OSError, KeyError):
-            with progress.lent(self.process, progress.descriptors(self.process)[link.inode]) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
-            journal.say(f"client {link.remote} held the worker and asked it for nothing: its connection is closed")
-
-
-def _holds_for_nothing(traffic: progress.Traffic, others_wait: float) -> bool:
-    """Whether a client has said nothing at all, or next to nothing while others have waited for as long.
-
-    :param others_wait: seconds for which somebody has waited for the worker.
-    """
-    if not traffic.received:
-        return traffic.since_received >= SAYS_NOTHING_SECONDS * 1000
-    silent = min(traffic.since_received / 1000, others_wait)
-    return traffic.received < SHORT_TALK and silent >= HOLDS_SECONDS
 
 
 def run(

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
     serving_record,
     state,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
@@ -85,7 +85,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         exits=exits(folder / runtime.ENDS),
         launched=bool(launchers),
         log=_last_lines(log.splitlines()),
-        log_complete=bool(log) and journal.INCOMPLETE not in log,
+        log_complete=bool(log),
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),

@@ -19,16 +19,17 @@ from support.hosts import free_port
 
 SILENCE = 3.0
 HASTY = """
-import exporter, functools, os, progress, runtime, server, serving, tunnel, worker
+import functools, os, runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, progress, server, serving, tunnel, worker
 tunnel.SHARED_MEMORY = os.path.dirname(__file__)
 progress.STOPPED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
-worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
-serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
+worker.GONE_SECONDS = 1.0
+serving.WRITE_SECONDS, serving.LOAD_SECONDS = 0.2, 0.2
 exporter.EVERY = 0.2
-runtime.RETURN_EVERY, runtime.ASLEEP_EVERY, runtime.LOADS_EVERY = 0.1, 0.5, 0.5
-runtime.run = functools.partial(runtime.run, pause=0.1)
+runtime.RETURN_EVERY, runtime.STEADY_SECONDS, runtime.FAILED_SECONDS = 0.1, 1.0, 0.1
+runtime.Settings = functools.partial(runtime.Settings, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)
 raise SystemExit(runtime.main())
 """
