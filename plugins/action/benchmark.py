@@ -36,7 +36,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     inventory,
     output,
 )
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, Lease, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
@@ -261,7 +261,6 @@ class ActionModule(Action):
         loads = [one for one in whole.loads if one.argv and self._unfinished(one.keys)]
         if not loads:
             return
-        self._head.check_lease()
         self._fetch(loads, whole.token_file)
         host, timeout = self._head.host, whole.request.timeout
         logs = [
@@ -333,7 +332,6 @@ class Head:
         self.name = plan.head.host
         self.host = plan.hosts[self.name]
         self._host = typed_json.dump(self.host._replace(files=()))
-        self._lease = Lease(action, self.host.prefix)
 
     def check_run(self) -> None:
         """This process is another one than the run's, and outlives it where that is killed.
@@ -342,12 +340,6 @@ class Head:
         """
         if os.getppid() != self._run:
             raise AnsibleActionFail("the run of the playbook was ended; what is missing is measured by the next one")
-
-    def check_lease(self) -> None:
-        """:raises AnsibleActionFail: another run has taken over the cluster."""
-        answer = self._action.renew_lease(self.host.prefix)
-        if answer.get("failed"):
-            raise AnsibleActionFail(why(answer))
 
     def call(self, name: str, **arguments: Any) -> dict:
         """What a module returns there. It is called again where the head cannot be reached.
@@ -370,7 +362,6 @@ class Head:
 
     def progress(self, log: str) -> tuple[bool, results.Log]:
         """Whether the job runs, and what one of its programs has written."""
-        self._lease.renew_in_time()
         answer = self.call("benchmark_info", log=log)
         return answer.get("running") is True, results.read(str(answer.get("lines")))
 

@@ -122,5 +122,5 @@ class ActionModule(Action):
 
         lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
         pauses = itertools.repeat(POLL_SECONDS)
-        work = Job("build", arguments.prefix, LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost)
+        work = Job("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost)
         return self.background(work, **typed_json.dump(arguments))

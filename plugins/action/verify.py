@@ -35,7 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import FIRST_WAIT, Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, Lease
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 
 display = Display()
 
@@ -138,7 +138,6 @@ class ActionModule(Action):
         """
         plan, wait, started = typed_json.dump(subject), FIRST_WAIT, time.monotonic()
         waiting = Waiting(subject, patience)
-        lease = Lease(self, subject.hosts[subject.head.host].prefix)
         wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
             answer = self.module(plan=plan, wait=wait, wake=wake)
@@ -149,7 +148,6 @@ class ActionModule(Action):
             final = waiting.end(evidence, elapsed)
             if final:
                 return final
-            lease.renew_in_time()
             line = waiting.line(evidence, elapsed)
             if line:
                 display.display(f"  {line}")

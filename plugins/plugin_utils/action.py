@@ -13,19 +13,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ansible import context
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import run_identity
 
 JOB = r"j?\d{1,20}\.\d{1,10}"
 """Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
 INTERNAL = ("finished", "started", "ansible_job_id", "results_file", "stdout", "stderr", "stdout_lines", "stderr_lines")
 """What Ansible adds to the result of such a job."""
-LEASE_SECONDS = 600
-"""Between two renewals of the cluster's lease."""
 ControllerPath = Annotated[str, "path"]
 """An argument that is a path on the controller."""
 
@@ -35,8 +31,6 @@ class Job(NamedTuple):
 
     name: str
     """For messages: «build»."""
-    prefix: str
-    """Of the installation on the host, for the cluster's lease."""
     limit_seconds: int
     """For all of it. The host itself ends it then."""
     silence_seconds: int
@@ -145,15 +139,6 @@ class Action(ActionBase):
         beside = os.path.join(self.variables.get("inventory_dir") or "", os.path.expanduser(path))
         return beside if os.path.isabs(beside) and os.path.exists(beside) else self._find_needle("files", path)
 
-    @property
-    def playbook_run(self) -> dict[str, Any]:
-        """This run of ansible-playbook, as a lease names it."""
-        return run_identity.current(os.getppid(), context.CLIARGS.get("args") or [])
-
-    def renew_lease(self, prefix: str) -> dict:
-        """What the module ``lease`` returns for this run on the host."""
-        return self.module("llamacpp.cluster.lease", prefix=prefix, state="renewed", run=self.playbook_run)
-
     def background(self, job: Job, /, **arguments: Any) -> dict:
         """The result of the task's module, once it has ended in the background of the host."""
         self._task.async_val = job.limit_seconds
@@ -176,7 +161,7 @@ class Action(ActionBase):
 
     def _wait(self, identity: str, ask: Callable[[], dict[str, Any]], job: Job) -> dict:
         started = moved = time.monotonic()
-        seen, lease = "", Lease(self, job.prefix)
+        seen = ""
         for pause in job.pauses:
             time.sleep(pause)
             status = ask()
@@ -186,7 +171,6 @@ class Action(ActionBase):
                 raise AnsibleActionFail(
                     f"The connection to the {job.name} was lost: {validation.printable(str(status.get('msg')))}. {job.lost}"
                 )
-            lease.renew_in_time()
             now, shown = time.monotonic(), job.show(time.monotonic() - started)
             if shown != seen:
                 seen, moved = shown, now
@@ -197,18 +181,6 @@ class Action(ActionBase):
                     f"restart that host. {job.lost}"
                 )
         raise AssertionError("pauses have no end")
-
-
-class Lease:
-    """Renews the cluster's lease while an action plugin waits, where its host is the head. A lost lease is an error of the next task that needs it."""
-
-    def __init__(self, action: Action, prefix: str) -> None:
-        self._action, self._prefix, self._renewed = action, prefix, time.monotonic()
-
-    def renew_in_time(self) -> None:
-        if time.monotonic() - self._renewed >= LEASE_SECONDS:
-            self._renewed = time.monotonic()
-            self._action.renew_lease(self._prefix)
 
 
 def why(result: dict) -> str:

@@ -52,4 +52,4 @@ def test_a_worker_that_computes_wrong_is_named_and_the_other_cleared(suspected, 
     assert found.startswith("localhost:two computes wrong. "), found
     assert "The answer is right with localhost:one." in found
     assert cluster.processes() == serving
-    assert not (cluster.prefix / "lease.json").exists()
+    assert not (cluster.prefix / "cluster.lock").read_text()

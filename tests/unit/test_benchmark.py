@@ -659,7 +659,6 @@ class Measuring:
         self.host, self.said, self.model = Host(), [], model or {}
         self.plan = typed_json.dump(served_by(found, model))
         monkeypatch.setattr(action, "POLL_SECONDS", 0)
-        monkeypatch.setattr(action.Action, "renew_lease", lambda *_arguments: {})
         monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
         monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
         monkeypatch.setattr(action.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
@@ -813,13 +812,6 @@ def test_a_task_whose_run_was_killed_has_the_server_start_at_once(measuring, mon
     monkeypatch.setattr(action.os, "getppid", lambda: next(parents, 2))
     assert "the run of the playbook was ended" in measuring.run()["problem"]
     assert measuring.host.calls[-1] == "absent"
-
-
-def test_a_lease_that_is_lost_ends_the_run_before_it_touches_a_service(measuring, monkeypatch):
-    lost = {"failed": True, "msg": "This run lost the lease of the cluster"}
-    monkeypatch.setattr(action.Action, "renew_lease", lambda *_arguments: lost)
-    assert measuring.run()["problem"] == "This run lost the lease of the cluster"
-    assert "started" not in measuring.host.calls
 
 
 def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measuring):

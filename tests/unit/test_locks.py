@@ -83,7 +83,7 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
 LOCKS = {
     "changes.lock": lambda folder: host_lock.hold(str(folder), True),
     ".fetching": download.exclusive,
-    "lease.lock": lambda folder: locks.hold(folder / "lease.lock"),
+    "cluster.lock": lambda folder: locks.hold(folder / "cluster.lock"),
 }
 
 

@@ -49,12 +49,12 @@ KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 CALIBRATION = "calibration.json"
 """File below the prefix of the head with what playbooks/calibrate.yml measured: host → device → calibration.Rates."""
-LEASE, LEASE_LOCK = "lease.json", "lease.lock"
+CLUSTER_LOCK = "cluster.lock"
 """Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
 CHANGES_LOCK = "changes.lock"
 """File below the prefix of each host whose lock belongs to the process that changes services there."""
 TAKE_OVER = "llama_lease_take_over"
-"""Variable with which an operator takes the lease from another run."""
+"""Variable with which an operator takes the lock of a cluster from another run."""
 FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
 PRESETS = "models.ini"
@@ -100,8 +100,7 @@ INSTALLED = (
     CALIBRATION,
     VERIFIED,
     READ,
-    LEASE,
-    LEASE_LOCK,
+    CLUSTER_LOCK,
     CHANGES_LOCK,
     CLUSTER_RECORD,
     FALLBACKS,

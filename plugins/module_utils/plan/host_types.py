@@ -462,14 +462,12 @@ class HostInfoArguments(NamedTuple):
     free: bool = False
 
 
-class LeaseArguments(NamedTuple):
-    """Of the module ``lease``."""
+class LockArguments(NamedTuple):
+    """Of the module ``cluster_lock``."""
 
-    prefix: Optional[Annotated[str, "path"]] = None
-    scope: Scope = "auto"
-    cluster: str = names.DEFAULT_CLUSTER
+    prefix: Annotated[str, "path"]
     create: bool = False
-    state: Annotated[str, ("acquired", "renewed", "released", "located")] = "acquired"
+    state: Annotated[str, ("present", "absent")] = "present"
     take_over: bool = False
     run: Optional[Mapping[str, Any]] = None
-    ended: str = ""
+    ended: Optional[Mapping[str, Any]] = None

@@ -84,8 +84,8 @@ def run(action: Action, arguments: ModelArguments) -> dict:
     if token and not all(file.sent for file in files):
         wanted = wanted._replace(token_pipe=lookout.offer(token, comparison.python))
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
-    prefix, lost = os.path.dirname(wanted.folder), "Run the playbook again, which continues there."
-    job = Job("download", prefix, LIMIT_SECONDS, SILENCE_SECONDS, pauses, lookout.show, lost)
+    lost = "Run the playbook again, which continues there."
+    job = Job("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, lookout.show, lost)
     done = action.background(job, **typed_json.dump(wanted))
     return done if done.get("failed") else {**done, **result}
 

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, partial_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Lease, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
 
 PIECE = 256 << 20
 """Bytes that are sent at once: they lie twice on the host until they are added to the file."""
@@ -69,7 +69,7 @@ class Sender:
 
     def __init__(self, action: Action, prefix: str, show: Callable[[download.ProgressReport], None]) -> None:
         """:param prefix: of the installation on the host."""
-        self._action, self._show, self._lease = action, show, Lease(action, prefix)
+        self._action, self._show = action, show
 
     def send(self, file: ModelFile, offset: int, token: str | None) -> str:
         """Sends a file from there to its end; returns its sha256.
@@ -99,7 +99,6 @@ class Sender:
 
     def _add(self, file: ModelFile, path: str, offset: int, end: int) -> None:
         """Adds a file of the controller to the part on the host, which has ``offset`` bytes; a damaged one is noticed when the whole is checked."""
-        self._lease.renew_in_time()
         folder, part = shlex.quote(str(file.path.parent)), shlex.quote(str(file.part))
         try:
             sent = shlex.quote(self._action.transfer(path, "piece"))

@@ -1,0 +1,78 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Says to the module which run this is, and takes over the lock of a run of this controller that has ended."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import uuid
+from pathlib import Path
+
+from ansible import context
+from ansible.errors import AnsibleConnectionFailure
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LockArguments
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
+
+LONGEST_NAME = 120
+
+display = Display()
+
+
+class ActionModule(Action):
+    ARGUMENTS = LockArguments
+
+    def perform(self, arguments: LockArguments) -> dict:
+        run = this_run(os.getppid(), context.CLIARGS.get("args") or [])
+        asked = arguments._replace(run=typed_json.dump(run))
+        try:
+            result = self.module(**asked._asdict())
+            holder = result.get("holder")
+            if holder and not typed_json.problem("", holder, Run) and has_ended(typed_json.parse(Run, holder)):
+                result = self.module(**asked._replace(ended=holder)._asdict())
+        except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
+            display.warning(
+                "The head cannot be reached: nothing keeps another run from changing this cluster at the same time."
+            )
+            return {"changed": False}
+        if result.get("taken_from"):
+            display.display(f"  [{self.host}] took over from {validation.printable(result['taken_from'])}")
+        return result
+
+
+def this_run(process: int, playbooks: list[str]) -> Run:
+    """:param process: of ansible-playbook.
+    :param playbooks: as its command line names them."""
+    return Run(
+        user=getpass.getuser()[:LONGEST_NAME],
+        controller=socket.gethostname()[:LONGEST_NAME],
+        machine=_machine(),
+        process=process,
+        playbook=", ".join(Path(name).name for name in playbooks)[:LONGEST_NAME],
+    )
+
+
+def _machine() -> str:
+    """What no other controller has, also where host names are alike: the start of its system, and of a container its processes' namespace."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # macOS
+        return f"{uuid.getnode():x}"
+
+
+def has_ended(run: Run) -> bool:
+    """Whether a run was one of this controller, and has ended. False where that cannot be known."""
+    if run.machine != _machine():
+        return False
+    try:
+        os.kill(run.process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False

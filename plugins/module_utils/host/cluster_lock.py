@@ -1,0 +1,98 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lock of a cluster: a file on its head that names the run which changes the cluster's hosts. It is empty while no run does."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    locks,
+    names,
+    reading,
+    typed_json,
+    validation,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+
+WAIT_SECONDS = 60
+"""For another process that reads or writes the file."""
+FILE_BYTES = 64 * 1024
+Name = Annotated[str, Text(longest=128)]
+
+
+class Run(NamedTuple):
+    """A run of ansible-playbook."""
+
+    user: Name
+    controller: Name
+    machine: Name
+    """Start of the controller's system, and its namespace of processes: no other controller has both."""
+    process: Annotated[int, Number(1)]
+    playbook: Annotated[str, Text(longest=1024)]
+    since: Annotated[int, Number()] = 0
+    """Seconds of the head's clock when it took the lock."""
+
+    def is_same(self, other: Run | None) -> bool:
+        return other is not None and (self.machine, self.process) == (other.machine, other.process)
+
+    def describe(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
+        whole = f"{self.playbook} of {self.user} on {self.controller} (process {self.process}) since {since}"
+        return validation.printable(whole, None)
+
+
+class HeldError(Exception):
+    """Another run has the lock. The message says who, and how to take over."""
+
+    def __init__(self, holder: Run) -> None:
+        super().__init__(
+            f"Another run changes this cluster: {holder.describe()}. Wait until it has ended. If it was killed, take over with "
+            f"-e {names.TAKE_OVER}=true."
+        )
+        self.holder = holder
+
+
+def read(prefix: Path) -> Run | None:
+    """The run that has the lock. What cannot be read was written by a run that was killed meanwhile."""
+    try:
+        found = reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES)
+    except (OSError, ValueError):
+        return None
+    return None if typed_json.problem("", found, Run) else typed_json.parse(Run, found)
+
+
+def take(prefix: Path, run: Run, ended: Run | None = None, take_over: bool = False) -> Run | None:
+    """Gives the lock to a run, and returns the run from which it was taken over.
+
+    :param ended: a run that has ended, as its own controller knows.
+    :param take_over: whether to take it over from any run.
+    :raises HeldError: another run has it.
+    """
+    with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
+        holder = read(prefix)
+        if run.is_same(holder):
+            return None
+        if holder and not take_over and not holder.is_same(ended):
+            raise HeldError(holder)
+        _write(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))))
+        return holder
+
+
+def release(prefix: Path, run: Run) -> None:
+    """Takes the lock from a run, where it has it. After a teardown there is none, and none is made."""
+    if run.is_same(read(prefix)):
+        with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
+            if run.is_same(read(prefix)):
+                _write(lock, "")
+
+
+def _write(lock: int, text: str) -> None:
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, text.encode(), 0)
+    os.fsync(lock)

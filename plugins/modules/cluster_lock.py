@@ -1,0 +1,95 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_lock
+short_description: Lets one run at a time change a cluster
+description:
+  - Keeps a file C(cluster.lock) in the installation of the head, which names the run that changes hosts. A second run fails at once and says who that is.
+  - The lock of a run of the same controller that has ended is taken over. That of any other run is taken over with O(take_over) alone.
+  - Where the head cannot be reached, there is a warning and no lock.
+extends_documentation_fragment: llamacpp.cluster.attributes
+options:
+  prefix:
+    description: The installation of the head.
+    type: path
+    required: true
+  create:
+    description:
+      - Whether to create O(prefix) where it is missing, and to mark it as this collection's. Without it there is no lock in a folder without that mark.
+    type: bool
+    default: false
+  state:
+    description: Whether this run is to have the lock.
+    type: str
+    choices: [present, absent]
+    default: present
+  take_over:
+    description: Whether to take the lock from any run that has it.
+    type: bool
+    default: false
+  run:
+    description: This run. The action plugin gives it.
+    type: dict
+  ended:
+    description: A run that has ended, as the controller knows. The action plugin gives it.
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Let no other run change this cluster meanwhile
+  llamacpp.cluster.cluster_lock:
+    prefix: /opt/llamacpp
+"""
+
+RETURN = r"""
+taken_from:
+  description: The run from which the lock was taken over. Empty where nobody had it.
+  returned: success
+  type: str
+  sample: site.yml of anna on laptop7 (process 4711) since 2026-11-22 12:03:10 UTC
+holder:
+  description: The run that has the lock.
+  returned: when another run has it
+  type: dict
+  sample: {"user": "anna", "controller": "laptop7", "process": 4711}
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LockArguments
+
+
+def main():
+    module = AnsibleModule(argument_spec=typed_json.specification(LockArguments), supports_check_mode=True)
+    wanted = module.params
+    prefix, taken_from = Path(wanted["prefix"]), None
+    if module.check_mode:
+        module.exit_json(changed=False, taken_from="")
+    with errors.reported(module):
+        if wanted["create"]:
+            prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
+            (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)
+        if not files.is_marked(prefix):
+            module.exit_json(changed=False, taken_from="")
+        run = typed_json.parse(cluster_lock.Run, wanted["run"])
+        ended = typed_json.parse(cluster_lock.Run, wanted["ended"]) if wanted["ended"] else None
+        try:
+            if wanted["state"] == "present":
+                taken_from = cluster_lock.take(prefix, run, ended, wanted["take_over"])
+            else:
+                cluster_lock.release(prefix, run)
+        except cluster_lock.HeldError as error:
+            module.fail_json(msg=str(error), holder=typed_json.dump(error.holder))
+    module.exit_json(changed=False, taken_from=taken_from.describe() if taken_from else "")
+
+
+if __name__ == "__main__":
+    main()

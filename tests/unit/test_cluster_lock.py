@@ -1,0 +1,239 @@
+"""The lock of a cluster: who has it, who takes it over, and who does not."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from multiprocessing import get_context
+
+import pytest
+import yaml
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
+from ansible_collections.llamacpp.cluster.plugins.modules import cluster_lock as module
+from support.playbook_runs import ROOT, Operator
+from test_tasks import flat as tasks
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(number=1, **values):
+    """A run of another controller."""
+    return cluster_lock.Run("anna", "laptop7", f"boot-{number} pid:[1]", 4711, "site.yml")._replace(**values)
+
+
+def test_one_run_has_it_until_it_is_released(tmp_path):
+    assert cluster_lock.take(tmp_path, run()) is None
+    assert cluster_lock.take(tmp_path, run()) is None, "it has it already"
+    assert (tmp_path / names.CLUSTER_LOCK).stat().st_mode & 0o777 == 0o600
+    for _another_try in range(2):
+        with pytest.raises(cluster_lock.HeldError) as held:
+            cluster_lock.take(tmp_path, run(2))
+        assert held.value.holder.is_same(run())
+        cluster_lock.release(tmp_path, run(2))
+    cluster_lock.release(tmp_path, run())
+    assert cluster_lock.take(tmp_path, run(2)) is None
+
+
+@pytest.mark.parametrize("other", [{"machine": "boot-1 pid:[2]"}, {"machine": "boot-2 pid:[1]"}, {"process": 4712}])
+def test_runs_of_one_name_are_different_on_other_machines_in_containers_and_by_their_process(tmp_path, other):
+    cluster_lock.take(tmp_path, run())
+    with pytest.raises(cluster_lock.HeldError):
+        cluster_lock.take(tmp_path, run(**other))
+
+
+def test_the_message_names_run_time_and_remedy(tmp_path):
+    cluster_lock.take(tmp_path, run(user="an\x1bna"))
+    since = time.strftime("%Y-%m-%d %H:%M", time.gmtime(cluster_lock.read(tmp_path).since))
+    with pytest.raises(cluster_lock.HeldError) as held:
+        cluster_lock.take(tmp_path, run(2))
+    message = str(held.value)
+    assert message.isprintable()
+    for part in ("site.yml", "laptop7", "process 4711", since, "-e llama_lease_take_over=true"):
+        assert part in message
+    taken = cluster_lock.take(tmp_path, run(2), take_over=True)
+    assert taken.describe().startswith("site.yml of an\\x1bna on laptop7")
+
+
+def test_the_lock_of_a_run_that_has_ended_is_taken_over_and_no_other(tmp_path):
+    cluster_lock.take(tmp_path, run())
+    with pytest.raises(cluster_lock.HeldError):
+        cluster_lock.take(tmp_path, run(3), ended=run(2))
+    assert cluster_lock.take(tmp_path, run(3), ended=run()).is_same(run())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({**run()._asdict(), "since": "x"}), "x" * 100000])
+def test_what_a_run_left_that_was_killed_while_it_wrote_keeps_nobody_out(tmp_path, text):
+    (tmp_path / names.CLUSTER_LOCK).write_text(text)
+    assert cluster_lock.take(tmp_path, run()) is None
+    assert cluster_lock.read(tmp_path).is_same(run())
+
+
+def _race(prefix, number, results):
+    try:
+        results.put((number, bool(cluster_lock.take(prefix, run(number), ended=run()))))
+    except cluster_lock.HeldError:
+        results.put((number, False))
+
+
+def test_of_many_that_take_over_at_once_one_gets_it(tmp_path):
+    cluster_lock.take(tmp_path, run())
+    fork = get_context("fork")
+    results = fork.Queue()
+    racing = [fork.Process(target=_race, args=(tmp_path, number, results)) for number in range(2, 10)]
+    for process in racing:
+        process.start()
+    winners = [number for number, held in (results.get(timeout=60) for _process in racing) if held]
+    for process in racing:
+        process.join()
+    assert len(winners) == 1
+    assert cluster_lock.read(tmp_path).is_same(run(winners[0]))
+
+
+def call(capsys, run, **arguments):
+    """:param run: which calls the module."""
+    with patch_module_args({"run": typed_json.dump(run), **arguments}), pytest.raises(SystemExit):
+        module.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_module_takes_and_releases(tmp_path, capsys):
+    prefix = tmp_path / "opt" / "llamacpp"
+    call(capsys, prefix=str(prefix), run=run(), create=True, _ansible_check_mode=True)
+    call(capsys, prefix=str(prefix), run=run())
+    assert not prefix.exists(), "neither in check mode nor without create"
+    assert call(capsys, prefix=str(prefix), run=run(), create=True)["taken_from"] == ""
+    assert abs(cluster_lock.read(prefix).since - time.time()) < 60
+    refused = call(capsys, prefix=str(prefix), run=run(2))
+    assert refused["failed"]
+    assert refused["holder"]["user"] == "anna"
+    assert "site.yml of anna" in call(capsys, prefix=str(prefix), run=run(2), take_over=True)["taken_from"]
+    call(capsys, prefix=str(prefix), run=run(2), state="absent")
+    assert cluster_lock.read(prefix) is None
+    (prefix / names.CLUSTER_LOCK).unlink()
+    call(capsys, prefix=str(prefix), run=run(2), state="absent")
+    assert [path.name for path in prefix.iterdir()] == [names.FOLDER_MARK], "after a teardown none is made"
+    call(capsys, prefix=str(prefix.parent), run=run())
+    assert list(prefix.parent.iterdir()) == [prefix], "in somebody else's folder there is no lock"
+
+
+def test_a_run_of_this_controller_has_ended_when_its_process_has(popen, monkeypatch):
+    sleeper = popen(["sleep", "60"])
+    other = action.this_run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
+    assert other.playbook == "site.yml, llamacpp.cluster.verify"
+    assert not action.has_ended(other)
+    assert not action.has_ended(other._replace(process=1)), "a process of another account"
+    sleeper.kill()
+    sleeper.wait()
+    assert action.has_ended(other)
+    assert not action.has_ended(other._replace(machine="another"))
+    monkeypatch.setattr(action.os, "readlink", lambda path: "pid:[2]")
+    assert not action.has_ended(other), "in another container its number says nothing"
+
+
+PLAYBOOK = f"""
+- hosts: all
+  gather_facts: false
+  any_errors_fatal: true
+  tasks:
+    - llamacpp.cluster.host_info: {{scope: user}}
+      register: __llama_facts
+      ignore_unreachable: true
+    - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lock.yml
+      vars: {{__llama_lock_created: true}}
+    - ansible.builtin.raw: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}
+    - ansible.builtin.raw: "{{{{ work }}}}"
+    - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lock.yml
+      vars: {{__llama_lock_state: absent}}
+"""
+
+
+@pytest.fixture
+def operator(tmp_path):
+    return Operator(tmp_path, PLAYBOOK)
+
+
+@pytest.fixture
+def first(operator):
+    """A run that is at work until the file ``go`` is there."""
+    started = operator.start("first", f"sh -c 'until [ -e {operator.path}/go ]; do sleep 0.2; done'")
+    operator.wait_for(lambda: operator.touched("first") == ["head-first", "worker-first"])
+    yield started
+    (operator.path / "go").touch()  # ends the tasks of a run that was killed, too
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+
+def output_of(started):
+    return " ".join(started.communicate(timeout=200)[0].split())
+
+
+@pytest.mark.programs
+def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, first):
+    second = operator.start("second", "true")
+    assert "Another run changes this cluster: run.yml of" in output_of(second)
+    assert second.returncode
+    assert not operator.touched("second")
+    third = operator.start("third", "true", "-e", "llama_lease_take_over=true")
+    assert "took over from run.yml" in output_of(third)
+    assert third.returncode == 0
+    (operator.path / "go").touch()
+    output_of(first)
+    assert first.returncode == 0
+    assert cluster_lock.read(operator.prefix) is None
+
+
+@pytest.mark.programs
+def test_a_run_that_was_killed_is_taken_over_at_once(operator, first):
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert cluster_lock.read(operator.prefix).process == first.pid
+    second = operator.start("second", "true")
+    assert "took over from run.yml" in output_of(second)
+    assert second.returncode == 0
+    assert cluster_lock.read(operator.prefix) is None
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("lost, answers", [("head", "worker"), ("worker", "head")])
+def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answers):
+    operator.lose(lost)
+    stop = operator.start("any", "true", playbook=ROOT / "playbooks" / "stop.yml")
+    text = stop.communicate(timeout=200)[0]
+    assert stop.returncode == 2
+    done = text.partition("TASK [Stop the workers]")[2].partition("TASK")[0]
+    assert f"ok: [{answers}]" in done
+    assert f"{lost} could not be reached, and its services may still run." in " ".join(text.split())
+
+
+MODULES = ("service", "release", "release_prune", "uninstall")
+CHANGES = {f"llamacpp.cluster.{name}" for name in MODULES} | {
+    f"ansible.builtin.{how}_role" for how in ("include", "import")
+}
+CHANGING_FILES = {f"tasks/{name}.yml" for name in ("measure", "reboot_host", "remove_host", "rollback")}
+
+
+def changes_hosts(step):
+    files = {str(step.get(f"ansible.builtin.{how}_tasks")) for how in ("include", "import")}
+    return step.get("check_mode") is not True and bool(CHANGES & set(step) or CHANGING_FILES & files)
+
+
+def test_a_playbook_that_changes_hosts_has_the_lock_meanwhile():
+    """verify.yml takes it in tasks/prepare_verify.yml, where it runs instances on the staging ports."""
+    changing = set()
+    for path in (ROOT / "playbooks").glob("*.yml"):
+        steps = [*tasks(yaml.safe_load(path.read_text()))]
+        locks = [
+            number for number, step in enumerate(steps) if step.get("ansible.builtin.include_tasks") == "tasks/lock.yml"
+        ]
+        changes = [number for number, step in enumerate(steps) if changes_hosts(step)]
+        if changes:
+            changing.add(path.stem)
+            assert locks[0] < changes[0], path.name
+            assert locks[-1] > changes[-1], path.name
+            assert steps[locks[-1]]["vars"] == {"__llama_lock_state": "absent"}, path.name
+    assert changing == {"benchmark", "reboot", "rollback", "site", "start", "stop", "teardown"}
