@@ -13,7 +13,7 @@ from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards
 from support.hosts import free_port
 from test_benchmark import cluster_of, loads_of, request_of
-from test_further import after, build, draft, with_both
+from test_further import after, draft, with_both
 
 PREDICTING = {
     "keys": {"nextn_predict_layers": 1},
@@ -25,6 +25,10 @@ PREDICTING = {
         )
     ],
 }
+
+
+def build(number):
+    return {"llama_release": {**TREE, "build": number}}
 
 
 def speculating(kind, summary=None, gib=10, **variables):

@@ -402,7 +402,7 @@ class Laid(NamedTuple):
 
 def _lay(prepared: Prepared, placed: device_load.Placed) -> Laid:
     cluster = prepared.cluster
-    uncounted = auxiliary_models.uncounted(prepared.model, cluster.server, prepared.release, prepared.case.devices)
+    uncounted = auxiliary_models.uncounted(prepared.model, cluster.server, prepared.release)
     drafts = any(one.role == download_record.DRAFT for one in placed.auxiliary)
     sizes = [server_settings.size_of_auxiliary(prepared.model, role) for role in uncounted]
     sizes += speculation.uncounted(prepared.model, cluster.server, prepared.release)
@@ -516,7 +516,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
         further=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
         further_uncounted=tuple(
             UncountedModel(role, why)
-            for role, why in auxiliary_models.uncounted(model, cluster.server, release, prepared.case.devices).items()
+            for role, why in auxiliary_models.uncounted(model, cluster.server, release).items()
         ),
         links=tuple(
             name

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Projectors for pictures and sound: what their headers say, and what llama-server needs for one.
 
-It loads all tensors of the file to one device. Learnt from tools/mtmd/clip.cpp of builds 6170, 8643, 9435 and 11063.
+It loads all tensors of the file to one device. Learnt from tools/mtmd/clip.cpp of build 11063.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 
 ARCHITECTURE = "clip"
-FLASH_SINCE = 8643
-"""Oldest build that was read with flash attention for projectors."""
 STATES, FEEDS = 4, 2
 """So many values of the width, and of the inner width, are kept for each patch. 3 and 1 were logged by build 11063 with flash attention,
 of gemma3's form with one picture (121.25 MiB of 4096 patches, width 1152, inner width 4304); with gates there are two of the inner width."""
@@ -29,9 +27,9 @@ FIXED = frozenset(("mlp", "ldp", "ldpv2", "adapter", "gemma3", "idefics3", "inte
 """Projectors whose pictures all have the size that the header says."""
 PATCHES = 16384
 """Assumed of all others: 4096 tokens of four patches each, as most have at most (set_limit_image_tokens of builds 8643 to 11063)."""
-BATCHED, BATCHED_SINCE, PICTURES = frozenset(("internvl",)), 9436, 4
-"""Of FIXED, those of which build 11063 computes so many pictures at once as give 1024 tokens: four (support_batch in models.h). Build 9435
-computes one of each. One of gemma3 was seen in the log where four were sent."""
+BATCHED, PICTURES = frozenset(("internvl",)), 4
+"""Of FIXED, those of which so many pictures are computed at once as give 1024 tokens: four (support_batch in models.h of build 11063). One of gemma3 was
+seen in the log where four were sent."""
 FRAMES = 3000
 """Of sound, at once: 30 s."""
 COUNTS = {"width": "embedding_length", "feed_forward": "feed_forward_length", "heads": "attention.head_count"}
@@ -124,23 +122,20 @@ def weights(projector: Projector, alignment: int) -> int:
     return projector.tensor_bytes + projector.tensors * alignment
 
 
-def bound(projector: Projector, generation: int) -> int:
-    """What is assumed of its compute buffer in bytes; 0 of a header that says nothing of its encoders.
-
-    :param generation: build number of the release.
-    """
-    return max((_bound_of(encoder, generation) for encoder in projector.encoders), default=0)
+def bound(projector: Projector) -> int:
+    """What is assumed of its compute buffer in bytes; 0 of a header that says nothing of its encoders."""
+    return max((_bound_of(encoder) for encoder in projector.encoders), default=0)
 
 
-def _bound_of(encoder: Encoder, generation: int) -> int:
+def _bound_of(encoder: Encoder) -> int:
     width, inner, heads = encoder.width, encoder.feed_forward, encoder.heads
-    patches = _patches(encoder, generation)
-    flashes = generation >= FLASH_SINCE and heads and width // heads in compute_buffers.FLASH_SIZES
+    patches = _patches(encoder)
+    flashes = heads and width // heads in compute_buffers.FLASH_SIZES
     scores = 0 if flashes else heads * patches
     return compute_buffers.FLOAT * patches * (STATES * width + FEEDS * inner + scores)
 
 
-def _patches(encoder: Encoder, generation: int) -> int:
+def _patches(encoder: Encoder) -> int:
     """How many are computed at once, at most."""
     if encoder.kind == "audio":
         return FRAMES
@@ -151,5 +146,5 @@ def _patches(encoder: Encoder, generation: int) -> int:
         return max(1, -(-pixels // patch**2))
     if encoder.projector not in FIXED or not image:
         return PATCHES
-    pictures = PICTURES if encoder.projector in BATCHED and generation >= BATCHED_SINCE else 1
+    pictures = PICTURES if encoder.projector in BATCHED else 1
     return pictures * (image // patch) ** 2 + pictures

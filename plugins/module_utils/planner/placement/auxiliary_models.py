@@ -3,20 +3,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Where llama-server holds a projector and a draft model, and what that takes.
 
-Left to itself it spreads a draft model over all devices, and gives the first one a projector: those of workers, as logged by build 11063 and
-read in builds 6170 to 9435. So it is told: one device of the head, or its processor.
+Left to itself it spreads a draft model over all devices, and gives the first one a projector: those of workers, as logged by build 11063. So it is told:
+one device of the head, or its processor.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Union, cast
+from typing import Union, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
@@ -38,10 +38,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Server,
 )
 
-READ_SINCE = 6170
-"""Oldest build that was read."""
-ONE_CONTEXT_SINCE = 9435
-"""Oldest build that was read in which the requests at the same time share one context of the draft model. In 6170 and 8643 each has its own."""
 PLACING = {
     download_record.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
     download_record.MMPROJ: ("projector-offload", "projector-device"),
@@ -51,97 +47,51 @@ NONE = "none"
 """The place that is the head's processor."""
 
 
-class Asked(NamedTuple):
-    """Where an operator puts a model: the name of a device, NONE, or nothing. ``word`` is the option that cannot be followed, if any."""
-
-    place: str = ""
-    word: str = ""
-
-
-def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> Asked:
-    given = {name: pair for name in PLACING[role] if (pair := server_settings.given_option(server, name))}
-    layers = given.pop("draft-layers", None)
-    if layers and model.draft and (server_settings.number_of(layers[1]) or 0) <= model.draft.layers:
-        return Asked(word=layers[0])
-    if not given:
-        return Asked()
-    (name, (word, value)), *others = given.items()
-    names = {device.name for device in own} | ({NONE} if word.startswith("-") else set())
-    if name == "projector-offload" and options.meaning(word) == "off" and not others:
-        return Asked(NONE)
-    return Asked(value) if name.endswith("-device") and value in names and not others else Asked(word=word)
-
-
 def _header(role: str, model: Model) -> ModelSummary | Projector | None:
     """What is known of a model beside the one that is served."""
     return model.draft if role == download_record.DRAFT else model.projector
 
 
-def uncounted(model: Model, server: Server, release: Release, offered: Sequence[Device]) -> dict[str, str]:
-    """Role of a model beside the one that is served → why what it takes is not counted.
-
-    :param offered: devices that may be used, those of the head among them.
-    """
-    own = [device for device in offered if not device.worker]
+def uncounted(model: Model, server: Server, release: Release) -> dict[str, str]:
+    """Role of a model beside the one that is served → why what it takes is not counted."""
     roles = [role for role in model_source.FURTHER if model.path_of(role)]
-    return {role: why for role in roles if (why := _why_not(role, model, server, release, own))}
+    return {role: why for role in roles if (why := _why_not(role, model, server, release))}
 
 
-def _why_not(role: str, model: Model, server: Server, release: Release, own: Sequence[Device]) -> str:
+def _why_not(role: str, model: Model, server: Server, release: Release) -> str:
     if not release.mainline:
         return f"{release.fork} chooses its device, by rules that are not known here"
-    if release.generation < READ_SINCE:
-        return f"builds before {READ_SINCE} choose its device, by rules that are not known here"
     if _header(role, model) is None:
         return "its header was not read"
-    word = _asked(role, model, server, own).word
-    return f"{word} is given, which puts it where the plan does not follow" if word else ""
+    given = [pair[0] for name in PLACING[role] if (pair := server_settings.given_option(server, name))]
+    return f"{given[0]} is given, which puts it where the plan does not follow" if given else ""
 
 
-def candidate_devices(
+def candidate_places(
     model: Model, server: Server, release: Release, own: Sequence[Device]
 ) -> Iterator[tuple[AuxiliaryModel, ...]]:
-    """What the models beside the one that is served may take, the best place of each first, that of a draft model before that of a projector.
-    Of devices that hold the same the fastest one is tried.
+    """What the models beside the one that is served may take on the head's fastest device or its processor, the best place of each first, that of a
+    draft model before that of a projector.
 
     :param own: the devices that llama-server itself drives, the fastest first.
     """
-    unknown = uncounted(model, server, release, own)
+    unknown = uncounted(model, server, release)
     roles = [role for role in PLACING if _header(role, model) and role not in unknown]
-    return itertools.product(
-        *(
-            [_size(role, model, server, release, device) for device in _places(role, model, server, own)]
-            for role in roles
-        )
-    )
-
-
-def _places(role: str, model: Model, server: Server, own: Sequence[Device]) -> list[Device | None]:
-    """The devices that may have it; None is the head's processor."""
-    place = _asked(role, model, server, own).place
-    if place:
-        return [next((device for device in own if device.name == place), None)]
-    kinds: dict[Any, Device] = {}
-    for device in own:
-        alike = device.name if server.tensor_split or server.override_tensor else device.capacity_mib
-        kinds.setdefault((device.backend, alike), device)
-    return [*list(kinds.values())[: 1 if role == download_record.MMPROJ else None], None]
+    places = [*own[:1], None]
+    return itertools.product(*([_size(role, model, server, release, place) for place in places] for role in roles))
 
 
 def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> AuxiliaryModel:
     backend = backends.RECORDS[device.backend] if device else backends.CPU
     if role == download_record.MMPROJ:
         one = cast(Projector, model.projector)
-        buffer = projector.bound(one, release.generation)
-        return AuxiliaryModel(role, device, projector.weights(one, backend.alignment), 0, buffer)
+        return AuxiliaryModel(role, device, projector.weights(one, backend.alignment), 0, projector.bound(one))
     summary = cast(ModelSummary, model.draft)
-    settings, contexts = _settings(server, model.summary, release)
-    load = device_load.load_of(_loaded(summary), settings, release.generation)
-    units = list(range(load.units))
-    kv, buffers = contexts * _cache(load, summary), contexts * load.compute
+    load = device_load.load_of(_loaded(summary), _settings(server, model.summary, release), release.generation)
+    units, kv = list(range(load.units)), _cache(load, summary)
     if not device:
-        return AuxiliaryModel(role, None, load.on_head(units), kv, buffers)
-    return AuxiliaryModel(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
+        return AuxiliaryModel(role, None, load.on_head(units), kv, load.compute)
+    return AuxiliaryModel(role, device, load.share(units, backend.name).weights, kv, load.compute, load.on_head())
 
 
 def _is_part(summary: ModelSummary) -> bool:
@@ -160,21 +110,10 @@ def _cache(load: device_load.Load, summary: ModelSummary) -> int:
     return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_part(summary) else sum(sizes)
 
 
-def _settings(server: Server, served: ModelSummary, release: Release) -> tuple[kv_cache.Settings, int]:
-    """Of a context of the draft model, and how many contexts there are. Its cache has its own types, f16 where nothing is said."""
+def _settings(server: Server, served: ModelSummary, release: Release) -> kv_cache.Settings:
+    """Of the context of the draft model. Its cache has its own types, f16 where nothing is said."""
     settings = server_settings.settings_of(server, served, release.fork)
-    settings = settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))
-    if release.generation >= ONE_CONTEXT_SINCE:
-        return settings, 1
-    tokens = settings.context // settings.parallel
-    given = server_settings.given_option(server, "draft-context")
-    if given:
-        word, number = given
-        whole = server_settings.number_of(number)
-        if whole is None:
-            raise Refusal(f"llama_server_extra_args has {word} {gguf.short(number)}: use a number of tokens")
-        tokens = whole or tokens
-    return settings._replace(context=tokens, batch=tokens, parallel=1), settings.parallel
+    return settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))
 
 
 def _type(server: Server, name: str) -> str:
@@ -225,34 +164,19 @@ def beside_memory(offered: Sequence[Device], taken: int, head: str, facts: Facts
 def arguments(held: Sequence[AuxiliaryModel], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
     """Options of llama-server that say where they are and how a draft model is used, and values."""
     words = [(options.SPECULATION, speculation.type_of(model, server, release))]
-    given = [name for name in itertools.chain(*PLACING.values()) if server_settings.given_option(server, name)]
     for one in held:
         if one.role == download_record.DRAFT:
             words.append(("draft-device", one.device.name if one.device else NONE))
             words += [("draft-layers", str(model.draft.layers + 1))] if one.device and model.draft else []
         elif not one.device:
             words.append(("projector-offload", "off"))
-    return [(name, value) for name, value in words if name not in given]
+    return words
 
 
 def environment(held: Sequence[AuxiliaryModel]) -> dict[str, str]:
     """What has llama-server use the planned device for a projector: all builds that were read take this variable."""
     names = [one.device.name for one in held if one.role == download_record.MMPROJ and one.device]
     return {options.of_name("projector-device").environment[0]: names[0]} if names else {}
-
-
-def refuse(held: Sequence[AuxiliaryModel], offered: Sequence[Device], head: str) -> Refusal:
-    """Where the operator chooses a device that cannot hold a model beside the one that is served, whatever else it holds."""
-    full = {device.buffer: device for device in offered if on_device(held, device) > device.capacity_mib * MIB}
-    return Refusal(
-        "; ".join(
-            f"{model_source.VARIABLES[one.role]} needs {-(-(one.weights + one.kv) // MIB)} MiB, and llama_server_extra_args or "
-            f"llama_server_environment puts it on {one.device.name} of {head}, which holds {full[one.device.buffer].capacity_mib} MiB: let the plan "
-            "choose, or use a smaller one"
-            for one in held
-            if one.device and one.device.buffer in full
-        )
-    )
 
 
 def sentences(held: Sequence[AuxiliaryModel], head: str) -> list[str]:

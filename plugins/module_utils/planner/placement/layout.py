@@ -90,7 +90,7 @@ def lay_out(case: Case) -> device_load.Placed:
     """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
     own = [device for device in case.devices if not device.worker]
     own.sort(key=lambda device: -cost_model.rate_of(device, case.facts, case.release.generation).gb_per_s)
-    places = list(auxiliary_models.candidate_devices(case.model, case.server, case.release, own))
+    places = list(auxiliary_models.candidate_places(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
     taken = (case.server.prompt_cache_mib or 0) * MIB
     for held, reserved in [
@@ -105,8 +105,6 @@ def lay_out(case: Case) -> device_load.Placed:
         if not placed.reasons:
             return placed
         tried.append(placed)
-    if not tried:
-        raise auxiliary_models.refuse(auxiliary_models.without_buffers(places[-1]), case.devices, case.head)
     best = min(tried, key=lambda placed: placed.missing_mib)
     return best._replace(reasons=(*best.reasons, *auxiliary_models.sentences(best.auxiliary, case.head)))
 
