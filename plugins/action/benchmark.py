@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, services
@@ -57,9 +58,6 @@ class PlannedLoad(NamedTuple):
     plan: Plan
     argv: Sequence[str]
     keys: frozenset[str]
-    share: str = ""
-    needed: bool = False
-    """See runner.Load."""
     asks: dict[str, Any] | None = None
 
 
@@ -149,12 +147,30 @@ class ActionModule(Action):
                 problems.append(
                     f"{failure}. systemd starts the server when the job ends; the next run of this playbook ends it at once."
                 )
+            self._keep_speed(whole)
             if path:
                 texts = {"benchmark.json": json.dumps(typed_json.dump(self._record), indent=1) + "\n"}
                 texts["benchmark.md"] = benchmark_table.as_markdown(self._record)
                 output.write_folder("llama_benchmark_path", path, texts)
         display.display("\n" + benchmark_table.as_markdown(self._record))
         return " ".join(problems)
+
+    def _keep_speed(self, whole: Matrix) -> None:
+        """Leaves the measured speed of what serves on the head, for the next plan."""
+        served = {device.device for device in self._head.plan.estimate.devices}
+        for one in whole.loads:
+            cells = [cell for cell in self._record.cells if cell.key in one.keys and cell.test.startswith("tg")]
+            speed = next(
+                (cell.measured for cell in cells if cell.measured and not cell.depth and cell.latency_ms is None), None
+            )
+            if speed and {device.device for device in one.plan.estimate.devices} == served:
+                record = speed_record.of_plan(one.plan, speed.mean)
+                problem = record and self.leave(self._head.host.prefix, names.MEASURED_SPEED, record)
+                if problem:
+                    display.warning(
+                        f"the next plan does not count with the measured speed, since the head cannot keep it: {problem}"
+                    )
+                return
 
     # -------------------------------------------------------------------------------------------------------- matrix
 
@@ -399,7 +415,7 @@ def _load_of(one: PlannedLoad, log: str) -> runner.Load:
     latencies = list(one.load.latencies_ms)
     workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint] if latencies else []
     environment = dict(one.plan.head.environment)
-    return runner.Load(list(one.argv), environment, log, workers, latencies, one.share, one.needed, one.asks)
+    return runner.Load(list(one.argv), environment, log, workers, latencies, one.asks)
 
 
 def _service_of(plans: Sequence[Plan]) -> ServicePlan:

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner, what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -120,7 +120,8 @@ def make(
         if isinstance(plan, Refused) or plan.refused:
             return plan
         kept = {name: host.kept_facts for name, host in cluster.hosts.items()}
-        return completion.complete(plan, RUNTIME_FILES, definitions.definition, kept)
+        plan = completion.complete(plan, RUNTIME_FILES, definitions.definition, kept)
+        return speed_record.corrected(plan, inventory.measured_speed(facts, cluster.head))
     except Refusal as refusal:
         return planner.refused(inventory.cluster_of(task_vars), refusal)
 

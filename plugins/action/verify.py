@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import socket
 import time
 from collections.abc import Mapping
@@ -17,14 +16,13 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    files,
     names,
     reading,
     typed_json,
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -112,6 +110,7 @@ class ActionModule(Action):
         other = rollback_report.other_plan(plan, drifts)
         if other:
             display.warning(other)
+        self._record_speed(plan.each()[0], evidence)
         evidence = next((one for one in (evidence, *more) if not judge.left_asleep(one)), evidence)
         self._record(plan, report, evidence)
         self._write(plan, report)
@@ -157,14 +156,24 @@ class ActionModule(Action):
         """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
         if self.check_mode:
             return
-        outcome = json.dumps(typed_json.dump(judge.outcome_of(plan, report, evidence))) + "\n"
-        prefix = plan.hosts[plan.head.host].prefix
-        partial, path = (shlex.quote(f"{prefix}/{name}") for name in (f"{files.TEMPORARY}verified", names.VERIFIED))
-        answer = self.command(f"umask 022 && cat > {partial} && mv {partial} {path}", outcome.encode())
-        if answer["rc"]:
-            reason = validation.printable(answer["stderr"])
+        problem = self.leave(
+            plan.hosts[plan.head.host].prefix, names.VERIFIED, judge.outcome_of(plan, report, evidence)
+        )
+        if problem:
             display.warning(
-                f"status.yml cannot show this verification, since it could not be recorded on the head: {reason}"
+                f"status.yml cannot show this verification, since it could not be recorded on the head: {problem}"
+            )
+
+    def _record_speed(self, plan: Plan, evidence: Evidence) -> None:
+        """Leaves the speed of the completion there, for the next plan. Of a benchmark more is known."""
+        completion = evidence.server.completion if evidence.server and not evidence.fallback else None
+        if self.check_mode or self._arguments.benchmark or not completion or completion.error:
+            return
+        record = speed_record.of_plan(plan, completion.tokens_per_second)
+        problem = record and self.leave(plan.hosts[plan.head.host].prefix, names.MEASURED_SPEED, record)
+        if problem:
+            display.warning(
+                f"the next plan does not count with the measured speed, since the head cannot keep it: {problem}"
             )
 
     def _write(self, plan: Plan, report: Report) -> None:

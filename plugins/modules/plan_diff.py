@@ -112,11 +112,6 @@ unkeyed:
   returned: success
   type: list
   elements: str
-uncalibrated:
-  description: Devices that the plan uses, and that C(playbooks/calibrate.yml) did not measure with this release.
-  returned: success
-  type: list
-  elements: str
 lacking:
   description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
   returned: success

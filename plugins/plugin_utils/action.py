@@ -6,8 +6,10 @@ keeps to action plugins."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 JOB = r"j?\d{1,20}\.\d{1,10}"
@@ -96,6 +98,13 @@ class Action(ActionBase):
         """
         stdin = {} if data is None else {"in_data": data}
         return self._low_level_execute_command(text, sudoable=True, **stdin)
+
+    def leave(self, prefix: str, name: str, value: Any) -> str:
+        """Writes a record as JSON below the prefix; why that was not possible, or nothing."""
+        partial, path = (shlex.quote(f"{prefix}/{one}") for one in (f"{files.TEMPORARY}{name}", name))
+        content = json.dumps(typed_json.dump(value)) + "\n"
+        answer = self.command(f"umask 022 && cat > {partial} && mv {partial} {path}", content.encode())
+        return validation.printable(answer["stderr"]) if answer["rc"] else ""
 
     def action(self, name: str, /, **arguments: Any) -> dict:
         """What another action plugin returns."""

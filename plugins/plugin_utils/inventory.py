@@ -17,8 +17,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import CALIBRATION
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -244,22 +243,10 @@ def hosts(
             "check the spelling of the groups."
         )
     kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
-    measured = next(
-        (_entry(host["facts"], "calibrations") for host in members.values() if "head" in host["groups"]), None
-    )
     for name, host in members.items():
         host["facts"] = cluster_inputs.with_kept_rates(
             _with_last_known(host["facts"], _entry(kept, name)), _entry(kept, name)
         )
-        given = _entry(measured, name)
-        rates = calibration.readable(given)
-        if given and rates != given:
-            Display().warning(
-                f"{CALIBRATION} below the head's prefix has figures of {name} that cannot be read, so the plan leaves them out: run calibrate.yml, "
-                "which replaces them"
-            )
-        if isinstance(host["facts"], Mapping) and rates:
-            host["facts"] = {**host["facts"], "calibrated": rates}
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}
@@ -269,6 +256,14 @@ def hosts(
         )
     _name_who_left(kept, {*members, *retired}, retired_group)
     return cluster, cluster_inputs.settle(cluster, members)
+
+
+def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:
+    """What the head keeps of the speed that was measured last; None where it keeps nothing that can be read.
+
+    :param answers: host → what host_info returned there.
+    """
+    return speed_record.readable(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
 
 
 def _name_who_left(kept: Any, known: Collection[str], retired_group: str) -> None:

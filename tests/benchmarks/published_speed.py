@@ -77,7 +77,7 @@ def _rate(name: str, backend: str, build: int) -> cost_model.Rate:
         return cost_model.rate_of_row(row, cost_model.TABLE, backend, build)
     architecture, cores = PROCESSORS[name]
     facts = {"cpu": {"model": name, "cores": cores}, "architecture": architecture, "accelerators": ()}
-    return cost_model.processor_rate(SimpleNamespace(**facts, rates={}, fitted={}))
+    return cost_model.processor_rate(SimpleNamespace(**facts, rates={}))
 
 
 def _link(name: str, kind: str) -> cost_model.Link:

@@ -245,16 +245,6 @@ def test_a_program_whose_time_is_over_is_killed_and_the_next_one_runs(tmp_path):
     assert results.read(log_of(loads[1])).status == 0
 
 
-def test_what_shares_a_time_does_not_begin_after_it_unless_it_is_needed(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "SHARE_SECONDS", 0)
-    loads = [load(tmp_path, "pass", name=name) for name in "xyz"]
-    measuring = runner.Runner(60)
-    for place, each in enumerate(loads):
-        measuring.run(runner.Load(**each, share="a device" if place < 2 else "", needed=not place))
-    found = [results.read(log_of(each)) for each in loads]
-    assert [one.last for one in found] == [(), ("the 0 seconds of a device are over",), ()]
-
-
 def test_a_program_whose_log_cannot_be_written_is_ended(tmp_path):
     endless = load(tmp_path, "while True: print('x' * 1000, flush=True)", log="/dev/full")
     with start(tmp_path, endless) as running:

@@ -19,7 +19,6 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "shared": {},
         "sources": {},
         "unkeyed": [],
-        "uncalibrated": ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"],
     }
 
 

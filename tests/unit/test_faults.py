@@ -272,7 +272,6 @@ PLUGINS = "ansible_collections.llamacpp.cluster.plugins.modules"
 MODULES = {
     "benchmark_info": ("job.Job", {"host": EMPTY}),
     "benchmark_job": ("job.Job", {"host": EMPTY, "state": "absent"}),
-    "calibration": ("host_lock.hold", {"host": EMPTY}),
     "firewall": ("managers.apply", {"rules": []}),
     "cluster_lock": ("files.is_marked", {"prefix": "/", "state": "absent", "run": {"user": "x"}}),
     "discovery_info": ("discovery.read", {}),

@@ -74,43 +74,6 @@ def test_while_the_model_is_loaded(facts):
     assert json.dumps(run(loaded)[0]) == json.dumps(first)
 
 
-@pytest.fixture
-def rates():
-    release = {"date": "2026-11-25", "release": "0.3.36", "generation": 11063}
-    speed = {
-        "gb_per_s": {"F16": 9.0},
-        "prompt_gflops": {"F16": 40.0},
-        "node_us": 2.0,
-        "prompt_node_us": 2.0,
-        "visit_ms": 1.0,
-    }
-    experts = {"experts_read": {}, "experts_nodes": 19.0, "experts_multiplied": {"F16": 1.0}}
-    return {"name": GPU["name"], **release, **speed, **experts, "spread": 0.1, "gbit": None}
-
-
-def test_what_was_measured_of_devices_is_not_left_twice_on_the_head(facts, rates):
-    """Otherwise a cluster differed from its plan after each calibration, until site.yml ran again."""
-    first, kept = run(facts)
-    facts["head"]["calibrations"] = {"two": {f"ROCm0 lent {ADDRESSES['two']}": rates}}
-    again, kept_again = run(facts)
-    assert kept_again == kept
-    assert again["estimate"] != first["estimate"]
-
-
-@pytest.mark.parametrize(
-    "broken", [{"spread": None}, {"gb_per_s": {}}, {"prompt_gflops": {}}, {"release": "\x1b"}], ids=str
-)
-def test_a_calibration_that_cannot_be_read_is_left_out_and_said(facts, rates, broken, monkeypatch):
-    said = []
-    monkeypatch.setattr(inventory.Display, "warning", lambda _self, text, *_further: said.append(text))
-    first, _kept = run(facts)
-    facts["head"]["calibrations"] = {"two": {f"ROCm0 lent {ADDRESSES['two']}": {**rates, **broken}}}
-    assert run(facts)[0]["estimate"] == first["estimate"]
-    assert any(
-        "calibration.json below the head's prefix has figures of two that cannot be read" in text for text in said
-    )
-
-
 def test_what_the_first_build_installed_to_be_faster(facts):
     first, kept = run(facts)
     for found in facts.values():
@@ -124,7 +87,6 @@ def test_no_fact_of_a_host_is_about_its_load():
     known = {
         "accounts",
         "addresses",
-        "calibrations",
         "defined",
         "host_settings",
         "installed",
@@ -132,6 +94,7 @@ def test_no_fact_of_a_host_is_about_its_load():
         "lingering",
         "made_accounts",
         "measured",
+        "measured_speed",
         "names",
         "supervisor",
         "tools",

@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import Load, micro_batch_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.calibration import Trial
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 DEVICES_SINCE = 8643
@@ -64,40 +63,6 @@ def argv_of(plan: Plan, load: Load, repetitions: int) -> list[str]:
         },
     }
     return [*words, *(word for name, value in pairs.items() if value for word in (name, value))]
-
-
-def of_device(plan: Plan, path: str, trial: Trial, device: str, endpoint: str | None) -> list[str]:
-    """The command line that measures a model on one device.
-
-    :param device: as llama.cpp calls it.
-    :param endpoint: of its worker; None of one that llama-server drives itself.
-    """
-    server, processor = options_of(plan.head.argv), device == backends.CPU.device and not endpoint
-    pairs = {
-        "-rpc": endpoint,
-        "-dev": "RPC0" if endpoint else "none" if processor else device,
-        "-ngl": "0" if processor else "99",
-        "-t": server.get("threads"),
-        "-fa": _flash(plan, server),
-        "--repack": "0" if server.get("repack") == "off" else None,
-        "-p": str(trial.tests[0]),
-        "-n": str(trial.tests[1]),
-        "-d": _numbers(trial.depths),
-    }
-    words = [
-        str(PurePosixPath(plan.head.argv[0]).with_name(options.MEASURING[options.MAINLINE])),
-        "-m",
-        path,
-        "-o",
-        "jsonl",
-        "-v",
-    ]
-    return [
-        *words,
-        "-r",
-        str(trial.repetitions),
-        *(word for name, value in pairs.items() if value for word in (name, value)),
-    ]
 
 
 def _flash(plan: Plan, server: Mapping[str, str]) -> str | None:

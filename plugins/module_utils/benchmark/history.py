@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import calibration
 
 RECORD_BYTES, LOG_BYTES, LINE_BYTES, PASSED_BYTES = 64 << 20, 256 << 20, 1 << 20, 8 << 20
 """Of a record; and of a log, of its lines, and of those that are passed on together."""
@@ -63,12 +62,8 @@ def ids(prefix: str) -> list[str]:
 
 
 def last(prefix: str) -> str | None:
-    """Id of the newest one that is no calibration: what that measured is kept beside it."""
-    for identity in ids(prefix):
-        models = (_read(_path(prefix, identity)) or {}).get("models") or {}
-        if not any(name.startswith(calibration.NAME) for name in models):
-            return identity
-    return None
+    """Id of the newest one; None where there is none."""
+    return next(iter(ids(prefix)), None)
 
 
 def find(prefix: str, same: str) -> dict[str, Any] | None:

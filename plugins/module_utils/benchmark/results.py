@@ -26,7 +26,6 @@ SWEPT = re.compile(
 """PP, TG, N_KV, T_PP, S_PP, T_TG and S_TG of llama-sweep-bench (examples/sweep-bench of ik_llama.cpp)."""
 PROXY = re.compile(r"(127\.0\.0\.1:[0-9]{1,5}) leads to (\S+)")
 ENDED = re.compile(r"ended with (-?[0-9]{1,9})")
-NOT_BEGUN = re.compile("the [0-9]+ seconds of .* are over")
 ERRORS, LOG_LINE = 3, 500
 """Last lines of a program that failed, which are shown, and characters of each."""
 
@@ -185,8 +184,6 @@ def _are_known(log: Log, latencies: Sequence[float]) -> bool:
 
 def failure_of(log: Log, argv: Sequence[str], latencies: Sequence[float]) -> str:
     """Why a program that has ended did not measure what it should."""
-    if log.status == 0 and log.last and NOT_BEGUN.fullmatch(log.last[-1]):
-        return log.last[-1]
     how = f"ended with status {log.status}"
     if log.status is not None and log.status < 0:
         how = f"was ended by signal {-log.status}"

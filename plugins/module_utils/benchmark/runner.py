@@ -5,8 +5,7 @@
 
 python3 runner.py JOB
 JOB is JSON: ``timeout``, seconds of each program, and ``loads``, each with ``argv``, ``environment``, ``log``, and the endpoints of ``workers`` that are
-reached through the proxy, with its ``latencies_ms``: each repetition of llama-bench with --progress has the next one. Loads of one ``share`` begin within
-SHARE_SECONDS of work together, but for those that are ``needed``. Each line of a log is
+reached through the proxy, with its ``latencies_ms``: each repetition of llama-bench with --progress has the next one. Each line of a log is
 ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. Needs the standard library alone.
 """
 
@@ -35,7 +34,6 @@ WAITING_BYTES = 64 << 20
 """Of one direction of a connection, that are on their way at most."""
 LOG_BYTES, LINE_BYTES = 256 << 20, 64 << 10
 """Of a log, after which the program is ended, and of a line, which is divided there."""
-SHARE_SECONDS = 60
 READY_SECONDS = 0.2
 """After so long llama-server is asked again whether it is ready."""
 STAMP_BYTES = 16
@@ -171,10 +169,6 @@ class Load(NamedTuple):
     log: str
     workers: list[str]
     latencies_ms: list[float]
-    share: str = ""
-    """Name of those that have a time together; the others have their own alone."""
-    needed: bool = False
-    """Begins also where that time is over."""
     asks: dict[str, Any] | None = None
     """What a llama-server is asked: ``port``, ``text`` that it continues, numbers of tokens to be ``generated``, and ``repetitions``."""
 
@@ -184,7 +178,6 @@ class Runner:
 
     def __init__(self, timeout: float) -> None:
         self._timeout, self._child = timeout, None  # type: float, subprocess.Popen[str] | None
-        self._shares: dict[str, float] = {}
         self.ends = False
 
     def end(self, *_signal: object) -> None:
@@ -194,21 +187,15 @@ class Runner:
 
     def run(self, load: Load) -> None:
         """Runs one program to its end, or until its time is over."""
-        began, spent = time.monotonic(), self._shares.get(load.share, 0.0)
         Path(load.log).parent.mkdir(parents=True, exist_ok=True)
         with open(load.log, "w", encoding="utf-8", errors="replace") as stream:
             log, latency = Log(stream), Latency([each / 1000 for each in load.latencies_ms])
-            if load.share and not load.needed and spent >= SHARE_SECONDS:
-                log.write("err", f"the {SHARE_SECONDS} seconds of {load.share} are over")
-                log.write("run", "ended with 0")
-                return
             proxies = [Proxy(worker, latency, log) for worker in load.workers]
             status = self._run(load, with_proxies(load.argv, proxies), log, latency)
             for proxy in proxies:
                 proxy.close()
             with suppress(OSError):
                 log.write("run", f"ended with {status}")
-        self._shares[load.share] = spent + time.monotonic() - began
 
     def _run(self, load: Load, argv: list[str], log: Log, latency: Latency) -> int:
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}

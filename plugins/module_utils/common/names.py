@@ -47,8 +47,6 @@ ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
-CALIBRATION = "calibration.json"
-"""File below the prefix of the head with what playbooks/calibrate.yml measured: host → device → calibration.Rates."""
 CLUSTER_LOCK = "cluster.lock"
 """Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
 CHANGES_LOCK = "changes.lock"
@@ -63,6 +61,8 @@ METRICS = "metrics.json"
 """Files below the prefix of each host whose launchers write metrics: what they get to know for it, and who may write where these go."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
+MEASURED_SPEED = "speed.json"
+"""File below the prefix of the head with the last measured speed of generation beside the planned one (plan/speed_record.py)."""
 VERIFIED = "verified.json"
 """File below the prefix of the head with the result of the last verification."""
 READ = "read.json"
@@ -97,7 +97,7 @@ INSTALLED = (
     "links",
     "lingering",
     KEPT_FACTS,
-    CALIBRATION,
+    MEASURED_SPEED,
     VERIFIED,
     READ,
     CLUSTER_LOCK,

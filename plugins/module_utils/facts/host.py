@@ -197,7 +197,7 @@ def measured_links(prefix: str) -> dict:
 
 
 def kept_facts(prefix: str, name: str = names.KEPT_FACTS) -> dict:
-    """Host → facts, or with another name what was measured of its devices, as the last run left them on its head; empty elsewhere."""
+    """Host → facts, or with another name what it measured, as the last run left them on its head; empty elsewhere."""
     try:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):
@@ -408,7 +408,7 @@ def _installation(owner: names.Names, place: Place) -> dict:
         "supervisor": supervisor(place.prefix),
         "measured": measured_links(place.prefix),
         "kept": kept_facts(place.prefix),
-        "calibrations": kept_facts(place.prefix, names.CALIBRATION),
+        "measured_speed": kept_facts(place.prefix, names.MEASURED_SPEED),
         "defined": defined_services(place.service_manager, place.units, owner),
     }
 

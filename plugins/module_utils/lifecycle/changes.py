@@ -90,8 +90,6 @@ class Decision(NamedTuple):
     """Id of each release of what is compiled or unpacked → names of upstream's archives of compiled programs that hosts lack."""
     unkeyed: list[str]
     """Hosts of workers whose tunnel needs a new key: the head has none, or one that the host does not take."""
-    uncalibrated: list[str]
-    """Devices of its hosts that calibrate.yml did not measure with this release, as buffers are named."""
 
 
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
@@ -118,11 +116,6 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         shared=shared,
         sources=sources,
         unkeyed=unkeyed,
-        uncalibrated=sorted(
-            device.device
-            for device in plan.estimate.devices
-            if device.host in plan.hosts and (not device.measured or " with " in device.measured)
-        ),
     )
 
 

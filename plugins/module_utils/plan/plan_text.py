@@ -556,19 +556,24 @@ def speed_notes(plan: Plan) -> list[str]:
         f"Four of five measurements were in such ranges. "
         f"Rates of devices are {_rates(estimate)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
         "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
+        *_correction(estimate),
         _conversations(plan),
         *_sleep(plan),
     ]
 
 
+def _correction(estimate: Estimate) -> list[str]:
+    """What the cluster itself measured, which the speeds count with."""
+    found = estimate.correction
+    if not found:
+        return []
+    by = f"corrected by {found.factor:.2g}, measured on {found.date} with {found.model} and {found.release}"
+    return [f"Generation is {by}; prompts, one host alone and fallbacks are as predicted."]
+
+
 def _rates(estimate: Estimate) -> str:
     """Where the rates of devices are from."""
-    dates = sorted({device.measured for device in estimate.devices if device.measured})
-    if not dates:
-        return RATES.get(estimate.rates or "", str(estimate.rates))
-    some = " in part" * any(not device.measured for device in estimate.devices)
-    another = ", which is another release: calibrate.yml measures again" * any(" " in date for date in dates)
-    return f"measured on {' and '.join(dates)}{some}{another}"
+    return RATES.get(estimate.rates or "", str(estimate.rates))
 
 
 def _conversations(plan: Plan) -> str:
@@ -603,11 +608,8 @@ def _network(plan: Plan) -> list[str]:
         return ["  nothing: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
-    sources: dict[str, dict[str, None]] = {}
-    for link in estimate.links:
-        if link.visit_source:
-            sources.setdefault(link.visit_source, {})[link.host] = None
-    visits = "".join(f" Visits to {', '.join(hosts)} cost what was measured ({by})." for by, hosts in sources.items())
+    given = list(dict.fromkeys(link.host for link in estimate.links if link.visit_ms is not None))
+    visits = f" Visits to {', '.join(given)} cost what was measured (llama_link_visit_ms)." if given else ""
     return _wrapped(
         "  ",
         f"{estimate.bound} {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "

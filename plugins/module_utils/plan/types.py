@@ -290,8 +290,6 @@ class DeviceEstimate(NamedTuple):
     """`measured` on the host, of the `table` by name and architecture, or `assumed` of its kind"""
     ms_per_token: float
     """milliseconds that it computes for a token"""
-    measured: Absent[str] = None
-    """when `calibrate.yml` measured it, and with which release where that is another one than the planned"""
 
 
 class SingleHostEstimate(NamedTuple):
@@ -317,9 +315,6 @@ class SingleHostEstimate(NamedTuple):
     """whether devices of another backend take part, through workers of its own"""
 
 
-CALIBRATED, GIVEN = "calibrate.yml", "llama_link_visit_ms"
-
-
 class LinkEstimate(NamedTuple):
     """What a worker with layers costs besides computing."""
 
@@ -340,9 +335,7 @@ class LinkEstimate(NamedTuple):
     ms_per_token: float
     """milliseconds of a token that the worker takes besides computing"""
     visit_ms: Absent[float] = None
-    """milliseconds of a visit, where they were measured"""
-    visit_source: Absent[Annotated[str, (CALIBRATED, GIVEN)]] = None
-    """what says so"""
+    """milliseconds of a visit, where `llama_link_visit_ms` says them"""
     plain_gbit_per_s: Absent[float] = None
     """Gbit/s without stunnel, where that takes more than a tenth of them"""
 
@@ -400,6 +393,19 @@ class SpeculationEstimate(NamedTuple):
     """predicted with that share; of `ngram-mod` while text repeats"""
 
 
+class Correction(NamedTuple):
+    """What the cluster itself measured last with the same devices. Speeds of generation of this estimate are corrected by it."""
+
+    factor: float
+    """measured through planned tokens per second of generation"""
+    date: str
+    """when it was measured"""
+    model: str
+    """with which"""
+    release: str
+    """with which"""
+
+
 class Estimate(NamedTuple):
     """How fast the plan is; null where the model does not fit."""
 
@@ -445,6 +451,8 @@ class Estimate(NamedTuple):
     """a prompt of a quarter of the context; null where the model does not fit"""
     speculation: Absent[SpeculationEstimate] = None
     """generation with `llama_server_speculation`"""
+    correction: Absent[Correction] = None
+    """by what the cluster itself measured last; missing where it measured nothing with these devices"""
 
 
 class ServedModel(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, calibration, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan, PublicKey
 
 MOST_MIB = 1 << 40
@@ -148,10 +148,6 @@ class Facts(NamedTuple):
     neighbours: tuple[Neighbour, ...] = ()
     rates: Mapping[str, Measured] = {}
     """Device, as workers name it → what was measured of it."""
-    calibrated: Mapping[str, calibration.Rates] = {}
-    """Device, as calibration.key names it → what playbooks/calibrate.yml measured of it."""
-    fitted: Mapping[str, calibration.Fitted] = {}
-    """The same with the model that is planned: no fact, see cost_model.with_calibration."""
     disk_gib: Optional[Mib] = None
     """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
     link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, real=True)] = None

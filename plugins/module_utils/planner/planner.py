@@ -67,7 +67,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
-    cost_model,
     device_load,
     devices,
     estimate,
@@ -128,9 +127,7 @@ def make(
     def attempt(given: Cluster, trial: bool = True) -> Planned:
         served = model_source.summary_of(given.model, report)
         hosts = {name: kernel_parameters.after_reboot(host) for name, host in given.hosts.items()}
-        changed = given._replace(
-            hosts={name: cost_model.with_calibration(host, served) for name, host in hosts.items()}, served=served
-        )
+        changed = given._replace(hosts=hosts, served=served)
         prepared = _prepare(staging.cluster_of(changed) if staged else changed, report, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged or given.alternates))
 

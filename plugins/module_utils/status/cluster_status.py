@@ -136,15 +136,6 @@ def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     return None if any(host.differences is None for host in hosts) else True
 
 
-def _calibrated(plan: Plan) -> str | None:
-    """Devices that were measured with another release."""
-    found: dict[str, list[str]] = {}
-    for one in plan.estimate.devices:
-        if one.measured and " " in one.measured:
-            found.setdefault(one.measured, []).append(one.device)
-    return "; ".join(f"{', '.join(alike)} on {when}" for when, alike in found.items()) or None
-
-
 def _cluster(
     name: str, plan: Plan | None, hosts: Sequence[types.HostStatus], answers: Mapping[str, Answer]
 ) -> types.ClusterStatus:
@@ -164,7 +155,6 @@ def _cluster(
         else None,
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_as_planned(hosts) if plan else None,
-        calibrated=_calibrated(plan) if plan else None,
     )
     answer = answers.get(host or "")
     return _with_head(cluster, plan, answer.condition, answer.drift) if answer and answer.condition else cluster

@@ -71,8 +71,6 @@ def _cluster_lines(status: types.Status) -> list[str]:
         lines += _row("verified", "never, as far as the head knows")
     if cluster.benchmark:
         lines += _row("benchmark", f"{cluster.benchmark} is the last one")
-    if cluster.calibrated:
-        lines += _row("measured", f"{cluster.calibrated}, and another release serves: run playbooks/calibrate.yml")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:

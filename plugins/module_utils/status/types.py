@@ -231,9 +231,7 @@ class ClusterStatus(NamedTuple):
     verified: Optional[VerificationStatus] = None
     """null where it was never verified"""
     benchmark: Optional[str] = None
-    """id of the last one that the head keeps and that is no calibration, see docs/benchmark.md"""
-    calibrated: Optional[str] = None
-    """what was measured with another release than the one that serves: device, date and release"""
+    """id of the last one that the head keeps, see docs/benchmark.md"""
     speed: Optional[SpeedStatus] = None
     """null where it is not counted"""
     speed_reason: str = ""

@@ -77,7 +77,7 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "calibrated", "measured", "fitted"}
+PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "measured"}
 """Facts that a plan depends on."""
 
 EXTERNAL = "llama_external_workers"
@@ -131,7 +131,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
         external=_external(variables["llama_external_workers"] or (), hosts),
-        measures=variables["llama_benchmark_programs"] or variables["llama_calibrate"],
+        measures=variables["llama_benchmark_programs"],
         hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
     )
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a token costs: on each device, and for each worker that takes part. Constants are calibrated in docs/performance.md."""
+"""What a token costs: on each device, and for each worker that takes part. docs/performance.md has predictions beside measured figures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, calibration, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Release
 
 MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
 """Sources of a rate, the surest first."""
@@ -38,24 +37,6 @@ class Rate(NamedTuple):
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
     factor: float = 1.26
     """By which generation may be faster or slower; see device_rates.Family."""
-    visit_ms: float = 0.0
-    """That a token takes besides, where that was measured of one of llama-server's own devices."""
-    prompt_node_us: float | None = None
-    """As node_us, with the tokens of a prompt; None where that was not measured."""
-    rows_gbit: float | None = None
-    """That the rows of a prompt reach on their way to one of llama-server's own devices, where that was measured."""
-    result_ms: float = 0.0
-    """That the figures of a token take from one of llama-server's own devices, where that was measured."""
-    cache_share: float = 0.45
-    """Of gb_per_s, at which it reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
-    (ggml-org/llama.cpp#15405)."""
-    attention_cost: float = 2.0
-    """So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
-    cache_factor: float = 1.25
-    attention_factor: float = 2.2
-    """By which these two may be larger or smaller besides, as in these reports."""
-    measured: str = ""
-    """When calibrate.yml measured it, and with which release if that is another one."""
 
 
 FACTORS = {MEASURED: 1.2, ASSUMED: 1.6}
@@ -85,30 +66,8 @@ MEMORY_SHARE = 0.6
 worker with 32, less with 16 (docs/hardware.md)."""
 
 
-def _measured(rate: Rate, facts: Facts, device: str, name: str, endpoint: str | None, generation: int) -> Rate:
-    """The rate with what was measured of the device, where it is still the same one: as it is reached, else by itself, or behind a worker."""
-    known = facts.fitted if endpoint is None else (device,)
-    keys = [calibration.key(device, endpoint), *(key for key in known if key.split()[0] == device)]
-    own, fitted = next(((key, facts.fitted[key]) for key in keys if key in facts.fitted), ("", None))
-    if fitted:
-        same = not generation or fitted.generation == generation
-        return rate._replace(
-            gb_per_s=fitted.gb_per_s,
-            prompt_gflops=fitted.prompt_gflops,
-            source=MEASURED,
-            node_us=fitted.node_us,
-            quantised=1.0,
-            factor=fitted.factor * (1 if same else calibration.ANOTHER_RELEASE),
-            prompt_node_us=fitted.prompt_node_us,
-            visit_ms=fitted.visit_ms if own == device else 0.0,
-            rows_gbit=fitted.gbit if own == device else None,
-            result_ms=fitted.result_ms if own == device else 0.0,
-            cache_share=fitted.cache_share or rate.cache_share,
-            cache_factor=1.0 if fitted.cache_share else rate.cache_factor,
-            attention_cost=fitted.attention_cost or rate.attention_cost,
-            attention_factor=1.0 if fitted.attention_cost else rate.attention_factor,
-            measured=fitted.date if same else f"{fitted.date} with {fitted.release}",
-        )
+def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
+    """The rate with what was measured of the device's memory, where it is still the same device."""
     found = facts.rates.get(device)
     if not found or found.name != name:
         return rate
@@ -122,17 +81,17 @@ def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
     """
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
-        return processor_rate(facts, device.endpoint, generation)
+        return processor_rate(facts)
     row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     source = TABLE if row else ASSUMED
     if not row and accelerator.unified:
         row = device_rates.ASSUMED["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
     rate = rate_of_row(row, source, accelerator.backend, generation)
-    return _measured(rate, facts, device.name, accelerator.name, device.endpoint, generation)
+    return _measured(rate, facts, device.name, accelerator.name)
 
 
-def processor_rate(facts: Facts, endpoint: str | None = None, generation: int = 0) -> Rate:
+def processor_rate(facts: Facts) -> Rate:
     """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
     model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
@@ -145,7 +104,7 @@ def processor_rate(facts: Facts, endpoint: str | None = None, generation: int = 
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
             rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, FACTORS[ASSUMED]))
-    return _measured(rate, facts, backends.CPU.device, model, endpoint, generation)
+    return _measured(rate, facts, backends.CPU.device, model)
 
 
 def _assumed_processor(facts: Facts) -> device_rates.Known:
@@ -227,28 +186,6 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     multiplied = 8 * used / bits * cost.multiplied
     read = (size - experts * (1 - active)) * cost.read
     return PartCost(read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0)
-
-
-def with_calibration(host: Host, summary: ModelSummary | None) -> Host:
-    """The host with what was measured of its devices, for this model."""
-    facts = host.facts
-    if not facts.calibrated or not summary or not summary.tensors:
-        return host
-    active = active_share(summary)
-    read = multiplied = 0.0
-    for row in summary.tensors:
-        if len(row.shape) > 1 and calibration.is_read(row.name, summary.tensors):
-            cost = _part_cost(row.bytes, row.bytes if EXPERTS.search(row.name) else 0, active, row, 0.0)
-            read += row.number * cost.read
-            multiplied += row.number * cost.multiplied if row.layers is not None else 0.0
-    named = {name: accelerator.name for name, accelerator in same_device.named_accelerators(facts)}
-    named[backends.CPU.device] = str(facts.cpu.get("model", ""))
-    fitted = {
-        key: calibration.for_model(rates, summary, active, read, multiplied, nodes_per_layer(summary))
-        for key, rates in facts.calibrated.items()
-        if named.get(key.split()[0]) == rates.name
-    }
-    return host._replace(facts=facts._replace(fitted=fitted))
 
 
 def units_read(load: device_load.Load) -> list[float]:
@@ -343,8 +280,6 @@ class Link(NamedTuple):
     mac: bool = False
     visit_ms: float | None = None
     """What a visit to a worker costs a token all in all, round trips among it, where a benchmark measured it."""
-    rows_gbit: float | None = None
-    """That the rows of a prompt reach, where that was measured."""
     plain_gbit: float | None = None
     """Without stunnel, where that takes more than a tenth of it."""
 
@@ -414,8 +349,6 @@ class Work(NamedTuple):
     """How often a token comes to it."""
     quantised: float = 0.0
     """Of the weights that a token is multiplied with, those of less than 16 bits."""
-    output: float = 0.0
-    """Of the weights that a token is multiplied with, those of the output: a prompt needs it for its last token alone. Rates of the table count it."""
     cached: float = 0.0
     """Of what a token reads, the bytes of KV cache, as if they were weights."""
     attended: float = 0.0
@@ -425,8 +358,7 @@ class Work(NamedTuple):
 
 
 def device_ms(work: Work) -> float:
-    result_ms = work.rate.result_ms if work.output else 0.0
-    return generation_ms(work.rate, work.read, work.nodes) + work.visits * work.rate.visit_ms + result_ms
+    return generation_ms(work.rate, work.read, work.nodes)
 
 
 def link_ms(release: Release, work: Work) -> float:
@@ -451,12 +383,19 @@ def verifying_ms(release: Release, works: Sequence[Work], summary: ModelSummary,
         multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
         ms = device_ms(work._replace(read=read)) + 2 * others * multiplied / work.rate.prompt_gflops / 1e6
         if work.link:
-            rows = 2 * summary.width + (summary.vocabulary if work.output else 0)
-            ms += 8 * 4 * others * rows / (work.link.rows_gbit or work.link.gbit) / 1e6
+            rows = 2 * summary.width + (summary.vocabulary if work is works[-1] else 0)
+            ms += 8 * 4 * others * rows / work.link.gbit / 1e6
         total += ms + link_ms(release, work)
     return total
 
 
+CACHE_SHARE = 0.45
+"""Of the rate of weights, at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
+(ggml-org/llama.cpp#15405)."""
+ATTENTION_COST = 2.0
+"""So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
+CACHE_FACTOR, ATTENTION_FACTOR = 1.25, 2.2
+"""By which these two may be larger or smaller besides, as in these reports."""
 LINK_FACTOR = 1.4
 """By which the time for a worker, besides what its device computes, may be shorter or longer."""
 PROMPT_SURE = 1.15
@@ -477,7 +416,7 @@ def token_factor(release: Release, works: Sequence[Work]) -> float:
     costs = [(link_ms(release, work), LINK_FACTOR) for work in works]
     for work in works:
         cached = generation_ms(work.rate, work.cached, 0)
-        costs += [(device_ms(work) - cached, work.rate.factor), (cached, work.rate.factor * work.rate.cache_factor)]
+        costs += [(device_ms(work) - cached, work.rate.factor), (cached, work.rate.factor * CACHE_FACTOR)]
     return _factor(costs)
 
 
@@ -511,18 +450,14 @@ def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT)
     :param width: of the model, of which each token crosses the network as 32-bit numbers, with the mask of attention.
     """
     rate = work.rate
-    rows_gbit = (work.link.rows_gbit or work.link.gbit) if work.link else rate.rows_gbit or math.inf
-    step_us = rate.node_us * PROMPT_STEPS if rate.prompt_node_us is None else rate.prompt_node_us
     multiplied = work.multiplied + work.quantised * (rate.quantised - 1) + work.attended
-    multiplied -= work.output if rate.measured else 0.0
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
         "computing on": 2 * tokens * multiplied / rate.prompt_gflops / 1e6
-        + work.nodes * step_us / 1e3
-        + (0.0 if work.link else work.visits * 8 * tokens * 4 * width / rows_gbit / 1e6),
+        + work.nodes * rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
-        wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / rows_gbit / 1e6
+        wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / work.link.gbit / 1e6
         costs[LINK] = link_ms(release, work) + wire
     return costs
 
@@ -539,7 +474,7 @@ def prompt_factor(release: Release, works: Sequence[Work], width: int, tokens: i
         of_device, each = work.rate.factor**PROMPT_SURE, prompt_costs(release, work, width, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
         costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each.items()]
-        costs += [(-attended, of_device), (attended, of_device * work.rate.attention_factor)]
+        costs += [(-attended, of_device), (attended, of_device * ATTENTION_FACTOR)]
     return _factor(costs)
 
 

@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, WIREGUARD, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, calibration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    CALIBRATED,
-    GIVEN,
     DeviceEstimate,
     DiskEstimate,
     Estimate,
@@ -63,12 +61,8 @@ def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Inter
     return next(iter(known), "ethernet")
 
 
-def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host], device: str = "") -> cost_model.Link:
-    """How the head reaches a worker of this host, as it was measured or as it is assumed for the kind of its link.
-
-    :param device: of the worker, as llama.cpp calls it.
-    """
-    fitted = host.facts.fitted.get(calibration.key(device, endpoint))
+def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.Link:
+    """How the head reaches a worker of this host, as it was measured or as it is assumed for the kind of its link."""
     kind = kind_of(endpoint, host.links, host.facts.interfaces)
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
@@ -86,8 +80,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host], device: str = 
         bool(round_trip),
         cost_model.is_board(host.facts),
         host.facts.system == "Darwin",
-        fitted.visit_ms if fitted and host.visit_ms is None else host.visit_ms,
-        fitted.gbit if fitted else None,
+        host.visit_ms,
         gbit if encrypted and cost_model.stunnel_limits(gbit) else None,
     )
 
@@ -136,7 +129,6 @@ class _Share(NamedTuple):
     quantised: float
     nodes: float
     visits: int
-    output: float = 0.0
 
 
 @functools.lru_cache(maxsize=64)
@@ -159,7 +151,6 @@ def _shares(
             weights=share.weights + part.bytes,
             multiplied=share.multiplied + cost.multiplied,
             quantised=share.quantised + cost.quantised,
-            output=share.output + (cost.multiplied if part.unit == load.layers else 0.0),
         )
         if layer and part.unit is None:
             beside[int(layer[1])].append(owner)
@@ -191,7 +182,6 @@ def works_of(case: Case) -> list[cost_model.Work]:
     buffers = tuple(device.buffer for device in placed.devices)
     shares = _shares(placed.load, placed.gpu_layers, placed.split, buffers)
     processor = Device(case.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    last = device_load.assign(placed.load.layers, placed.gpu_layers, placed.split if buffers else ())[-1]
     works = []
     for index, device in ((None, processor), *enumerate(placed.devices)):
         share = shares[index]
@@ -203,23 +193,11 @@ def works_of(case: Case) -> list[cost_model.Work]:
                 host=device.host,
                 device=device.buffer,
                 rate=cost_model.rate_of(device, host.facts, case.release.generation),
-                link=_link_of(case, device, index == last) if device.endpoint else None,
+                link=link_of(device.wire, host, case.places) if device.endpoint else None,
                 **share._asdict(),
             )
         )
     return works
-
-
-def _link_of(case: Case, device: Device, last: bool) -> cost_model.Link:
-    """How a device is reached, as it was measured: what has the output sends no rows on, but the result of each token.
-
-    :param last: whether it has the output.
-    """
-    link = link_of(device.wire, case.places[device.host], case.places, device.name)
-    if not link.rows_gbit or link.visit_ms is None or not last:
-        return link
-    result = case.summary.vocabulary * 32 / link.rows_gbit / 1e6
-    return link._replace(visit_ms=link.visit_ms + result, rows_gbit=2 * link.rows_gbit)
 
 
 def rounded(number: float) -> float:
@@ -338,7 +316,6 @@ def _device(work: cost_model.Work) -> DeviceEstimate:
         prompt_gflops=work.rate.prompt_gflops,
         source=work.rate.source,
         ms_per_token=rounded(cost_model.device_ms(work)),
-        measured=work.rate.measured or None,
     )
 
 
@@ -351,7 +328,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
     for device in case.placed.devices:
         if device.endpoint:
             host, work = case.places[device.host], works.get(device.buffer)
-            link = link_of(device.wire, host, case.places, device.name)
+            link = link_of(device.wire, host, case.places)
             links.append(
                 LinkEstimate(
                     host=device.host,
@@ -362,7 +339,6 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     measured=link.measured,
                     ms_per_token=rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
                     visit_ms=link.visit_ms,
-                    visit_source=None if link.visit_ms is None else GIVEN if host.visit_ms is not None else CALIBRATED,
                     plain_gbit_per_s=link.plain_gbit,
                 )
             )
@@ -512,5 +488,5 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
         end = start
     if (end or tables) and sum(sizes[:end]) + tables > room:
         return [], None
-    works.append(part_of(cost_model.processor_rate(host.facts, generation=case.release.generation), 0))
+    works.append(part_of(cost_model.processor_rate(host.facts), 0))
     return [work for work in works if work.weights], load.units - end if end and case.own_devices(host) else None

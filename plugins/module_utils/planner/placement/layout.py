@@ -52,7 +52,7 @@ def device_costs(
     for device in devices:
         cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts, release.generation))
         if device.endpoint:
-            link = estimate.link_of(device.wire, hosts[device.host], hosts, device.name)
+            link = estimate.link_of(device.wire, hosts[device.host], hosts)
             once = cost_model.worker_ms(release, 0, link)
             twice = cost_model.worker_ms(release, 0, link, visits=2)
             layer = cost_model.worker_ms(release, nodes, link) - once

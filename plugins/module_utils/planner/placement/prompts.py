@@ -70,9 +70,9 @@ def at_depth(
     mask = depth * MASK_BYTES[settings.flash(kv_cache.readings(case.release.generation)[-1])]
     return [
         work._replace(
-            read=work.read + read.get(work.device, 0.0) / work.rate.cache_share,
-            cached=read.get(work.device, 0.0) / work.rate.cache_share,
-            attended=attended.get(work.device, 0.0) * work.rate.attention_cost,
+            read=work.read + read.get(work.device, 0.0) / cost_model.CACHE_SHARE,
+            cached=read.get(work.device, 0.0) / cost_model.CACHE_SHARE,
+            attended=attended.get(work.device, 0.0) * cost_model.ATTENTION_COST,
             masked=mask if attended.get(work.device) else 0.0,
         )
         for work in works

@@ -149,7 +149,7 @@ def of_plan(case: estimate.Case, model: Model, works: Sequence[cost_model.Work])
     predicting_ms, verifying = 0.0, list(works)
     if held and model.draft:
         facts = case.places[case.head].facts
-        rate = cost_model.processor_rate(facts, generation=release.generation)
+        rate = cost_model.processor_rate(facts)
         if held.device:
             rate = cost_model.rate_of(held.device, facts, release.generation)
         nodes = model.draft.layers * cost_model.nodes_per_layer(model.draft)

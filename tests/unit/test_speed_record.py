@@ -1,0 +1,156 @@
+"""What the cluster measured last corrects the speeds that the next plan predicts, and nothing else of it."""
+
+import json
+import math
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import complete, typed
+from support.clusters import cards_of
+from support.drift import drifts
+from support.verification import RIGHT, healthy, verify
+
+RECORD = {
+    "date": "2026-11-25",
+    "release": "0.3.36",
+    "model": "m",
+    "devices": ["x of y"],
+    "measured": 8.6,
+    "planned": 10.0,
+}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return typed(complete(cards_of(20).plan()))
+
+
+def measured(plan, factor):
+    return speed_record.of_plan(plan, plan.estimate.generation_tokens_per_s * factor)
+
+
+def width(bounds):
+    return bounds.high / bounds.low
+
+
+def test_speeds_of_generation_are_corrected_and_nothing_else(plan):
+    after = speed_record.corrected(plan, measured(plan, 0.8))
+    before, now = plan.estimate, after.estimate
+    assert after._replace(estimate=before) == plan
+    assert now.generation_tokens_per_s == pytest.approx(0.8 * before.generation_tokens_per_s, rel=0.01)
+    assert [one.generation_tokens_per_s for one in now.at_context] == pytest.approx(
+        [0.8 * one.generation_tokens_per_s for one in before.at_context], rel=0.01
+    )
+    assert (now.prompt_tokens_per_s, now.prompt_range, now.prompt) == (
+        before.prompt_tokens_per_s,
+        before.prompt_range,
+        before.prompt,
+    )
+    assert width(now.generation_range) < width(before.generation_range)
+    assert now.generation_range.low < now.generation_tokens_per_s < now.generation_range.high
+
+
+def test_the_page_says_it(plan):
+    after = speed_record.corrected(plan, measured(plan, 0.86)._replace(date="2026-11-25"))
+    assert f"corrected by 0.86, measured on 2026-11-25 with {plan.model.name} and " in " ".join(
+        plan_text.speed_notes(after)
+    )
+    assert "corrected" not in " ".join(plan_text.speed_notes(plan))
+
+
+def test_of_another_model_less_is_known(plan):
+    record = measured(plan, 1.5)
+    same, other = (speed_record.corrected(plan, one) for one in (record, record._replace(model="other")))
+    assert other.estimate.generation_tokens_per_s == same.estimate.generation_tokens_per_s
+    assert width(same.estimate.generation_range) < width(other.estimate.generation_range)
+
+
+def test_other_devices_are_not_corrected(plan):
+    record = measured(plan, 1.5)
+    assert speed_record.corrected(plan, record._replace(devices=record.devices[1:])) == plan
+
+
+@pytest.mark.parametrize("factor, again", [(0.95, False), (1.05, False), (0.7, True), (1.3, True)])
+def test_a_measurement_that_says_nothing_new_leaves_the_record(plan, factor, again):
+    """A second run finds the same plan, whatever the noise."""
+    after = speed_record.corrected(plan, measured(plan, 0.8))
+    found = measured(after, factor)
+    assert bool(found) == again
+    if found:
+        assert found.planned == pytest.approx(plan.estimate.generation_tokens_per_s, rel=0.01)
+        assert math.isclose(found.measured / found.planned, 0.8 * factor, rel_tol=0.01)
+
+
+def test_what_says_nothing_of_the_devices_is_not_kept(plan, local):
+    assert measured(typed(local.plan()), 0.8) is None, "the known-answer model is too small"
+    guessed = cards_of(20, llama_server_speculation="ngram").plan()
+    assert measured(typed(guessed), 0.8) is None
+    assert [measured(plan, factor) for factor in (0, 0.1, 10)] == [None] * 3
+    assert speed_record.of_plan(plan, None) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"measured": "8"},
+        {"measured": 0},
+        {"planned": -1},
+        {"planned": None},
+        {"measured": 1000},
+        {"date": "\x1b"},
+        {"devices": 1},
+    ],
+    ids=str,
+)
+def test_a_record_that_cannot_be_read_is_left_out(broken):
+    assert speed_record.readable(RECORD)
+    assert speed_record.readable({**RECORD, **broken}) is None
+
+
+@pytest.mark.parametrize(
+    "answers", [{}, {"head": None}, {"head": {"facts": {"measured_speed": {}}}}, {"head": {"facts": 1}}]
+)
+def test_a_head_that_keeps_none(answers):
+    assert inventory.measured_speed(answers, "head") is None
+    assert inventory.measured_speed({"head": {"facts": {"measured_speed": RECORD}}}, "head") is not None
+
+
+def test_verify_leaves_it_on_the_head(plan):
+    left = []
+
+    def record(text, data):
+        left.append((text.rsplit("/", 1)[1], json.loads(data)))
+        return {"rc": 0}
+
+    described = typed_json.dump(plan)
+    answers = {name: {"drift": drift} for name, drift in drifts(described).items()}
+    evidence = healthy(plan)
+    speed = plan.estimate.generation_tokens_per_s * 0.9
+    evidence = evidence._replace(server=evidence.server._replace(completion=RIGHT._replace(tokens_per_second=speed)))
+    verify(described, evidence, recorded=record, answers=answers)
+    assert [name for name, _value in left] == ["speed.json", "verified.json"]
+    assert speed_record.readable(left[0][1]).measured == pytest.approx(speed)
+    after = speed_record.corrected(plan, speed_record.readable(left[0][1]))
+    left.clear()
+    verify(typed_json.dump(after), evidence, recorded=record, answers=answers)
+    verify(described, evidence, recorded=record, answers=answers, check_mode=True)
+    assert [name for name, _value in left] == ["verified.json"]
+
+
+def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
+    cluster = cards_of(20)
+    monkeypatch.setattr(
+        plan_action.inventory,
+        "hosts",
+        lambda *_arguments: ("llama_cluster", cluster_inputs.settle("llama_cluster", cluster.hosts)),
+    )
+    monkeypatch.setattr(plan_action.inventory, "of_play", lambda _vars: set())
+    monkeypatch.setattr(plan_action.sources, "look_up", lambda _find, found, _catalogue: found)
+    answers = {"head": {"facts": {"measured_speed": typed_json.dump(measured(plan, 0.8))}}}
+    first, again = (plan_action.make(str, {}, facts, cluster.model) for facts in ({}, answers))
+    assert (first.estimate.correction, again.estimate.correction.factor) == (None, 0.8)
+    assert again._replace(estimate=first.estimate) == first
