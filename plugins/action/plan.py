@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +42,6 @@ class Arguments(NamedTuple):
     facts: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     path: ControllerPath | None = None
-    staging: bool = False
-    without: tuple[str, ...] = ()
     empty: bool = False
     what_fits: bool = False
     page: bool = False
@@ -60,11 +58,9 @@ class ActionModule(Action):
             return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
         if arguments.what_fits:
             return self._what_fits(arguments)
-        plan = make(
-            self.find_file, self.variables, arguments.facts, arguments.model, arguments.staging, arguments.without
-        )
+        plan = make(self.find_file, self.variables, arguments.facts, arguments.model)
         described = typed_json.dump(plan)
-        if arguments.staging or not arguments.show:
+        if not arguments.show:
             return {"changed": False, "plan": described}
         if arguments.path:
             output.write("llama_plan_path", arguments.path, json.dumps(described, indent=2) + "\n")
@@ -99,13 +95,10 @@ def make(
     task_vars: dict,
     facts: Mapping[str, Any],
     model: Mapping[str, Any],
-    staging: bool = False,
-    without: Collection[str] = (),
 ) -> Plan | Refused:
     """The plan of the inventory that a task sees.
 
     :param find_file: path of a file of the controller, as the operator names it.
-    :param without: ``HOST:WORKER`` that it does without.
     """
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
@@ -115,8 +108,8 @@ def make(
         # What a benchmark cannot measure is refused now, not when it begins.
         for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
             cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
-        cluster = sources.look_up(find_file, cluster._replace(left_out=frozenset(without)), catalogue)
-        plan = planner.make(cluster, model, catalogue, digest, staging)
+        cluster = sources.look_up(find_file, cluster, catalogue)
+        plan = planner.make(cluster, model, catalogue, digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
         kept = {name: host.kept_facts for name, host in cluster.hosts.items()}

@@ -127,11 +127,11 @@ class ActionModule(Action):
         return {"changed": False}
 
     def _bundle(self, path: str, found: Mapping[str, Any]) -> dict:
-        text, verdict, removed = bundle.make(found, self._secrets([*found["reports"]]))
-        Display().display(f"  {verdict.text}\n  Taken out of the bundle: {bundle.counts(removed)}.\n")
+        text, removed = bundle.make(found, self._secrets([*found["reports"]]))
+        Display().display(f"  Taken out of the bundle: {bundle.counts(removed)}.\n")
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
-        return {"changed": False, "verdict": typed_json.dump(verdict)}
+        return {"changed": False}
 
     def _secrets(self, hosts: list[str]) -> dict[str, str]:
         """Secret → its kind: of variables, and those that the operator typed."""

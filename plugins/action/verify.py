@@ -28,7 +28,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import jud
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
     Report,
-    Staged,
     Subject,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import FIRST_WAIT, Waiting
@@ -47,8 +46,6 @@ class Arguments(NamedTuple):
     """A Subject with ``gate``, else a Plan."""
     answers: Mapping[str, Any] = {}
     changed: tuple[str, ...] = ()
-    staged: Report | None = None
-    obstacles: tuple[str, ...] | None = None
     gate: bool = False
     fallback_wait: int = 0
     wake: bool = False
@@ -85,7 +82,7 @@ class ActionModule(Action):
         answers = changes.read(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         patience = plan.head.start_timeout if judge.may_become_healthy(plan, drifts) else 0
-        endpoints = [] if plan.staging else self._reached_endpoints(plan)
+        endpoints = self._reached_endpoints(plan)
         with ThreadPoolExecutor(max(1, len(endpoints))) as threads:
             probes = threads.map(_probe, endpoints)
             first, *others = subject.each()
@@ -95,13 +92,8 @@ class ActionModule(Action):
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        obstacles = self._arguments.obstacles
-        staged = None if obstacles is None else Staged(obstacles, self._arguments.staged)
-        observed = judge.Observed(drifts, probed, self._arguments.changed, staged, more)
+        observed = judge.Observed(drifts, probed, self._arguments.changed, more)
         report = judge.judge(plan, evidence, observed)
-        if plan.staging:
-            answer = next((check.status for check in report.checks if check.name == "known answer"), "")
-            return {"changed": False, "report": typed_json.dump(report), "known_answer": answer}
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback and time.monotonic() < deadline:
             display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")

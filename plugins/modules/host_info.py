@@ -33,10 +33,6 @@ options:
     description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors.
     type: bool
     default: false
-  free:
-    description: Whether to report also the memory that is free now.
-    type: bool
-    default: false
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.plan_diff
@@ -64,17 +60,12 @@ drift:
   returned: when O(plan) is given
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
-free_mib:
-  description: Device, named as workers name it, and what is free there now in MiB.
-  returned: when O(plan) and O(free) are given
-  type: dict
-  sample: {"CPU": 21000, "CUDA0": 80123}
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
@@ -114,9 +105,8 @@ def read(arguments):
         served = since_served(found["prefix"]) if arguments.compare else None
         facts = {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}
         return {"facts": facts, **({"compared": typed_json.dump(served)} if served else {})}
-    free = {"free_mib": resources.free_mib()} if arguments.free else {}
     drift = compare(planned)
-    result = {"drift": typed_json.dump(drift), **free}
+    result = {"drift": typed_json.dump(drift)}
     taken = state.taken_ports(planned.services, drift.services)
     return {**result, "msg": taken} if taken else result
 

@@ -31,17 +31,6 @@ options:
   path:
     description: File on the controller for the plan as JSON.
     type: path
-  staging:
-    description:
-      - Plans the instances that prove the release with the known-answer model on the staging ports, beside those that serve.
-      - A refused plan does not make the module fail then.
-    type: bool
-    default: false
-  without:
-    description: Workers, each as C(HOST:WORKER), that it plans without.
-    type: list
-    elements: str
-    default: []
   empty:
     description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
     type: bool

@@ -75,20 +75,10 @@ behind:
   returned: success
   type: list
   elements: str
-replaced:
-  description: Hosts on which a cluster that serves runs programs that are not planned there any more.
-  returned: success
-  type: list
-  elements: str
 while_away:
   description: Host, and what serves while it is away, a sentence.
   returned: success
   type: dict
-unopened:
-  description: Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ from the plan.
-  returned: success
-  type: list
-  elements: str
 unreached:
   description: Hosts that did not answer.
   returned: success

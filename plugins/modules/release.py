@@ -67,7 +67,6 @@ options:
     default: this host
 seealso:
   - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.release_proof
   - module: llamacpp.cluster.release_prune
 """
 

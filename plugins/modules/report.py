@@ -34,7 +34,7 @@ options:
     description:
       - C(plan), C(status) of M(llamacpp.cluster.status), and in C(reports) what M(llamacpp.cluster.host_status) returned on each host with
         O(llamacpp.cluster.host_status#module:report).
-      - C(facts) of each host, C(tried), which is what came of each placement on the staging ports, or in C(untried) why nothing was tried.
+      - C(facts) of each host.
     type: dict
 seealso:
   - module: llamacpp.cluster.plan
@@ -49,9 +49,4 @@ EXAMPLES = r"""
     benchmark: results
 """
 
-RETURN = r"""
-verdict:
-  description: C(text), and C(wrong) and C(cleared), which are workers as C(HOST:WORKER).
-  returned: when O(bundle) is given
-  type: dict
-"""
+RETURN = ""

@@ -42,15 +42,6 @@ options:
   benchmark:
     description: What M(llamacpp.cluster.benchmark) measured, for O(page).
     type: dict
-  staged:
-    description:
-      - The report on the instances on the staging ports, which this module has returned for their plan.
-      - Given their plan as O(plan), it shows nothing and does not fail.
-    type: dict
-  obstacles:
-    description: Why such instances could not be started, where they were asked for.
-    type: list
-    elements: str
   gate:
     description:
       - Waits until the server is healthy and has answered one question, and fails with the end of its log where it does not. Nothing else is checked.
@@ -91,10 +82,6 @@ report:
   returned: when no check failed; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
-known_answer:
-  description: The status of that check, empty where it was not reached.
-  returned: for a plan for the staging ports
-  type: str
 failing:
   description: Names of the checks that failed, each once.
   returned: when a check failed
@@ -118,8 +105,6 @@ def main():
             "path": {"type": "path"},
             "page": {"type": "path"},
             "benchmark": {"type": "dict"},
-            "staged": {"type": "dict"},
-            "obstacles": {"type": "list", "elements": "str"},
             "gate": {"type": "bool", "default": False},
             "fallback_wait": {"type": "int", "default": 0},
             "wake": {"type": "bool", "default": False},

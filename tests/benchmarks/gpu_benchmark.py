@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 from first_run import ROOT, machine
 
-PORT, WORKER_PORT, STAGING_PORT = 41300, 41301, 41311
+PORT, WORKER_PORT = 41300, 41301
 LOADED = "loads.gguf"
 FURTHER = 30
 """What is added to the ports of workers that are started by hand."""
@@ -87,10 +87,10 @@ class Results:
 
 def endpoints(device: str) -> list[dict]:
     """What the machine lends: the second accelerator, or its processor twice where this script is tried without accelerators."""
-    second = {"name": "second", "port": WORKER_PORT, "staging_port": STAGING_PORT}
+    second = {"name": "second", "port": WORKER_PORT}
     if device != "CPU":
         return [{**second, "device": f"{device}1"}]
-    return [{"name": "first", "port": WORKER_PORT + 5, "staging_port": STAGING_PORT + 5}, second]
+    return [{"name": "first", "port": WORKER_PORT + 5}, second]
 
 
 def write_inventory(work: Path, options: argparse.Namespace) -> Path:

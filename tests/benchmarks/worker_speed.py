@@ -46,7 +46,7 @@ TBF = ("tbf", "rate", RATE, "burst", "256kb", "latency", "50ms")
 ROUNDS = 3
 RUNS = 4
 TOKENS = 32
-FIRST = {"llama_server_port": 18201, "llama_server_staging_port": 18301}
+FIRST = {"llama_server_port": 18201}
 FIGURES = ("generation_tokens_per_s", "prompt_tokens_per_s", "load_s")
 
 
@@ -136,7 +136,7 @@ def ports(index: int) -> dict:
     :param index: of the cluster; 0 is the one that the collection runs.
     """
     own = {name: port + index for name, port in FIRST.items()}
-    return {**own, "llama_worker_endpoints": [{"name": "cpu", "port": 51201 + index, "staging_port": 51301 + index}]}
+    return {**own, "llama_worker_endpoints": [{"name": "cpu", "port": 51201 + index}]}
 
 
 @contextmanager

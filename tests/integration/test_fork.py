@@ -78,16 +78,6 @@ def test_a_lost_worker_restarts_the_head(cluster, release):
     until(lambda: cluster.pid_of("llama-server", "--rpc") != head and cluster.complete() == known_answer.SENTENCE)
 
 
-def test_the_release_is_proven_on_the_staging_ports(cluster, tmp_path, release):
-    report = tmp_path / "verify.json"
-    result = cluster.run(
-        "playbooks/verify.yml", llama_release=release, llama_verify_path=str(report), llama_verify_staging=True
-    )
-    assert result.status == "successful", result.text
-    (staging,) = (check for check in json.loads(report.read_text())["checks"] if check["name"] == "staging")
-    assert staging["status"] == "passed", staging
-
-
 def test_it_goes_without_a_trace(cluster, release):
     result = cluster.run("playbooks/teardown.yml", llama_release=release)
     assert result.status == "successful", result.text

@@ -125,9 +125,3 @@ def test_a_certificate_that_is_replaced_restarts_the_server_and_nothing_else(clu
     assert result.status == "successful", result.text
     assert ask(cluster) == known_answer.SENTENCE
     assert {pid for pid, argv in cluster.processes().items() if "rpc-server" in argv[0]} == workers
-
-
-def test_the_release_is_proven_by_https_on_the_staging_ports(cluster):
-    result = cluster.run("playbooks/verify.yml", llama_verify_staging=True)
-    assert result.status == "successful", result.text
-    assert re.search(r"ok\s+staging", result.text)

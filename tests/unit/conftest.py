@@ -101,10 +101,10 @@ class Cluster:
         """Changes variables of a host."""
         self.hosts[name]["variables"].update(variables)
 
-    def plan(self, staging=False, schema=SCHEMA):
+    def plan(self, schema=SCHEMA):
         try:
             hosts = cluster_inputs.settle("llama_cluster", self.hosts)
-            plan = make(cluster_inputs.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
+            plan = make(cluster_inputs.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id")
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)
         if schema:

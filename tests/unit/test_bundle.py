@@ -7,13 +7,9 @@ from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
-from ansible_collections.llamacpp.cluster.plugins.action import staging_room
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, redaction, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import wrong_worker
-from conftest import CATALOGUE, make
 from support import actions, playbook_runs
 from test_status import answers_of, run
 
@@ -77,8 +73,7 @@ def reported(tmp_path, monkeypatch):
     for folder in (place.units, f"{place.prefix}/supervisor", tmp_path / "textfile"):
         Path(folder).mkdir(parents=True)
     Path(place.units, "llamacpp-server.conf").write_text(names.DEFINITION_MARK)
-    for service in ("server", "staging-server"):
-        Path(place.prefix, "supervisor", f"llamacpp-{service}.log").write_text(f"{LOG}\nkey {KEY}")
+    Path(place.prefix, "supervisor", "llamacpp-server.log").write_text(f"{LOG}\nkey {KEY}")
     described = {**dict.fromkeys(("cluster", "host", "plan", "release"), "x"), "folder": str(tmp_path / "textfile")}
     described["kind"] = "head"
     Path(place.prefix, names.METRICS).write_text(json.dumps({"services": {"llamacpp-server": described}}))
@@ -91,9 +86,9 @@ def reported(tmp_path, monkeypatch):
 
 def test_a_host_reports_no_secret(reported):
     texts, removed = reported["texts"], reported["removed"]
-    assert [*texts] == ["system.txt", "metrics.prom", "llamacpp-server.log", "llamacpp-staging-server.log"]
+    assert [*texts] == ["system.txt", "metrics.prom", "llamacpp-server.log"]
     assert [secret for secret in SECRETS if secret in "".join(texts.values())] == []
-    assert sum(removed.values()) == 4 * len(PLANTED) + 2
+    assert sum(removed.values()) == 3 * len(PLANTED) + 1
 
 
 def test_what_a_host_shows_of_kernel_and_drivers(tmp_path):
@@ -101,82 +96,6 @@ def test_what_a_host_shows_of_kernel_and_drivers(tmp_path):
     (tmp_path / "sys/module/nvidia/version").write_text("570.1\n")
     text = host_report.system(tmp_path, lambda argv: "Linux 6\n" if argv[0] == "uname" else "")
     assert text == f"--- {tmp_path}/sys/module/nvidia/version\n570.1\n\n--- uname -a\nLinux 6\n"
-
-
-# ------------------------------------------------------------------------------------------------- which worker is wrong
-
-
-def tried(without, answer, workers=("a:x", "b:y", "c:z")):
-    left = [worker for worker in workers if worker not in without]
-    check = {"name": "known answer", "subject": "url", "status": answer, "evidence": f"it {answer}"}
-    report = {"schema": 1, "cluster": "c", "passed": answer == "passed", "checks": [check]} if answer else None
-    return {"without": list(without), "workers": left, "obstacles": [], "errors": {}, "report": report}
-
-
-def searched(wrong, workers=("a:x", "b:y", "c:z"), head=True):
-    """What report.yml tries where some workers compute wrong."""
-
-    def ask(without):
-        right = head and not ({*workers} - {*without}) & {*wrong}
-        return tried(without, "passed" if right else "failed", workers)
-
-    found = [ask(()), *(ask([worker]) for worker in workers)]
-    if not any(one["report"]["passed"] for one in found):
-        found += [ask([other for other in workers if other != worker]) for worker in (*workers, "")]
-    return found
-
-
-def judged(found, why_not=""):
-    return wrong_worker.judge([typed_json.parse(wrong_worker.Tried, one) for one in found], why_not)
-
-
-@pytest.mark.parametrize("wrong", [["b:y"], ["a:x", "c:z"], ["a:x", "b:y", "c:z"]])
-def test_workers_that_compute_wrong_are_named_and_the_others_cleared(wrong):
-    verdict = judged(searched(wrong))
-    assert [*verdict.wrong] == wrong
-    assert {*verdict.wrong, *verdict.cleared} == {"a:x", "b:y", "c:z"}
-    assert verdict.text.startswith(f"{', '.join(wrong)} compute")
-
-
-def test_the_only_worker_is_named():
-    assert judged(searched(["a:x"], ["a:x"])).wrong == ("a:x",)
-
-
-@pytest.mark.parametrize(
-    "found, said",
-    [
-        ([], "The known answer was not asked for: in check mode nothing is started."),
-        ([tried((), "passed")], "No worker computes wrong now"),
-        ([tried((), "not tested")], "not known: no answer with a:x, b:y, c:z: it not tested."),
-        (
-            [{**tried((), None), "obstacles": ["h has 1 MiB free"]}],
-            "not known: no answer with a:x, b:y, c:z: h has 1 MiB",
-        ),
-        (
-            [{**tried((), "failed"), "errors": {"a": "it ended"}}],
-            "not known: no answer with a:x, b:y, c:z: a: it ended",
-        ),
-        ([tried((), None)], "its instances did not start"),
-        (searched([], head=False), "The head computes wrong by itself"),
-        ([tried((), "failed"), *(tried([one], "passed") for one in ("a:x", "b:y", "c:z"))], "by no worker alone"),
-    ],
-)
-def test_nobody_is_named_where_that_is_not_proven(found, said):
-    verdict = judged(found, "in check mode nothing is started")
-    assert said in verdict.text
-    assert not verdict.wrong
-
-
-@pytest.mark.parametrize("without", [[], ["worker2:cpu"], ["worker1:cpu", "worker2:cpu"]])
-def test_a_placement_does_without_workers(pair, without):
-    hosts = cluster_inputs.settle("llama_cluster", pair.hosts)
-    cluster = cluster_inputs.read("llama_cluster", hosts)._replace(left_out=frozenset(without))
-    plan = make(cluster, {}, CATALOGUE, "runtime-id", True)
-    assert not plan["refused"]
-    room = actions.run(staging_room, plan=plan, answers={})
-    assert room["workers"] == [worker for worker in ("worker1:cpu", "worker2:cpu") if worker not in without]
-    started = [service["name"] for host in plan["hosts"].values() for service in host["services"]]
-    assert len(started) == 1 + len(room["workers"])
 
 
 # ----------------------------------------------------------------------------------------------------------- the archive
@@ -192,9 +111,7 @@ def found(pair, reported):
     status["cluster"]["detail"] = line
     texts = {"../x": "y", "a.log": f"\x1b[2J\t{BECOME}", "b.log": VAULTED}
     reports = {"head": {"report": reported}, "worker1": {"report": {"texts": texts, "removed": {}}}, "worker2": {}}
-    wrong = searched(["b:y"])
-    wrong[0]["report"]["checks"][0]["evidence"] = f"it failed: {line}"
-    asked = {"tried": wrong, "untried": "", "facts": {"head": {"kernel": LOG}}}
+    asked = {"facts": {"head": {"kernel": LOG}}}
     return {"plan": plan, "status": status, "reports": reports, **asked}
 
 
@@ -212,31 +129,28 @@ def bundled(found, path, **others):
         return result, shown, {e.name.partition("/")[2]: archive.extractfile(e).read().decode() for e in archive}
 
 
-def test_no_secret_is_in_the_bundle_and_it_names_the_worker(found, tmp_path):
+def test_no_secret_is_in_the_bundle(found, tmp_path):
     (tmp_path / "bundle").touch(0o644)
-    result, shown, texts = bundled(found, tmp_path / "bundle")
+    _result, shown, texts = bundled(found, tmp_path / "bundle")
     assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
-    made = {"README.txt", "issue.md", "known-answer.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
+    made = {"README.txt", "issue.md", "plan.txt", "plan.json", "status.txt", "status.json"}
     made |= {"facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}
     assert {*texts} == made | {f"head/{name}" for name in found["reports"]["head"]["report"]["texts"]}
     assert [json.loads(texts[f"{name}.json"]) for name in ("plan", "status", "facts")]
     assert texts["worker1/a.log"] == "\\x1b[2J    <removed: Ansible password>\n"
     assert "value of my_vault: 1" in shown[0]
     assert "value of my_vault: 1" in texts["README.txt"]
-    assert result["verdict"]["wrong"] == ["b:y"]
-    assert result["verdict"]["cleared"] == ["a:x", "c:z"]
-    parts = ("b:y computes wrong", "commit 0c1e570", "workers cpu (cpu CPU) at 192.0.2.11:50052", "every layer of")
+    parts = ("commit 0c1e570", "workers cpu (cpu CPU) at 192.0.2.11:50052")
     assert [part for part in parts if part not in texts["issue.md"]] == []
 
 
 def test_a_refused_plan_and_check_mode(found, pair, tmp_path):
     pair.hosts["head"]["variables"]["llama_release"] = "b1"
-    refused = {**found, "plan": pair.plan(), "tried": [], "untried": "there is no plan"}
+    refused = {**found, "plan": pair.plan()}
     assert refused["plan"]["refused"]
     assert bundled(refused, tmp_path / "bundle", check_mode=True)[2] == {}
     texts = bundled(refused, tmp_path / "bundle")[2]
     assert texts["issue.md"].startswith("There is no plan.\n")
-    assert texts["known-answer.txt"] == "The known answer was not asked for: there is no plan.\n"
 
 
 @pytest.mark.parametrize("odd", [None, [], "x", {"texts": [], "removed": {}}, {"texts": {}, "removed": {"x": "1"}}, {}])
@@ -255,7 +169,6 @@ def test_a_run_with_a_host_that_does_not_answer(tmp_path):
     given = ["-e", "llama_report_bundle=bundle.tar.gz"]
     status, shown = playbook_runs.run(tmp_path, ROOT / "playbooks/report.yml", inventory, *given, HOME=str(tmp_path))
     assert status == 0, shown
-    assert "The known answer was not asked for: worker does not answer." in shown
     assert not (tmp_path / "data").exists()
     with tarfile.open(tmp_path / "bundle.tar.gz") as archive:
         assert "llama_cluster-bundle/head/system.txt" in archive.getnames()

@@ -223,7 +223,6 @@ def changes_hosts(step):
 
 
 def test_a_playbook_that_changes_hosts_has_the_lock_meanwhile():
-    """verify.yml takes it in tasks/prepare_verify.yml, where it runs instances on the staging ports."""
     changing = set()
     for path in (ROOT / "playbooks").glob("*.yml"):
         steps = [*tasks(yaml.safe_load(path.read_text()))]

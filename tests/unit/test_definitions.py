@@ -208,9 +208,8 @@ def test_a_head_that_serves_declared_networks_talks_to_nobody_else(pair):
 def test_a_head_on_loopback_talks_to_its_workers_alone(pair):
     """An address in a prompt (image_url) leads to nobody else."""
     pair.hosts["head"]["variables"]["llama_placement"] = "all"
-    for staging in (False, True):
-        service = pair.plan(staging=staging)["hosts"]["head"]["services"][-1]
-        assert service["allow"] == ["127.0.0.1", "192.0.2.11", "192.0.2.12", "localhost"]
+    service = pair.plan()["hosts"]["head"]["services"][-1]
+    assert service["allow"] == ["127.0.0.1", "192.0.2.11", "192.0.2.12", "localhost"]
 
 
 @pytest.mark.parametrize(
@@ -270,11 +269,10 @@ def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables, wo
         host["variables"]["llama_backend"] = backend
     units = [
         (service["name"], definition(host, service))
-        for plan in (pair.plan(), pair.plan(staging=True))
-        for host in plan["hosts"].values()
+        for host in pair.plan()["hosts"].values()
         for service in host["services"]
     ]
-    assert len(units) >= 6
+    assert len(units) >= 3
     assert "".join(exposed(text, f"{name}.service", tmp_path, worst) for name, text in units) == ""
 
 
@@ -302,8 +300,6 @@ def test_what_a_manager_would_read_otherwise_is_refused(quote, given, why):
 
 def test_systemd_watches_what_has_a_launcher_and_nothing_else(pair):
     """A program without one never says that it is alive, and would be ended every minute."""
-    for staging in (False, True):
-        for host in pair.plan(staging=staging)["hosts"].values():
-            for service in host["services"]:
-                watched = "WatchdogSec=" in definition(host, service)
-                assert watched == (not staging and service["argv"] != service["process"])
+    for host in pair.plan()["hosts"].values():
+        for service in host["services"]:
+            assert ("WatchdogSec=" in definition(host, service)) == (service["argv"] != service["process"])

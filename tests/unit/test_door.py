@@ -31,7 +31,6 @@ def test_the_server_s_port_is_opened_for_its_networks(pair):
     )
     page = plan_text.plan_page(typed(opened(pair, "0.0.0.0/0").plan()))
     assert "  head  192.0.2.10: 8080 for everybody" in page.splitlines()
-    assert opened(pair, *sources).plan(staging=True)["hosts"]["head"]["firewall"] == []
     assert opened(pair, *sources, host="127.0.0.1").plan()["hosts"]["head"]["firewall"] == []
     assert opened(pair).plan()["hosts"]["head"]["firewall"] == []
 
@@ -157,19 +156,17 @@ def test_openssl_that_cannot_be_installed(local):
 
 def test_certificate_and_key_are_handed_over_and_clients_are_shown_https(pair):
     opened(secured(pair), "192.0.2.0/24")
-    for staging, service, port in ((False, "llamacpp-server", 8080), (True, "llamacpp-staging-server", 8180)):
-        plan = pair.plan(staging=staging)
-        assert not plan["refused"], plan["reasons"]
-        head, host = plan["head"], plan["hosts"]["head"]
-        line = " ".join(head["argv"])
-        assert f"--ssl-cert-file /run/credentials/{service}.service/tls-certificate" in line
-        assert f"--ssl-key-file /run/credentials/{service}.service/tls-key" in line
-        assert head["own_url"] == head["url"] == f"https://{'127.0.0.1' if staging else '192.0.2.10'}:{port}"
-        (planned,) = [own for own in host["services"] if own["kind"] == "head"]
-        assert set(planned["reads"]) >= set(FILES.values())
-        assert "LoadCredential=tls-certificate:/etc/tls/50 %%.pem\n" in definition(host, planned)
-        assert "LoadCredential=tls-key:/etc/tls/key.pem\n" in definition(host, planned)
-        assert host["builds"] == pair.plan()["hosts"]["head"]["builds"]
+    plan = pair.plan()
+    assert not plan["refused"], plan["reasons"]
+    head, host = plan["head"], plan["hosts"]["head"]
+    line = " ".join(head["argv"])
+    assert "--ssl-cert-file /run/credentials/llamacpp-server.service/tls-certificate" in line
+    assert "--ssl-key-file /run/credentials/llamacpp-server.service/tls-key" in line
+    assert head["own_url"] == head["url"] == "https://192.0.2.10:8080"
+    (planned,) = [own for own in host["services"] if own["kind"] == "head"]
+    assert set(planned["reads"]) >= set(FILES.values())
+    assert "LoadCredential=tls-certificate:/etc/tls/50 %%.pem\n" in definition(host, planned)
+    assert "LoadCredential=tls-key:/etc/tls/key.pem\n" in definition(host, planned)
 
 
 def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):

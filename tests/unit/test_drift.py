@@ -83,13 +83,8 @@ def test_the_state_of_a_service(installation):
 
 
 def test_a_port_that_something_else_has_is_reported_with_its_variable(monkeypatch, tmp_path):
-    for kind, temporary, variable in (
-        ("worker", False, "port in llama_worker_endpoints"),
-        ("worker", True, "staging_port in llama_worker_endpoints"),
-        ("head", False, "llama_server_port"),
-        ("head", True, "llama_server_staging_port"),
-    ):
-        planned = service("x", 1, kind=kind, temporary=temporary)
+    for kind, variable in (("worker", "port in llama_worker_endpoints"), ("head", "llama_server_port")):
+        planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
         assert state.taken_ports([planned], states) == (
             f"Something else already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen: stop it, or change {variable}."
@@ -106,7 +101,7 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable(monkeypatc
 def test_host_info_fails_where_something_else_has_a_port(planned, call):
     (service,) = planned.host.services
     with socket.create_server(("127.0.0.1", int(service.listens.split(":")[1]))):
-        result = call(plan=typed_json.dump(planned.host), free=True)
+        result = call(plan=typed_json.dump(planned.host))
     assert result["failed"]
     assert result["msg"].startswith(f"Something else already uses {service.listens}, on which {service.name} ")
     assert result["drift"]["services"][service.name]["state"] == "foreign"

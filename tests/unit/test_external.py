@@ -64,12 +64,6 @@ def test_the_unit_of_the_head_may_talk_to_them(mixed):
     assert "192.0.2.77" in mixed.plan()["hosts"]["head"]["services"][-1]["allow"]
 
 
-def test_they_take_no_part_in_staging(mixed):
-    plan = mixed.plan(staging=True)
-    assert plan["external_workers"] == []
-    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2"]
-
-
 def test_several_on_one_host(mixed):
     mixed.hosts["head"]["variables"]["llama_external_workers"].append({**WINDOWS, "endpoint": "192.0.2.77:50053"})
     plan = mixed.plan()

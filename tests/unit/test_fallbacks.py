@@ -111,12 +111,8 @@ def test_a_worker_that_an_override_names_cannot_be_spared(pair):
     assert len(pair.plan()["fallbacks"]) == 2
 
 
-def test_a_refused_and_a_staged_plan_have_none(pair, big_model):
+def test_a_refused_plan_has_none(big_model):
     assert gpus(big_model, 1).plan()["fallbacks"] == []
-    pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    staged = pair.plan(staging=True)
-    assert (staged["fallbacks"], staged["no_fallback"], staged["head"]["fallback_after"]) == ([], [], None)
-    assert "--fallbacks" not in staged["head"]["launcher"]
 
 
 def write(path, text):

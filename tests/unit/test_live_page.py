@@ -312,7 +312,6 @@ def test_the_plan_has_the_launcher_show_it(pair, paged, tmp_path):
     (devices,) = [told.devices[model] for model in told.planned]
     weights = [(device.endpoint, device.weights_mib) for device in devices]
     assert loading.expected(weights, told.cached) == expected_of(typed(paged))
-    assert "--page" not in complete(pair.plan(staging=True))["head"]["launcher"]
     pair.hosts["head"]["variables"]["llama_server_page_port"] = None
     off = complete(pair.plan())
     assert not {"--page", "--metrics"} & {*off["head"]["launcher"], *off["head"]["argv"]}
@@ -335,7 +334,6 @@ def test_it_is_opened_as_the_server_is(pair):
     assert {"service": "llamacpp-server", "address": "192.0.2.10", "port": 8081} in plan["hosts"]["head"]["ports"]
     for port, reason in (
         (8080, "llama_server_page_port is 8080, which is llama_server_port too"),
-        (8180, "llama_server_page_port is 8180, which is llama_server_staging_port too"),
         (0, "llama_server_page_port is 0: use 1 to 65535"),
     ):
         pair.hosts["head"]["variables"]["llama_server_page_port"] = port

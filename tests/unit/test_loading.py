@@ -180,11 +180,6 @@ def test_a_server_with_another_certificate_is_not_waited_for(pair):
     assert wait(pair.plan(), [evidence], 5.0) == (evidence, [], 5.0)
 
 
-def test_an_instance_that_is_gone_is_not_waited_for(pair):
-    evidence = unhealthy(launched=False)
-    assert wait(pair.plan(staging=True), [unhealthy(), evidence], 5.0) == (evidence, [], 10.0)
-
-
 def test_a_worker_is_waited_for_longer_than_the_launcher_does(pair):
     """Else it would end before the launcher gives the worker up."""
     waiting = [unhealthy(waits_for=("it waits for worker x",))] * 99

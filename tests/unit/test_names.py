@@ -11,20 +11,19 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-CLUSTERS = ("llama_cluster", "a", "ab", "a_server", "workers", "worker_a", "staging_a", "llamacpp", "x" * 23)
-WORKERS = ("cpu", "a", "server", "worker-a", "a-server", "staging-worker-a", "hip.0")
+CLUSTERS = ("llama_cluster", "a", "ab", "a_server", "workers", "worker_a", "llamacpp", "x" * 23)
+WORKERS = ("cpu", "a", "server", "worker-a", "a-server", "hip.0")
 
 
 def services(cluster):
     own = names.of(cluster)
     parts = ["server", *(f"worker-{worker}" for worker in WORKERS)]
-    return {own.service(part, staged) for part in parts for staged in (False, True)}
+    return {own.service(part) for part in parts}
 
 
 def test_names_of_the_default_cluster_are_without_its_name():
     own = names.of("llama_cluster")
     assert (own.account, own.server, own.workers) == ("llamacpp", "llamacpp-server", "llamacpp-worker-")
-    assert own.service("worker-cpu", staged=True) == "llamacpp-staging-worker-cpu"
     assert names.places("system", "systemd", {"HOME": "/root"})["prefix"] == "/opt/llamacpp"
 
 
@@ -48,10 +47,7 @@ def test_a_service_is_known_by_its_name(cluster):
     own = names.of(cluster)
     for service in services(cluster):
         assert own.owns(service)
-        assert names.is_head(service) == service.removeprefix(f"{own.root}-").removeprefix("staging-").startswith(
-            "server"
-        )
-        assert names.is_staged(service) == service.startswith(f"{own.root}-staging-")
+        assert names.is_head(service) == service.removeprefix(f"{own.root}-").startswith("server")
 
 
 @pytest.mark.parametrize("cluster", ["worker", "build", "a-b", "A", "1a", "ä", "x" * 24, "", "a/b", "a\n", "../x"])

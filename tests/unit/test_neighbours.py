@@ -31,13 +31,13 @@ def hosts_of(pair, cluster, first_port):
     for given in hosts.values():
         given["facts"].update(names.places("system", "systemd", {"HOME": "/root"}, cluster))
         if "worker" in given["groups"]:
-            given["variables"]["llama_worker_endpoints"] = [{"port": first_port, "staging_port": first_port + 1}]
-        given["variables"].update(llama_server_port=first_port + 2, llama_server_staging_port=first_port + 3)
+            given["variables"]["llama_worker_endpoints"] = [{"port": first_port}]
+        given["variables"].update(llama_server_port=first_port + 2)
     return hosts
 
 
-def plan_of(pair, cluster, hosts, staged=False):
-    plan = make(entry.read(cluster, hosts), pair.model, CATALOGUE, "runtime-id", staged)
+def plan_of(pair, cluster, hosts):
+    plan = make(entry.read(cluster, hosts), pair.model, CATALOGUE, "runtime-id")
     assert not plan["refused"], plan["reasons"]
     return complete(plan)
 
@@ -69,10 +69,9 @@ def strings(value):
 
 
 @pytest.mark.parametrize("cluster", ["a", "ab", "a_server", "workers", "x" * 23])
-@pytest.mark.parametrize("staged", [False, True])
-def test_two_clusters_share_no_name_port_rule_or_folder(pair, cluster, staged):
-    first = plan_of(pair, "llama_cluster", hosts_of(pair, "llama_cluster", 50052), staged)
-    second = plan_of(pair, cluster, hosts_of(pair, cluster, 50062), staged)
+def test_two_clusters_share_no_name_port_rule_or_folder(pair, cluster):
+    first = plan_of(pair, "llama_cluster", hosts_of(pair, "llama_cluster", 50052))
+    second = plan_of(pair, cluster, hosts_of(pair, cluster, 50062))
     assert not owned(first) & owned(second)
     assert not [text for text in strings(second) if "/opt/llamacpp/" in text]
 
@@ -91,11 +90,11 @@ def test_a_port_of_another_cluster_is_refused_with_a_free_one(pair):
     plan = plan_of(pair, "llama_cluster", hosts_of(pair, "llama_cluster", 50052))
     hosts = taken(pair, plan)
     assert not make(entry.read("night", hosts), pair.model, CATALOGUE, "runtime-id")["refused"]
-    hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["port"] = 50053
+    hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["port"] = 50052
     (reason,) = make(entry.read("night", hosts), pair.model, CATALOGUE, "runtime-id")["reasons"]
     assert reason == (
-        "port 50053 of worker1 belongs to llamacpp-staging-worker-cpu of the cluster llama_cluster, and llamacpp-night-worker-cpu is to listen there: "
-        "set port in llama_worker_endpoints of worker1 to a port that is free there, like 50054"
+        "port 50052 of worker1 belongs to llamacpp-worker-cpu of the cluster llama_cluster, and llamacpp-night-worker-cpu is to listen there: "
+        "set port in llama_worker_endpoints of worker1 to a port that is free there, like 50053"
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible_collections.llamacpp.cluster.plugins.action import plan_diff, staging_room
+from ansible_collections.llamacpp.cluster.plugins.action import plan_diff
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from conftest import typed
@@ -70,20 +70,6 @@ def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
         assert "What site.yml would change" in text
         assert "worker1  is as planned" in text
         assert "worker2  was not compared: it could not be reached" in text
-
-
-def test_obstacles_of_a_plan_for_the_staging_ports(local):
-    plan = local.plan(staging=True)
-    room = {"drift": drifts(plan)["here"], "free_mib": {"CPU": 65536}}
-    ready = {"changed": False, "obstacles": [], "workers": ["here:one", "here:two"]}
-    assert run_action(staging_room, plan=plan, answers={"here": room}) == ready
-    for answer in ({}, {"drift": {}, "free_mib": {}}, {"free_mib": {}}, {**room, "free_mib": None}):
-        found = run_action(staging_room, plan=plan, answers={"here": answer})
-        assert found["obstacles"] == ["here: it could not be reached"]
-    refused = {"schema": 1, "cluster": "x", "refused": True, "fits": False, "reasons": ["no head"]}
-    assert run_action(staging_room, plan=refused, answers={})["obstacles"] == ["no head"]
-    with pytest.raises(AnsibleActionFail, match="What here reports of itself"):
-        run_action(staging_room, plan=plan, answers={"here": {"free_mib": {"CPU": "x"}}})
 
 
 @pytest.mark.parametrize(

@@ -6,32 +6,19 @@ import math
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import staging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, RELEASE, Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, sized, strix_halo
-from support.drift import drifts
 from support.models import tensor
-
-
-def obstacles(plan, answers):
-    if plan["refused"]:
-        return staging.obstacles(typed_json.parse(Refused, plan), {})
-    planned = typed_json.parse(Plan, plan)
-    return staging.obstacles(planned, changes.read(planned.hosts, answers))
 
 
 def test_the_local_cluster(local):
@@ -41,7 +28,6 @@ def test_the_local_cluster(local):
     assert plan["fits"]
     assert [worker["endpoint"] for worker in here["workers"]] == ["127.0.0.1:50052", "127.0.0.1:50053"]
     assert here["workers"][0]["argv"][1:] == ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-t", "8"]
-    assert here["workers"][0]["staging_port"] == 50152
     assert here["firewall"] == []
     assert [entry["layers"] for entry in plan["placement"]] == [8, 8]
     assert [entry["output"] for entry in plan["placement"]] == [False, True]
@@ -60,7 +46,7 @@ def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     assert plan["hosts"]["worker2"]["workers"][0]["endpoint"] == "192.0.2.12:50052"
     assert plan["hosts"]["worker1"]["firewall"] == [
         {"port": port, "protocol": "tcp", "sources": ["192.0.2.10"], "address": "198.51.100.2"}
-        for port in (50052, 50152)
+        for port in (50052, 50051)
     ]
     assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "198.51.100.2", "localhost"]
 
@@ -303,15 +289,6 @@ def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
     assert own.plan()["head"]["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def test_a_release_is_proven_on_the_heads_own_devices_too(own):
-    plan = own.plan(staging=True)
-    found = {name: {"drift": drift, "free_mib": {}} for name, drift in drifts(plan).items()}
-    assert [entry["host"] for entry in plan["placement"]][-2:] == ["head", "head"]
-    assert obstacles(plan, found) == []
-    found["head"]["free_mib"] = {"CUDA0": 90000, "CUDA1": 1024}
-    assert "head has 1024 MiB free on CUDA1" in obstacles(plan, found)[0]
-
-
 @pytest.mark.parametrize(
     "release, wanted, said",
     [
@@ -463,9 +440,8 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_worker_endpoints": [{"port": 99999}]}, ["llama_worker_endpoints[0] of here", "99999", "65535"]),
         (
             {"llama_worker_endpoints": [{"port": 50052}, {"port": 50052}]},
-            ["llama_worker_endpoints[1]", "50052", "own ports"],
+            ["llama_worker_endpoints[1]", "50052", "its own"],
         ),
-        ({"llama_worker_endpoints": [{"port": 50052}, {"port": 50152}]}, ["llama_worker_endpoints[1]", "50152"]),
         ({"llama_worker_endpoints": [{"name": "a b"}]}, ["llama_worker_endpoints[0] of here", "'a b'", "a-z"]),
         ({"llama_worker_endpoints": [{"name": "a"}, {"name": "a"}]}, ["llama_worker_endpoints[1]", "'a'"]),
         ({"llama_server_port": 50052}, ["llama_server_port is 50052", "another port"]),
@@ -865,90 +841,6 @@ def test_tuning_that_cannot_be(pair, change, said):
     assert said in pair.reason()
 
 
-FURTHER = {"LLAMA_ARG_SPEC_DRAFT_MODEL": "/srv/d.gguf", "MTMD_BACKEND_DEVICE": "CPU"}
-
-
-@pytest.fixture
-def staged(pair):
-    pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": True}]
-    pair.set(
-        "head",
-        llama_server_host="192.0.2.10",
-        llama_server_api_key_file="/etc/keys",
-        llama_server_extra_args=["--metrics"],
-        llama_server_environment={**FURTHER, "HSA_X": "1"},
-        llama_placement="fewest",
-        llama_server_idle_seconds=600,
-    )
-    return pair
-
-
-def test_staging_is_a_second_cluster_on_the_other_ports(staged):
-    serving, staging = staged.plan(), staged.plan(staging=True)
-    assert not staging["refused"]
-    assert [
-        (worker["endpoint"], worker["used"]) for host in staging["hosts"].values() for worker in host["workers"]
-    ] == [("192.0.2.11:50152", True), ("192.0.2.12:50152", True)]
-    assert staging["head"]["url"] == "http://127.0.0.1:8180"
-    assert not {"--metrics", "--sleep-idle-seconds"} & set(staging["head"]["argv"])
-    assert "--api-key-file" not in staging["head"]["argv"]
-    assert {*FURTHER, "HSA_X"} <= set(serving["head"]["environment"])
-    assert {*FURTHER, "HSA_X"} & set(staging["head"]["environment"]) == {"HSA_X"}
-    assert staging["model"]["known_answer"] == staging_model._asdict()
-    for name in serving["hosts"]:
-        assert serving["hosts"][name]["builds"] == staging["hosts"][name]["builds"]
-    names = {
-        kind: {service["name"] for host in plan["hosts"].values() for service in host["services"]}
-        for kind, plan in (("serving", serving), ("staging", staging))
-    }
-    assert names["staging"] == {"llamacpp-staging-server", "llamacpp-staging-worker-cpu"}
-    assert names["staging"].isdisjoint(names["serving"])
-
-
-@pytest.mark.parametrize("port, other", [(8080, "llama_server_port"), (50052, "a worker of here")])
-def test_the_staging_port_of_the_server_is_its_own(local, port, other):
-    local.hosts["here"]["variables"]["llama_server_staging_port"] = port
-    reason = local.reason()
-    assert f"llama_server_staging_port is {port}" in reason
-    assert other in reason
-
-
-def said(plan, free):
-    return {name: {"drift": drift, "free_mib": free[name]} for name, drift in drifts(plan).items()}
-
-
-def test_room_for_staging(staged):
-    staged.hosts["worker2"]["facts"]["accelerators"] = [GPU]
-    staged.hosts["worker2"]["facts"]["toolchain"]["nvcc"] = "12.9"
-    plan = staged.plan(staging=True)
-    free = {"head": {"CPU": 1023}, "worker1": {"CPU": 30000}, "worker2": {"CPU": 500, "CUDA0": 700}}
-    told = obstacles(plan, said(plan, free))
-    assert [reason.partition(", but ")[0] for reason in told] == [
-        "head has 1023 MiB free on CPU",
-        "worker2 has 700 MiB free on CUDA0",
-    ]
-    enough = {"head": {}, "worker1": {"CPU": 30000}, "worker2": {"CUDA0": 8000}}
-    assert obstacles(plan, said(plan, enough)) == []
-
-
-def test_what_else_stands_in_the_way_of_staging(staged):
-    plan = staged.plan(staging=True)
-    found = said(plan, {"head": {}, "worker1": {}, "worker2": {}})
-    found["worker1"]["drift"]["missing_builds"] = ["x"]
-    assert obstacles(plan, found) == ["the planned release is missing on worker1: run site.yml"]
-    found["head"]["drift"]["changed_files"] = [plan["hosts"]["head"]["runtime"] + "/runtime.py", "/elsewhere"]
-    assert obstacles(plan, found) == ["the planned release is missing on head, worker1: run site.yml"]
-    found["worker1"] = {"msg": "Something else already uses 192.0.2.11:50152"}
-    found["worker2"] = {}
-    assert obstacles(plan, found) == [
-        "worker1: Something else already uses 192.0.2.11:50152",
-        "worker2: it could not be reached",
-    ]
-    staged.hosts["head"]["variables"]["llama_server_staging_port"] = 8080
-    refused = staged.plan(staging=True)
-    assert obstacles(refused, {}) == refused["reasons"]
-
-
 def test_an_account_of_somebody_elses(pair):
     pair.hosts["worker1"]["facts"]["accounts"] = {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp"}
     assert not pair.plan()["refused"]
@@ -1017,8 +909,6 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert targets[backend] == ["llama-server", "rpc-server"]
     (advisory,) = (entry for entry in plan["advisories"] if entry["severity"] == "error")
     assert "build 6097 (llama_release_vulkan) and build 6110 (llama_release_hip)" in advisory["message"]
-    staging = both.plan(staging=True)
-    assert [entry["device"] for entry in staging["hosts"]["worker1"]["workers"]] == [device]
 
 
 def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
@@ -1212,7 +1102,6 @@ def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
         "worker3": [endpoint(3), endpoint(1)],
         "worker4": [endpoint(1), endpoint(2)],
     }
-    assert all(host["knocks"] == [] for host in cluster.plan(staging=True)["hosts"].values())
 
 
 @pytest.mark.parametrize("name", ["head", "worker1"])

@@ -47,15 +47,6 @@ def test_the_host(tmp_path):
     assert (bare.uptime_s, bare.memory_free_mib, bare.disks) == (None, None, ())
 
 
-def test_free_memory_is_named_as_workers_name_devices(tmp_path):
-    files = {"proc/meminfo": "MemAvailable:   1048576 kB"}
-    files.update(graphics(128, vram_total=16 << 30, vram_used=4 << 30))
-    files.update(graphics(129, vram_total=8 << 30, vram_used=0))
-    found = resources.free_mib(write(tmp_path, files), lambda argv: "90000, 80123\n[N/A], [N/A]\n9, 1\n")
-    assert found == {"CPU": 1024, "CUDA0": 80123, "CUDA2": 1, "ROCm0": 12288, "ROCm1": 8192}
-    assert resources.free_mib(tmp_path / "none", lambda argv: "") == {}
-
-
 def test_a_disk_is_shown_once(tmp_path):
     (disk,) = resources.disks([str(tmp_path / "not" / "there"), str(tmp_path)])
     assert disk.path == str(tmp_path / "not" / "there")

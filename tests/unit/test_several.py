@@ -76,9 +76,6 @@ def test_a_plan_of_one_model_says_nothing_of_several(pair):
     plan = pair.plan()
     assert "models" not in plan["head"]
     assert typed(plan).each() == (typed(plan),)
-    assert "models" not in pair.plan(staging=True)["head"]
-    assert several(pair, SMALL, DEEP).plan(staging=True)["placement"]
-    assert "models" not in pair.plan(staging=True)["head"]
 
 
 def test_the_router_has_nothing_of_a_model(pair):

@@ -239,7 +239,7 @@ def test_strix_halo_quad():
             f"-H 192.168.128.{number} -p 50054 -d ROCm0 -c",
         ]
         opened = {(rule["port"], *rule["sources"]) for rule in planned["hosts"][host]["firewall"]}
-        assert opened == {(port, "192.168.128.11") for port in (50053, 50054, 50153, 50154)}
+        assert opened == {(port, "192.168.128.11") for port in (50053, 50054)}
     assert line(planned).split("bin/", 1)[1] == (
         f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC[192.168.128.12:50054],RPC[192.168.128.13:50054],ROCm0 "
         "--model /opt/llamacpp/models/unsloth--DeepSeek-R1-GGUF-6bb195e5/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "

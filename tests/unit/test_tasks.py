@@ -84,7 +84,7 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair,
     known = {name: trust_as_template(text) for name, text in measured.items()}
     templar = Templar(DataLoader(), {**known, "__llama_host_plan": plan["hosts"]["worker1"]})
     address = templar.template(trust_as_template("{{ [__llama_link_address, __llama_link_port] }}"))
-    assert address == ["10.0.0.2", 50153]
+    assert address == ["10.0.0.2", 50051]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,6 @@ START = [
 CHANGE = [
     "Build",
     "Write the files of the plan",
-    "Let programs that replace those of a cluster that serves prove themselves beside it",
     "Record the plan on each host",
     "Stop a head that is retired, before its workers change",
     "Stop the head before its model or its workers change",

@@ -3,9 +3,7 @@
 import copy
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import release_proof as proof
 from conftest import definition, known_answer_of
-from support.actions import run
 from support.clusters import CARD
 from support.drift import drifts
 from support.lifecycle import decide
@@ -88,7 +86,6 @@ def test_what_differs_decides_what_restarts(three, change, restarted):
     decided = decide(new, drift_between(old, new))
     assert {name: services for name, services in decided.restarts.items() if services} == restarted
     assert decided.behind == [*restarted]
-    assert decided.replaced == []
 
 
 def restarts(old, new):
@@ -144,105 +141,4 @@ def test_what_no_process_has_read_restarts_nothing(three, kind, subject):
     found["head"]["changed_files"] = [subject] if kind == "file" else []
     decided = decide(plan, found)
     assert decided.behind == ["head"]
-    assert decided.unopened == ([] if kind == "file" else ["head"])
     assert not any(decided.restarts.values())
-
-
-def replaced(pair, change):
-    old = pair.plan()
-    change(pair.hosts)
-    new = pair.plan()
-    return decide(new, drift_between(old, new)).replaced
-
-
-def test_programs_that_are_replaced_are_noticed(pair):
-    every = ["head", "worker1", "worker2"]
-    assert (
-        replaced(pair, lambda hosts: [host["variables"].update(llama_release=OLD) for host in hosts.values()]) == every
-    )
-    options = {"llama_build_cmake_options": {"GGML_CPU_REPACK": "OFF"}}
-    assert replaced(pair, lambda hosts: hosts["worker2"]["variables"].update(options)) == ["worker2"]
-    assert replaced(pair, lambda hosts: hosts["worker2"]["variables"].update(llama_server_context=64)) == []
-
-
-@pytest.mark.parametrize("state, count", [("running", 1), ("different", 1), ("waiting", 0), ("stopped", 0)])
-def test_programs_are_proven_beside_a_cluster_that_serves(pair, state, count):
-    plan = pair.plan()
-    found = drifts(plan, **{HEAD: state, "llamacpp-worker-cpu": "different"})
-    found["worker1"]["running_releases"] = ["another"]
-    assert decide(plan, found).replaced == ["worker1"] * count
-
-
-def test_a_program_that_is_no_service_is_not_replaced(pair):
-    """Somebody runs one of an old release by hand."""
-    plan = pair.plan()
-    found = drifts(plan)
-    found["worker1"]["running_releases"] = ["another"]
-    assert decide(plan, found).replaced == []
-
-
-def test_a_head_on_another_host_serves_too(pair):
-    plan = pair.plan()
-    found = drifts(plan, **{HEAD: "stopped", "llamacpp-worker-cpu": "different"})
-    found["worker1"].update(running_releases=["another"], stale=[HEAD])
-    assert decide(plan, found).replaced == ["worker1"]
-
-
-NONE = {"head": "", "worker1": "", "worker2": ""}
-
-
-def report(*checks):
-    return {"schema": 1, "cluster": "x", "passed": False, "checks": list(checks)}
-
-
-def check(status, evidence="ok", name="health", subject="http://127.0.0.1:8180"):
-    return {"name": name, "subject": subject, "status": status, "evidence": evidence}
-
-
-def test_a_release_that_has_proven_itself(pair):
-    right = report(check("passed"), check("not tested"))
-    assert run(proof, plan=pair.plan(staging=True), errors=NONE, report=right) == {"changed": False}
-
-
-REFUSED = {**NONE, "worker2": "The worker at 192.0.2.12:50152 is refused.\x1b"}
-SILENT = report(check("failed", "it waits for worker 192.0.2.11:50152: silent, no answer"))
-WRONG = report(check("failed", "word 1 is 'x'", "known answer"))
-ON_HEAD, ON_FIRST, ON_SECOND = EVERY_LOG = [
-    "journalctl --unit=llamacpp-staging-server on head",
-    "journalctl --unit=llamacpp-staging-worker-cpu on worker1",
-    "journalctl --unit=llamacpp-staging-worker-cpu on worker2",
-]
-
-
-@pytest.mark.parametrize(
-    "errors, report, said, logs",
-    [
-        (REFUSED, None, "on worker2: The worker at 192.0.2.12:50152 is refused", [ON_SECOND]),
-        (NONE, SILENT, "health of http://127.0.0.1:8180: it waits for worker 192.0.2.11:50152", [ON_FIRST]),
-        (NONE, WRONG, "known answer of http://127.0.0.1:8180: word 1 is 'x'", EVERY_LOG),
-        (NONE, None, "its instances did not start", EVERY_LOG),
-    ],
-    ids=["worker", "handshake", "answer", "nothing"],
-)
-def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report, said, logs):
-    result = run(proof, plan=pair.plan(staging=True), errors=errors, report=report)
-    assert result["failed"]
-    always = ["Release pypi-0.3.36 did not prove itself", "What serves was not touched", "run site.yml again"]
-    for part in [*always, said, *logs]:
-        assert part in result["msg"]
-    assert result["msg"].count("journalctl") == len(logs)
-    assert "\x1b" not in result["msg"]
-
-
-@pytest.mark.parametrize(
-    "manager, place",
-    [
-        ("supervisor", "/opt/llamacpp/supervisor/llamacpp-staging-worker-cpu.log on worker1"),
-        ("launchd", "/opt/llamacpp/state/llamacpp-staging-worker-cpu.log on worker1"),
-        ("systemd_user", "journalctl --user --unit=llamacpp-staging-worker-cpu on worker1"),
-    ],
-)
-def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
-    plan = pair.plan(staging=True)
-    plan["hosts"]["worker1"]["service_manager"] = manager
-    assert place in run(proof, plan=plan, errors={**NONE, "worker1": "it ended"}, report=None)["msg"]

@@ -23,8 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Health,
     LinkMeasurement,
     LoggedBuffers,
-    Report,
-    Staged,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from conftest import typed
@@ -377,30 +375,6 @@ def test_a_server_is_waited_for_only_while_its_workers_run(plan):
     stop("llamacpp-worker-two")
     assert not judge.may_become_healthy(plan, hosts)
     assert not judge.may_become_healthy(plan, {})
-
-
-def test_instances_on_the_staging_ports_are_judged_by_what_they_computed(local):
-    plan = typed(local.plan(staging=True))
-    report = judged(plan, hosts={})
-    assert {check.name for check in report.checks} == {"health", "handshake", "buffers", "known answer", "completion"}
-    assert report.passed
-    assert judge.may_become_healthy(plan, {})
-
-
-def test_what_staging_proved_is_a_check_of_the_cluster(plan):
-    failed = Report(1, "x", False, (Check("health", "x", "failed", "refused"),))
-    passed = Check("buffers", "x", "passed", ""), Check("known answer", "x", "passed", "36 of 36")
-    cases = [
-        (Staged(("here has 5 MiB free on CPU",), None), "not tested", "here has 5 MiB free on CPU"),
-        (Staged((), None), "failed", "did not start"),
-        (Staged((), failed), "failed", "health of x: refused"),
-        (Staged((), failed._replace(checks=passed)), "passed", "36 of 36, on the staging ports of 1 worker"),
-    ]
-    for staged, status, text in cases:
-        report = judged(plan, staged=staged)
-        (check,) = checks(report, "staging")
-        assert (check.status, report.passed) == (status, status != "failed")
-        assert text in check.evidence
 
 
 # ------------------------------------------------------------------------------------------------------------ the action

@@ -62,7 +62,7 @@ def test_a_worker_listens_on_wireguard_for_the_head_alone(secret):
     assert list(peer.values()) == ["head", "10.227.2.10", "192.0.2.10:51852", "192.0.2.11", KEYS["head"]]
     assert [(peer["host"], peer["public_key"]) for peer in own(head)["peers"]] == [("worker1", KEYS["worker1"])]
     rules = [(rule["protocol"], rule["port"], rule["sources"], rule["address"]) for rule in worker["firewall"]]
-    inside = [("tcp", port, ["10.227.2.10"], "10.227.2.11") for port in (50052, 50152)]
+    inside = [("tcp", port, ["10.227.2.10"], "10.227.2.11") for port in (50052, 50051)]
     assert rules == [*inside, ("udp", 51852, ["192.0.2.10"], "192.0.2.11")]
     assert [rule["sources"] for rule in head["firewall"]] == [["192.0.2.11"]]
     (link, _plain) = plan["estimate"]["links"]
@@ -183,7 +183,7 @@ def test_wireguard_is_planned_with_the_link_beneath_it(secret, kind, round_trip,
 def test_the_plan_says_what_keeps_udp_from_others(secret):
     text = plan_text.plan_page(typed(secret.plan()))
     assert "worker1  192.0.2.11: udp 51852 for 192.0.2.10; WireGuard answers its peers alone" in text
-    assert "worker1  10.227.2.11: 50052, 50152 for 10.227.2.10; " in text
+    assert "worker1  10.227.2.11: 50052, 50051 for 10.227.2.10; " in text
 
 
 # ------------------------------------------------------------------------------------------------------------------ keys

@@ -141,7 +141,7 @@ def restart_by_hand():
 
 def test_an_upgrade_costs_one_restart_and_sends_no_tensor_that_a_worker_has():
     begin, before = time.time(), received()
-    said = succeeds(llama_release=NEW)
+    succeeds(llama_release=NEW)
     wait_for_answer()
     measured["upgrade_gap_s"] = gap(begin)
     sent = {name: now - before[name] for name, now in received().items()}
@@ -149,7 +149,6 @@ def test_an_upgrade_costs_one_restart_and_sends_no_tensor_that_a_worker_has():
     measured["cached_mib"] = {name: round(number / 2**20) for name, number in CACHED.items()}
     assert all(sent[name] < CACHED[name] / 10 for name in WORKERS), sent
     assert serves(NEW["version"])
-    assert "Stop where the release has not proven itself" in said
 
 
 def test_a_restart_by_hand_for_comparison():
@@ -161,25 +160,12 @@ def test_a_restart_by_hand_for_comparison():
     measured["bare_restart_s"] = statistics.median(gaps)
 
 
-def test_an_upgrade_to_workers_that_do_not_serve_costs_nothing():
+def test_an_upgrade_that_fails_at_its_start_goes_back_by_itself():
     before, begin = served(), time.time()
     failed = run(llama_release=broken("broken-for-others"))
-    said = failed.stdout + failed.stderr
-    assert failed.returncode == 2, said[-5000:]
-    assert "did not prove itself on the staging ports" in said
-    assert "journalctl --unit=llamacpp-staging-worker-cpu on up1" in said
-    wait_for_answer()
-    measured["failing_upgrade_gap_s"] = gap(begin)
-    assert served() == before
-    assert not [ended for ended, how in answers() if ended > begin and how != "right"]
-    assert all(not on(name).run("systemctl list-units --all --no-legend 'llamacpp-staging-*'").stdout for name in HOSTS)
-
-
-def test_an_upgrade_that_fails_at_its_start_goes_back_by_itself():
-    before = served()
-    failed = run(llama_release=broken("broken-on-its-port"))
     assert failed.returncode == 2, failed.stdout[-5000:] + failed.stderr
     wait_for_answer()
+    measured["failing_upgrade_gap_s"] = gap(begin)
     assert served() == before
 
 

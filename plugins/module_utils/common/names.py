@@ -23,7 +23,7 @@ BUILD_HOME = f"/opt/{ROOT}"
 """Home of that account."""
 CLUSTER = "[a-z_][a-z0-9_]*"
 """Of a cluster: without a hyphen, so that no name of one cluster begins like those of another."""
-RESERVED = ("build", "server", "staging", "worker")
+RESERVED = ("build", "server", "worker")
 """Parts of names, which no cluster may have as its name."""
 LONGEST_POLICY = 17
 """Of firewalld, which makes names of chains from it (max_policy_name_len in its functions.py)."""
@@ -32,9 +32,7 @@ PRIORITIES = range(-20050, -10050, 2)
 LONGEST_ACCOUNT = 32
 """Of useradd (shadow) and of what login records hold."""
 LONGEST_CLUSTER = LONGEST_ACCOUNT - len(ROOT) - 1
-SERVICE = re.compile(
-    rf"{ROOT}-(?:(?!(?:{'|'.join(RESERVED)})-)(?P<cluster>{CLUSTER})-)?(?P<staging>staging-)?(?:(?P<head>server)|worker-.+)"
-)
+SERVICE = re.compile(rf"{ROOT}-(?:(?!(?:{'|'.join(RESERVED)})-)(?P<cluster>{CLUSTER})-)?(?:(?P<head>server)|worker-.+)")
 SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
@@ -113,13 +111,10 @@ INSTALLED = (
 )
 """What an installation has below its prefix, apart from models, which may be an operator's. It is removed in this order."""
 PAGE_PORT = "llama_server_page_port"
-PORT_VARIABLES = {
-    (False, False): "port in llama_worker_endpoints",
-    (False, True): "staging_port in llama_worker_endpoints",
-    (True, False): "llama_server_port",
-    (True, True): "llama_server_staging_port",
-}
-"""Whether a service is the head's, and whether it is temporary → where its port is given."""
+PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
+"""Whether a service is the head's → where its port is given."""
+MEASURING_PORT = 50051
+"""At which iperf3 of a worker's host listens while a link is measured."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
@@ -157,12 +152,12 @@ class Names(NamedTuple):
         """How the names of workers that serve begin."""
         return self.service("worker-")
 
-    def service(self, part: str, staged: bool = False) -> str:
-        """Name of a service: of one that serves, or of one that proves a release on the staging ports meanwhile.
+    def service(self, part: str) -> str:
+        """Name of a service.
 
         :param part: ``server``, or ``worker-`` and the worker's name.
         """
-        return f"{self.root}-{'staging-' if staged else ''}{part}"
+        return f"{self.root}-{part}"
 
     def owns(self, service: str) -> bool:
         """Whether a name is that of one of its services."""
@@ -233,12 +228,6 @@ def is_head(service: str) -> bool:
     """Whether a name is that of a head's service, of any cluster; all others are workers."""
     found = SERVICE.fullmatch(service)
     return bool(found and found["head"])
-
-
-def is_staged(service: str) -> bool:
-    """Whether a name is that of a service that proves a release on the staging ports, of any cluster."""
-    found = SERVICE.fullmatch(service)
-    return bool(found and found["staging"])
 
 
 ROLLING = ("opensuse-tumbleweed",)

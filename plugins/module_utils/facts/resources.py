@@ -133,12 +133,3 @@ def read(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resource
         devices=(*nvidia(ask(NVIDIA_QUERY)), *amd(root)),
         disks=disks(paths),
     )
-
-
-def free_mib(root: Path = ROOT, ask: Ask = output) -> dict[str, int]:
-    """Device, named as workers name it, → MiB. A device whose free memory is not known is left out."""
-    free = {backends.CPU.device: available_memory(text_of(root / "proc/meminfo"))}
-    free.update({device.name: device.free_mib for device in nvidia(ask(NVIDIA_QUERY))})
-    for index, device in enumerate(amd(root)):
-        free[backends.device_name(backends.HIP.name, index)] = device.free_mib
-    return {name: size for name, size in free.items() if size is not None}

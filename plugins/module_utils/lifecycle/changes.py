@@ -35,7 +35,7 @@ def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str,
 def _read(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     data = answer
     if isinstance(answer, Mapping):
-        data = {"drift": answer.get("drift") or None, "free_mib": answer.get("free_mib")}
+        data = {"drift": answer.get("drift") or None}
     found = typed_json.parse(HostAnswer, validation.reported(name, "itself", data, typed_json.shape(HostAnswer)))
     if found.drift:
         check_services(name, host, found.drift)
@@ -76,12 +76,8 @@ class Decision(NamedTuple):
     """Hosts on which anything differs."""
     unreached: list[str]
     """Hosts that did not answer."""
-    replaced: list[str]
-    """Hosts on which other programs are to run than those that serve now."""
     while_away: Mapping[str, str]
     """Host → what serves while it is away, a sentence."""
-    unopened: list[str]
-    """Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ."""
     builders: list[str]
     """Hosts that compile something."""
     shared: Mapping[str, str]
@@ -109,9 +105,7 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
             name for name in drifts if kinds[name] or restarts[name] or name in shared.values() or name in ends
         ),
         unreached=sorted(set(plan.hosts) - set(drifts)),
-        replaced=_replaced(plan, drifts, restarts),
         while_away={name: while_away(plan, name) for name in plan.hosts},
-        unopened=sorted(name for name in drifts if {"firewall", "link"}.intersection(kinds[name])),
         builders=builders,
         shared=shared,
         sources=sources,
@@ -216,18 +210,6 @@ def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[
         shared,
         {release: sorted(names) for release, names in sorted(sources.items())},
     )
-
-
-def _replaced(plan: Plan, drifts: Mapping[str, Drift], restarts: Mapping[str, Collection[str]]) -> list[str]:
-    """Hosts whose services restart, and that run programs of a release which is not planned there any more; none where nothing serves."""
-    head = plan.head.service
-    serving = any(
-        head in drift.stale or (head in drift.services and drift.services[head].state in ANSWERING)
-        for drift in drifts.values()
-    )
-    planned = {name: {build.id for build in plan.hosts[name].builds} for name in drifts}
-    others = {name for name, drift in drifts.items() if set(drift.running_releases) - planned[name]}
-    return sorted(name for name in others if serving and restarts[name])
 
 
 def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:

@@ -280,7 +280,6 @@ def accept(target: Target, cluster: str, answers: Mapping[str, Any], places: Map
             **typed_json.dump({"cluster": head.cluster, "model": head.model}),
             "head": {**typed_json.dump(head.head), "host": target.head},
             "hosts": {target.head: typed_json.dump(head.host)},
-            "staging": False,
             "links": [],
             "external_workers": [],
             "fallbacks": [],

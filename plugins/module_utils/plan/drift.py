@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
 
 RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
@@ -112,7 +112,5 @@ class HostAnswer(NamedTuple):
     """What a host reports of itself, given its part of the plan."""
 
     drift: Optional[Drift] = None
-    free_mib: Optional[Mapping[str, Annotated[int, Number(-LARGEST)]]] = None
-    """device → what is free there"""
     why: str = ""
     """Why it was not compared, or its drift does not count; empty where it does."""

@@ -190,7 +190,6 @@ class WorkerPlan(NamedTuple):
     """where the tunnel to it begins on its own host, which its launcher keeps; missing without `llama_transport`"""
     rdma: Absent[bool]
     """whether the head reaches it by RDMA; missing where not"""
-    staging_port: Port
     """where it proves a release"""
     backend: Backend
     """that drives its device"""
@@ -459,7 +458,6 @@ class HostInfoArguments(NamedTuple):
     compare: bool = False
     compared: Optional[Mapping[str, Any]] = None
     measure: bool = False
-    free: bool = False
 
 
 class LockArguments(NamedTuple):

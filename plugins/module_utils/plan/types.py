@@ -586,8 +586,6 @@ class Plan(NamedTuple):
     """why it is refused: one sentence each, with variable, value and remedy"""
     fits: bool
     """whether the model fits on the devices"""
-    staging: bool
-    """whether this is the plan of the instances that prove a release on the staging ports"""
     release: ReleasePlan
     """the release that serves"""
     releases: Mapping[str, ReleasePlan]

@@ -57,8 +57,6 @@ def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: 
     files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
     hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan))
     plan = plan._replace(hosts=hosts)
-    if plan.staging:
-        return plan
     identity = identity_of(plan)
     hosts = {name: host._replace(id=identity) for name, host in plan.hosts.items()}
     return _with_metrics(plan._replace(id=identity, hosts=hosts))

@@ -23,18 +23,15 @@ SCHEMA = 1
 
 
 def ports_of_worker(own: names.Names, worker: Worker) -> list[PortPlan]:
-    part = f"worker-{worker.name}"
     return [
-        PortPlan(own.service(part, staged), address, port)
+        PortPlan(own.service(f"worker-{worker.name}"), address, worker.port)
         for address in dict.fromkeys((worker.address, worker.open_at or worker.address))
-        for staged, port in ((False, worker.port), (True, worker.staging_port))
     ]
 
 
 def ports_of_server(own: names.Names, server: Server) -> list[PortPlan]:
     return [
         PortPlan(own.server, server.host, server.port),
-        PortPlan(own.service("server", staged=True), names.LOOPBACK, server.staging_port),
         *([PortPlan(own.server, server.host, server.page_port)] if server.page_port else []),
     ]
 
@@ -66,7 +63,7 @@ def _taken(cluster: Cluster, host: str, ports: Sequence[PortPlan]) -> Iterator[s
             if theirs:
                 free = _free(port.port, used)
                 used.add(free)
-                variable = names.PORT_VARIABLES[names.is_head(port.service), names.is_staged(port.service)]
+                variable = names.PORT_VARIABLES[names.is_head(port.service)]
                 if names.is_head(port.service) and port.port == cluster.server.page_port:
                     variable = names.PAGE_PORT
                 yield (

@@ -45,7 +45,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
     neighbours,
     server_settings,
     services,
-    staging,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, remedies, table
@@ -105,19 +104,17 @@ def make(
     model_found: Mapping[str, Any],
     catalogue: Catalogue,
     runtime_id: str,
-    staged: bool = False,
     compared: bool = False,
 ) -> Plan | Refused:
     """The plan, or the reasons why there is none.
 
     :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
         nothing is known. Of several models ``models``: name → that of each.
-    :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :param compared: without fallbacks and remedies: one of many plans.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     if cluster.turns:
-        if not (staged or compared):
+        if not compared:
             return _in_turn(cluster, model_found, catalogue, runtime_id)
         model_found = turns.found_of(model_found, cluster.turns[0].name)
     cluster = cluster._replace(elsewhere=external_workers.hosts_of(cluster.external))
@@ -128,8 +125,7 @@ def make(
         served = model_source.summary_of(given.model, report)
         hosts = {name: kernel_parameters.after_reboot(host) for name, host in given.hosts.items()}
         changed = given._replace(hosts=hosts, served=served)
-        prepared = _prepare(staging.cluster_of(changed) if staged else changed, report, catalogue, staged)
-        return _plan(prepared, runtime_id, staged, not (trial or staged or given.alternates))
+        return _plan(_prepare(changed, report, catalogue), runtime_id, not (trial or given.alternates))
 
     try:
         planned = attempt(cluster, trial=compared)
@@ -292,7 +288,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
     return entry._replace(endpoint=cache_prefill.with_cache(entry.endpoint, facts, models))
 
 
-def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue, staged: bool) -> Prepared:
+def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue) -> Prepared:
     cluster = workers.with_transport(rdma.with_rdma(addresses.with_wireguard(cluster)))
     built = automatic.backends_of_hosts(cluster, catalogue)
     wanted = _releases(cluster, built)
@@ -325,12 +321,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     )
     fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
     driven = {head.name: [name for name, _device in lending.driven]}
-    serving = _within(cluster, _serving(equipped, cluster.server.backend or serves, fitting, driven, staged))
-    if staged:
-        equipped = {
-            name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
-            for name, entry in equipped.items()
-        }
+    serving = _within(cluster, _serving(equipped, cluster.server.backend or serves, fitting, driven))
     external_workers.check_protocol(cluster.external, release)
     others = _within(cluster, external_workers.workers_of(cluster.external))
     running = [worker for entry in equipped.values() for worker in entry.workers]
@@ -338,8 +329,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     _check_endpoints([*running, *others])
     external_workers.check_addresses(cluster.external, cluster.hosts)
     _check_names_of_the_head(head, equipped)
-    if not staged:
-        neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
+    neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
     cluster = cluster._replace(model=speculation.request_of(cluster.model, cluster.server))
     model = model_source.model_of(cluster.model, report, head.facts, names.of(cluster.name).account)
@@ -421,23 +411,23 @@ def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: 
         without=loss.name,
         endpoint=loss.workers[0].endpoint,
         placement=laid.entries,
-        head=FallbackHead(heads.argv_of(_serving_head(prepared, laid, runtime_id, False))),
+        head=FallbackHead(heads.argv_of(_serving_head(prepared, laid, runtime_id))),
         workers=tuple(worker.endpoint for worker in laid.placed.lent()),
         generation_tokens_per_s=speeds.generation,
         generation_range=speeds.generation_range,
     )
 
 
-def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
+def _plan(prepared: Prepared, runtime_id: str, with_fallbacks: bool) -> Planned:
     """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     laid = _lay(prepared, prepared.placed)
     fits = not prepared.placed.reasons
     spare = _without_batches(prepared)
     lost = fallbacks.of_plan(spare.case, prepared.placed) if with_fallbacks and fits else []
-    plan = _write(prepared, laid, lost, runtime_id, staged)
+    plan = _write(prepared, laid, lost, runtime_id)
     judged = _judge_fallbacks(spare, plan, laid, lost, runtime_id)
     if judged != lost:
-        plan = _write(prepared, laid, judged, runtime_id, staged)
+        plan = _write(prepared, laid, judged, runtime_id)
     plan = services.with_tunnels(plan)
     hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
     context = _context(prepared, plan, laid)
@@ -465,7 +455,7 @@ def _judge_fallbacks(
         errors = []
         if entry.placed:
             other = _lay(prepared, entry.placed)
-            serving = _serving_head(prepared, other, runtime_id, False)
+            serving = _serving_head(prepared, other, runtime_id)
             head = heads.plan_of(serving, plan.head.environment, plan.head.backends, plan.estimate.load_s)
             served = plan._replace(head=head, placement=other.entries)
             met = table.evaluate(_context(prepared, served, other))
@@ -478,7 +468,7 @@ def _judge_fallbacks(
     return judged
 
 
-def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], runtime_id: str, staged: bool) -> Plan:
+def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> Plan:
     """The plan without services and advisories."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
@@ -495,7 +485,6 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,
-        staging=staged,
         refused=False,
         reasons=tuple(placed.reasons),
         fits=not placed.reasons,
@@ -506,8 +495,8 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
             for backend in entry.backends
         },
         model=model_source.as_plan(model, cache_prefill.large_sizes(model.summary)),
-        hosts={name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
-        head=_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged, predicted.load_s),
+        hosts={name: _host(prepared, entry, runtime_id) for name, entry in prepared.equipped.items()},
+        head=_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, predicted.load_s),
         external_workers=_external(prepared),
         placement=laid.entries,
         further=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
@@ -639,15 +628,15 @@ def _equip(
 
 
 def _serving(
-    equipped: Mapping[str, Equipped], backend: str, fitting: set[str], driven: Mapping[str, Sequence[str]], staged: bool
+    equipped: Mapping[str, Equipped], backend: str, fitting: set[str], driven: Mapping[str, Sequence[str]]
 ) -> list[Worker]:
-    """The workers that the head may use, for staging with their two ports exchanged.
+    """The workers that the head may use.
 
     :param backend: that is preferred where several drive a device.
     :param fitting: backends whose release is of the head's source.
     :param driven: host → names of the devices that llama-server itself drives there.
     """
-    serving = [
+    return [
         worker
         for name, entry in equipped.items()
         for worker in workers.usable(
@@ -658,17 +647,11 @@ def _serving(
             driven.get(name, ()),
         )
     ]
-    return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
 
 
 def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
     """Those of the workers that may hold layers."""
-    return [
-        worker
-        for worker in lent
-        if (cluster.within is None or worker.host in cluster.within)
-        and f"{worker.host}:{worker.name}" not in cluster.left_out
-    ]
+    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
 
 
 def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:
@@ -696,12 +679,12 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
 
 def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
-    taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
+    taken = {server.port: "llama_server_port"}
     for worker in declared:
         if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
-            taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
+            taken[worker.port] = f"the worker {worker.name} of the head"
     for worker in declared:
-        ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel and not worker.open_at else []
+        ends = [worker.tunnel.port] if worker.tunnel and not worker.open_at else []
         if worker.external and names.is_loopback(worker.address):
             ends = [worker.port]
         for port in ends:
@@ -730,7 +713,7 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
             )
 
 
-def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool) -> heads.Serving:
+def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str) -> heads.Serving:
     """What llama-server's command line is made of, for one placement."""
     server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
     load_mode = heads.load_mode_of(server.load_mode, prepared.release, laid.holders, name)
@@ -743,16 +726,16 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         placed=laid.placed,
         build=prepared.builds[name][prepared.serves].id,
         runtime=_runtime(facts, runtime_id),
-        state=_state_folder(facts, staged),
-        metrics=None if staged else prepared.head.host.metrics,
-        page=None if staged else server.page_port,
-        service=names.of(prepared.cluster.name).service("server", staged),
+        state=_state_folder(facts),
+        metrics=prepared.head.host.metrics,
+        page=server.page_port,
+        service=names.of(prepared.cluster.name).server,
         cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
         beside=auxiliary_models.arguments(laid.placed.auxiliary, prepared.model, server, prepared.release),
     )
 
 
-def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool, load_s: float | None) -> HeadPlan:
+def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, load_s: float | None) -> HeadPlan:
     """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
     server, facts = prepared.cluster.server, prepared.head.host.facts
     build = prepared.builds[prepared.cluster.head][prepared.serves]
@@ -768,7 +751,7 @@ def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: boo
     own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment, not build.archives), **own}
     used = sorted({device.backend for other in run for device in _drives(other)})
-    return heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment, used, load_s)
+    return heads.plan_of(_serving_head(prepared, laid[0], runtime_id), environment, used, load_s)
 
 
 def _drives(laid: Laid) -> list[Device]:
@@ -781,11 +764,11 @@ def _runtime(facts: Facts, runtime_id: str) -> str:
     return f"{facts.prefix}/runtime/{runtime_id}"
 
 
-def _state_folder(facts: Facts, staged: bool) -> str:
-    return f"{facts.prefix}/state{'/staging' if staged else ''}"
+def _state_folder(facts: Facts) -> str:
+    return f"{facts.prefix}/state"
 
 
-def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) -> HostPlan:
+def _host(prepared: Prepared, entry: Equipped, runtime_id: str) -> HostPlan:
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
     sources = {prepared.wanted[backend].source for backend in entry.backends}
@@ -801,7 +784,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         scope=facts.scope,
         prefix=facts.prefix,
         cache=facts.cache,
-        state=_state_folder(facts, staged),
+        state=_state_folder(facts),
         python=facts.python,
         service_manager=facts.service_manager,
         units=facts.units,
@@ -811,12 +794,12 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         build_account=accounts[-1].name if accounts else None,
         host_settings=manager.host_settings,
         folders=(
-            *_folders(facts, own.account if system else None, sources, None if staged else host.metrics),
+            *_folders(facts, own.account if system else None, sources, host.metrics),
             *([FolderPlan(posixpath.dirname(keys[0]), own.account if system else None, "0700")] if keys else []),
         ),
         tuning=_tuning(host),
         runtime=_runtime(facts, runtime_id) if needs_runtime else None,
-        metrics=host.metrics if needs_runtime and not staged else None,
+        metrics=host.metrics if needs_runtime else None,
         tools=entry.tools,
         optional_tools=entry.optional_tools,
         unused_accelerators=()
@@ -827,12 +810,12 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         workers=tuple(_worker(prepared, worker, facts) for worker in entry.workers),
         ports=tuple(_ports(prepared.cluster, entry)),
         firewall=(
-            *(_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers)),
+            *(_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, host, entry.workers)),
             *_firewall_of_wireguard(host),
         ),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
-        knocks=() if staged else _knocks(prepared, entry),
+        knocks=_knocks(prepared, entry),
         links=host.links,
         services=(),
         tunnel_keys=keys or None,
@@ -849,7 +832,6 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> WorkerPlan:
         listens=worker.listens,
         tunnel=worker.wire if worker.keeps_tunnel else None,
         rdma=worker.rdma or None,
-        staging_port=worker.staging_port,
         backend=worker.backend,
         device=worker.device,
         shared=worker.shared,
@@ -883,20 +865,21 @@ def _external(prepared: Prepared) -> tuple[ExternalWorkerPlan, ...]:
 
 
 def _ports(cluster: Cluster, entry: Equipped) -> list[PortPlan]:
-    """On which the services of a host listen, and on which they prove a release."""
+    """On which the services of a host listen."""
     own = names.of(cluster.name)
     of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
     return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
 
 
-def _firewall(head: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
-    """Both ports of each worker are open to the head alone."""
-    return tuple(
-        FirewallRule(port, "tcp", (addresses.address_of(head, worker.host, worker.open_at),), worker.open_at)
-        for worker in declared
-        if worker.open_at
-        for port in (worker.port, worker.staging_port)
-    )
+def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
+    """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
+    opened = [worker for worker in declared if worker.open_at]
+    if not opened:
+        return ()
+    address = str(opened[0].open_at)
+    source = addresses.address_of(head, host.name, address)
+    ports = [*(worker.port for worker in opened), *([names.MEASURING_PORT] if host.links else [])]
+    return tuple(FirewallRule(port, "tcp", (source,), address) for port in ports)
 
 
 def _firewall_of_wireguard(host: Host) -> list[FirewallRule]:

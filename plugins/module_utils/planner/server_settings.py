@@ -243,8 +243,8 @@ def _check_files(server: Server) -> None:
 
 
 def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
-    taken = {port for worker in declared for port in (worker.port, worker.staging_port)}
-    own = {"llama_server_port": server.port, "llama_server_staging_port": server.staging_port}
+    taken = {worker.port for worker in declared}
+    own = {"llama_server_port": server.port}
     own.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
     for variable, number in own.items():
         if not 0 < number < 65536:

@@ -46,12 +46,11 @@ def metrics_arguments(folder: str | None, prefix: str, service: str, page: str |
 
 
 def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
-    """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned models need.
-    A worker on its staging port has one for its tunnel alone: it shares that cache and leaves the keeping of it to the one that serves."""
+    """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned models need."""
     own = plan.hosts[host]
     launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker"]
     tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_keys(own)] if worker.tunnel else []
-    if plan.staging or not needs_launcher(own.service_manager, worker.cache):
+    if not needs_launcher(own.service_manager, worker.cache):
         return [*launcher, *tunnel, "--"] if tunnel else []
     launcher += ["--port", worker.listens.rsplit(":", 1)[1], *tunnel]
     if worker.cache:
@@ -157,7 +156,7 @@ def _reachable_for_head(plan: Plan) -> list[str]:
 
 
 def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
-    """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
+    """To whom the firewall opens a worker's port; those of the server are no matter of the workers beside it."""
     address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
     return [source for rule in host.firewall if rule.address == address for source in rule.sources]
 
@@ -177,9 +176,9 @@ def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
 def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> ServicePlan:
     address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
     return ServicePlan(
-        name=own.service(f"worker-{worker.name}", plan.staging),
+        name=own.service(f"worker-{worker.name}"),
         kind="worker",
-        temporary=plan.staging,
+        temporary=False,
         description=f"llama.cpp RPC worker {worker.name} ({worker.device})",
         argv=(*_launcher(plan, host, worker), *worker.argv),
         process=worker.argv,
@@ -215,7 +214,7 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
     return ServicePlan(
         name=head.service,
         kind="head",
-        temporary=plan.staging,
+        temporary=False,
         description=f"llama.cpp server of cluster {plan.cluster}",
         argv=(*head.launcher, "--", *head.argv),
         process=head.argv,

@@ -29,7 +29,6 @@ class Endpoint(NamedTuple):
     backend: str | None = None
     device: str | None = None
     port: int | None = None
-    staging_port: int | None = None
     threads: int | None = None
     cache: bool | None = None
     cache_mib: int = 0
@@ -93,7 +92,6 @@ class Server(NamedTuple):
     allowed: tuple[str, ...]
     """IPv4 networks; empty where nobody says who may connect."""
     port: int
-    staging_port: int
     backend: str | None
     context: int
     parallel: int
@@ -285,11 +283,9 @@ class Cluster(NamedTuple):
     elsewhere: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
     served: ModelSummary | None = None
-    """Summary of the model that is served, also while another one proves a release; None where it is not known."""
+    """Summary of the model that is served; None where it is not known."""
     within: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
-    left_out: frozenset[str] = frozenset()
-    """``HOST:WORKER`` that are not there."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
     turns: tuple[Turn, ...] = ()
@@ -396,13 +392,12 @@ class Release(NamedTuple):
 
 
 class Tunnel(NamedTuple):
-    """Where a tunnel to a worker's two ports ends on the head."""
+    """Where a tunnel to a worker's port ends on the head."""
 
     address: str
     port: int
-    staging_port: int
     begins: str | None = None
-    """Address of the worker's host at which the launcher's tunnel begins, at the worker's own ports; None of a tunnel that the operator keeps."""
+    """Address of the worker's host at which the launcher's tunnel begins, at the worker's own port; None of a tunnel that the operator keeps."""
 
 
 class Worker(NamedTuple):
@@ -412,7 +407,6 @@ class Worker(NamedTuple):
     host: str
     address: str
     port: int
-    staging_port: int
     backend: str
     build: str
     """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU."""

@@ -46,11 +46,10 @@ def system(root: Path = ROOT, ask: Ask = commands.output) -> str:
 
 
 def _logs(place: host.Place, owner: names.Names) -> Iterable[tuple[str, str]]:
-    """Of each service, and of its last instance on the staging port."""
+    """Of each service."""
     defined = host.defined_services(place.service_manager, place.units, owner)
     manager = services.manager_of(place)
-    staged = [owner.service(service[len(owner.root) + 1 :], staged=True) for service in defined]
-    for service in dict.fromkeys([*defined, *staged]):
+    for service in defined:
         yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
 
 

@@ -83,7 +83,6 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     evidence = Evidence(
         health=health,
         exits=exits(folder / runtime.ENDS),
-        launched=bool(launchers),
         log=_last_lines(log.splitlines()),
         log_complete=bool(log),
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
@@ -112,12 +111,12 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             shown,
             start_log.is_pipelined(first_load),
         ),
-        drift=None if subject.staging else state.drift(host),
+        drift=state.drift(host),
     )
 
 
 def _rdma_connections(subject: Subject, host: HostPlan) -> int:
-    """Of the llama-server that answers now: other models, and what serves while a release is proved, have their own."""
+    """Of the llama-server that answers now: other models have their own."""
     asked = subject.asked
     called = (server.ALIAS, asked.name) if asked else (server.PORT, str(subject.head.port))
     return sum(

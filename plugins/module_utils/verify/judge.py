@@ -40,7 +40,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Outcome,
     Report,
     ServerEvidence,
-    Staged,
     Subject,
 )
 
@@ -60,8 +59,6 @@ class Observed(NamedTuple):
     """Endpoint at the address where the controller reaches the host → the controller's address where it could connect, or None."""
     changed: Collection[str] = ()
     """Hosts that the run changed, and that were compared again since."""
-    staged: Staged | None = None
-    """Where staging was asked for."""
     others: Sequence[Evidence] = ()
     """Of models that take turns, after the first one."""
 
@@ -87,11 +84,8 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
     if healthy and plan.head.fallback_after is not None:
         checks.append(_fallback(plan, evidence))
     plan = as_served(plan, evidence)
-    if not plan.staging:
-        checks += [*_releases(plan, observed), *_closed_ports(plan, observed, evidence.keys)]
-        checks += [_link(host, measured) for host, measured in evidence.links.items()]
-    if observed.staged:
-        checks.append(_staging(plan, observed.staged))
+    checks += [*_releases(plan, observed), *_closed_ports(plan, observed, evidence.keys)]
+    checks += [_link(host, measured) for host, measured in evidence.links.items()]
     checks += [_key(endpoint, probe) for endpoint, probe in evidence.keys.items()]
     checks.append(_health(plan, evidence))
     if evidence.server:
@@ -172,8 +166,6 @@ def as_served(plan: Plan, evidence: Evidence) -> Plan:
 
 def may_become_healthy(plan: Plan, hosts: Mapping[str, Drift]) -> bool:
     """Whether it makes sense to wait for the server: all workers run that it uses, or that a fallback of it needs."""
-    if plan.staging:
-        return True
     observed, needed = Observed(hosts, {}), [[worker.endpoint for worker in _used(plan)]]
     if plan.head.fallback_after is not None:
         needed += [list(fallback.workers) for fallback in plan.fallbacks]
@@ -368,7 +360,7 @@ def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool)
     return None, "the controller reaches the host at another address, and no other host could try to connect"
 
 
-# --------------------------------------------------------------------------------------------------- links and staging
+# --------------------------------------------------------------------------------------------------------------- links
 
 
 def _link(host: str, measured: LinkMeasurement | None) -> Check:
@@ -383,21 +375,6 @@ def _link(host: str, measured: LinkMeasurement | None) -> Check:
     if measured.detail:
         texts.append(measured.detail)
     return _check("link", host, measured.round_trip_ms is not None, ", ".join(texts))
-
-
-def _staging(plan: Plan, staged: Staged) -> Check:
-    """What the instances on the staging ports proved."""
-    subject = plan.release.ref
-    if staged.obstacles:
-        return _check("staging", subject, None, "; ".join(staged.obstacles))
-    if not staged.report:
-        return _check("staging", subject, False, "its instances did not start: see the errors above")
-    failed = staged.report.failed
-    if failed:
-        return _check("staging", subject, False, "; ".join(check.sentence() for check in failed))
-    answer = next(check for check in staged.report.checks if check.name == "known answer")
-    workers = _count(sum(check.name == "buffers" for check in staged.report.checks), "worker")
-    return _check("staging", subject, True, f"{answer.evidence}, on the staging ports of {workers}")
 
 
 # ---------------------------------------------------------------------------------------------------- a healthy server
@@ -421,7 +398,7 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
     url, completion = plan.head.url, server.completion
     if completion or server.buffers:
         yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
-        if plan.estimate.prompt and plan.estimate.prompt.pipelined and not (evidence.fallback or plan.staging):
+        if plan.estimate.prompt and plan.estimate.prompt.pipelined and not evidence.fallback:
             yield _pipeline(plan, server.pipelined, evidence.log_complete)
     if completion and not evidence.fallback:
         yield from _rdma(plan, server)

@@ -31,7 +31,6 @@ class Subject(NamedTuple):
     """What the head is asked about: a part of the plan, which the record of a plan on a head has too."""
 
     cluster: str
-    staging: bool
     model: ModelPlan
     head: HeadPlan
     hosts: Mapping[str, HostPlan]
@@ -182,7 +181,6 @@ class Evidence(NamedTuple):
 
     health: Health
     exits: Exits
-    launched: bool
     log: tuple[Line, ...]
     """last lines of the log of this start"""
     log_complete: bool
@@ -228,15 +226,6 @@ class Report(NamedTuple):
     @property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if check.status == "failed"]
-
-
-class Staged(NamedTuple):
-    """What came of the instances on the staging ports."""
-
-    obstacles: tuple[str, ...]
-    """why they were not started"""
-    report: Optional[Report]
-    """on them; null where they did not start"""
 
 
 class Outcome(NamedTuple):

@@ -42,8 +42,7 @@ class Waiting:
         """The evidence to judge, with a health that says why waiting has ended; None while it makes sense to wait."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.number
-        has_ended = self._subject.staging and not evidence.launched
-        if evidence.health.healthy or has_ended or evidence.health.detail == reading.OTHER_CERTIFICATE:
+        if evidence.health.healthy or evidence.health.detail == reading.OTHER_CERTIFICATE:
             return evidence
         if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
             return describe_crash_loop(evidence, self._exits_before)

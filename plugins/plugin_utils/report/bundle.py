@@ -13,12 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import status_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Status
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import wrong_worker
 
 SECRET_NAME = re.compile(r"pass(word|wd|phrase)?$|token$|secret|vault|(api|private)_?keys?$|credential", re.IGNORECASE)
 """Of a variable with a secret."""
@@ -42,8 +40,6 @@ class Found(NamedTuple):
     """Host → what the module host_status returned there."""
     facts: Mapping[str, Any]
     """Host → its facts, which are only shown."""
-    tried: tuple[wrong_worker.Tried, ...]
-    untried: str
 
 
 def secrets_of(variables: Mapping[str, Any], below: str = "") -> dict[str, str]:
@@ -63,8 +59,8 @@ def secrets_of(variables: Mapping[str, Any], below: str = "") -> dict[str, str]:
     return found
 
 
-def make(data: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, wrong_worker.Verdict, dict[str, int]]:
-    """The archive, whose bytes are surrogates, who computes wrong, and kind of secret → how many were taken out.
+def make(data: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, dict[str, int]]:
+    """The archive, whose bytes are surrogates, and kind of secret → how many were taken out.
 
     :param data: a Found.
     :param known: secret → its kind.
@@ -72,11 +68,9 @@ def make(data: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, wrong_
     found = typed_json.parse(Found, data)
     record: type[Plan | Refused] = Refused if found.plan["refused"] else Plan
     plan = typed_json.parse(record, found.plan)
-    verdict = wrong_worker.judge(found.tried, found.untried)
     reports = {name: _report(answer) for name, answer in found.reports.items()}
     texts = {
-        "issue.md": "\n".join(_issue(plan, found, verdict, reports)),
-        "known-answer.txt": "\n".join([verdict.text, "", *(f"- {one.sentence()}" for one in found.tried)]),
+        "issue.md": "\n".join(_issue(plan, found, reports)),
         "plan.txt": plan_text.plan_page(plan),
         "plan.json": json.dumps(found.plan, indent=1),
         "status.txt": status_text.text_of(found.status),
@@ -96,7 +90,7 @@ def make(data: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, wrong_
         "Read this bundle before you send it: names and addresses of hosts are in it. issue.md is for a new issue of llama.cpp.\n"
         f"Taken out: {counts(removed)}."
     )
-    return _pack(f"{found.status.cluster.name}-bundle", texts, found.status.time), verdict, removed
+    return _pack(f"{found.status.cluster.name}-bundle", texts, found.status.time), removed
 
 
 def _report(answer: Any) -> Report:
@@ -114,15 +108,12 @@ def counts(removed: Mapping[str, int]) -> str:
     return validation.printable(", ".join(f"{kind}: {number}" for kind, number in sorted(removed.items())) or "nothing")
 
 
-def _issue(
-    plan: Plan | Refused, found: Found, verdict: wrong_worker.Verdict, reports: Mapping[str, Report]
-) -> list[str]:
+def _issue(plan: Plan | Refused, found: Found, reports: Mapping[str, Report]) -> list[str]:
     """A text for a new issue of llama.cpp."""
     if isinstance(plan, Refused):
         return ["There is no plan.", *plan.reasons]
     release, head = plan.release, plan.head.host
     about = f"{release.ref}, build {release.build or 'unknown'}, commit {release.commit}, RPC protocol {release.protocol or 'unknown'}"
-    answers = [one.sentence() for one in found.tried if one.right is False]
     service = next(service.name for service in plan.hosts[head].services if service.kind == "head")
     log = _lines(reports.get(head, Report({}, {})).texts.get(f"{service}.log", "")).splitlines()[-LOG_LINES:]
     commands = (
@@ -134,9 +125,8 @@ def _issue(
         *("### Name and version", f"llama.cpp {about}", ""),
         *("### Hosts and devices", *(_host(plan, name, found.facts.get(name)) for name in plan.hosts), ""),
         *("### Command lines", *_block(commands), ""),
-        *("### What happened", "(Add what you did, and the newest build that does it right.)", verdict.text),
+        *("### What happened", "(Add what you did, and the newest build that does it right.)"),
         *(f"{problem.rstrip('.')}." for problem in found.status.problems),
-        *(["", "### Expected", known_answer.SENTENCE, "", "### Actual", *answers] if answers else []),
         *("", "### End of the log of llama-server", *_block(log)),
     ]
 

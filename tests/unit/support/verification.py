@@ -44,7 +44,7 @@ def several(plan, *names):
 
 def unhealthy(detail="refused", **changes):
     """The evidence of a server that is not healthy."""
-    evidence = Evidence(Health(False, detail), Exits(0, "", ()), True, (), True, Handshakes({}), {})
+    evidence = Evidence(Health(False, detail), Exits(0, "", ()), (), True, Handshakes({}), {})
     return evidence._replace(**changes)
 
 

@@ -93,7 +93,7 @@ def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceSta
     blocked = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked:
         return None
-    where = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head", service.temporary] for service in blocked)
+    where = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
     taken = " and ".join(f"{service.listens}, on which {service.name} is to listen" for service in blocked)
     if processes.are_hidden():
         return (

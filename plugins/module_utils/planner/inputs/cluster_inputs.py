@@ -35,9 +35,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Turn,
 )
 
-STAGING_DISTANCE = 100
-"""A staging port is so far above the port that serves, where the inventory does not say."""
-
 UNNAMED = "declared"
 """Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MOST_THREADS = 4096
@@ -432,7 +429,6 @@ def server_of(variables: Mapping[str, Any]) -> Server:
     given = {name: variables[f"llama_server_{name}"] for name in Server._fields}
     return Server(**given)._replace(
         allowed=_networks("llama_server_allowed", given["allowed"]),
-        staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
         tensor_split=tuple(given["tensor_split"] or ()),
         override_tensor=tuple(given["override_tensor"] or ()),
         extra_args=tuple(given["extra_args"] or ()),

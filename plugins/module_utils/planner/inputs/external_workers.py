@@ -53,7 +53,6 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
                 host=external.host,
                 address=external.address,
                 port=external.port,
-                staging_port=external.port,
                 backend=external.backend,
                 build="",
                 device=_device(externals, index),

@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
     MOST_THREADS,
-    STAGING_DISTANCE,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
@@ -128,7 +127,7 @@ def _device_of(
     return device
 
 
-def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int, taken: Collection[int]) -> None:
+def _check_numbers(where: str, endpoint: Endpoint, port: int, taken: Collection[int]) -> None:
     for variable, value, most in (
         ("threads", endpoint.threads, MOST_THREADS),
         ("memory_mib", endpoint.memory_mib, MOST_MIB),
@@ -137,13 +136,10 @@ def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int,
         limit = validation.limit(value, 1, most)
         if limit:
             raise Refusal(f"{where} has the {variable} {value}: {limit}, or leave it out")
-    for variable, number in (("port", port), ("staging_port", staging_port)):
-        if isinstance(number, bool) or not 0 < number < 65536:
-            raise Refusal(f"{where} has the {variable} {number}: use 1 to 65535")
-        if number in taken:
-            raise Refusal(
-                f"{where} has the {variable} {number}, which another worker of this host uses too: give each worker its own ports"
-            )
+    if isinstance(port, bool) or not 0 < port < 65536:
+        raise Refusal(f"{where} has the port {port}: use 1 to 65535")
+    if port in taken:
+        raise Refusal(f"{where} has the port {port}, which another worker of this host uses too: give each its own")
 
 
 def _name_of(where: str, endpoint: Endpoint, default: str, taken: Collection[str]) -> str:
@@ -162,13 +158,11 @@ class Declared(NamedTuple):
     endpoint: Endpoint
     device: Lendable
     port: int
-    staging_port: int
     tunnel: Tunnel | None
 
 
 def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
-    """Where a tunnel ends on the head, which alone can tell: an address of the head's loopback, and its staging port as far above the port as
-    a worker's is."""
+    """Where a tunnel ends on the head: an address of the head's loopback."""
     if given is None:
         return None
     address, _colon, number = given.rpartition(":")
@@ -177,14 +171,13 @@ def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
     except ValueError:
         ends_on_head = False
     port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
-    if not ends_on_head or not 0 < port < 65536 - STAGING_DISTANCE:
+    if not ends_on_head or not 0 < port < 65536:
         raise Refusal(
-            f"{where} has the tunnel {given!r}: use address and port at which it ends on the head, like 127.0.0.1:60052, and "
-            f"a port up to {65535 - STAGING_DISTANCE}, since the tunnel to the staging port ends {STAGING_DISTANCE} above it"
+            f"{where} has the tunnel {given!r}: use address and port at which it ends on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
         raise Refusal(f"{where} has the tunnel {given!r}, but the head reaches its own workers itself: remove tunnel")
-    return Tunnel(address, port, port + STAGING_DISTANCE)
+    return Tunnel(address, port)
 
 
 def with_transport(cluster: Cluster) -> Cluster:
@@ -214,7 +207,7 @@ def _own_tunnel(host: Host, entry: Declared, address: str) -> Tunnel | None:
         return entry.tunnel
     octets = address.split(".")
     end = f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}"
-    return Tunnel(end, entry.port, entry.staging_port, address)
+    return Tunnel(end, entry.port, address)
 
 
 def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
@@ -249,12 +242,10 @@ def declare(host: Host, built: Collection[str], serves: str | None) -> list[Decl
         where = f"llama_worker_endpoints[{index}] of {host.name}"
         device = _device_of(where, host.name, endpoint, offered, {other.device.device for other in declared}, built)
         port = FIRST_PORT + index if endpoint.port is None else endpoint.port
-        staging_port = port + STAGING_DISTANCE if endpoint.staging_port is None else endpoint.staging_port
-        taken = {number for other in declared for number in (other.port, other.staging_port)}
-        _check_numbers(where, endpoint, port, staging_port, taken)
+        _check_numbers(where, endpoint, port, {other.port for other in declared})
         number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""
         name = _name_of(where, endpoint, device.device.lower() + number, {other.name for other in declared})
-        declared.append(Declared(name, endpoint, device, port, staging_port, _tunnel(where, host, endpoint.tunnel)))
+        declared.append(Declared(name, endpoint, device, port, _tunnel(where, host, endpoint.tunnel)))
     return declared
 
 
@@ -339,7 +330,6 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 host=host.name,
                 address=LOOPBACK if tunnel else address,
                 port=entry.port,
-                staging_port=entry.staging_port,
                 backend=device.backend,
                 build=device.build,
                 device=device.device,
@@ -380,11 +370,6 @@ def usable(
             chosen.add(worker.name)
             taken |= {device} if device else set()
     return [worker for worker in workers if worker.name in chosen]
-
-
-def on_its_staging_port(worker: Worker) -> Worker:
-    tunnel = worker.tunnel and worker.tunnel._replace(port=worker.tunnel.staging_port, staging_port=worker.tunnel.port)
-    return worker._replace(port=worker.staging_port, staging_port=worker.port, tunnel=tunnel)
 
 
 def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
