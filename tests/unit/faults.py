@@ -1,4 +1,4 @@
-"""Lets the n-th change of a run fail, for every n, as a full or broken disk or a killed run makes it; then the run is repeated."""
+"""Lets the n-th change of a run fail, for every n, as a full disk or a killed run makes it; then the run is repeated."""
 
 import builtins
 import errno
@@ -13,18 +13,13 @@ class Killed(BaseException):
 
 
 NEEDS_SPACE = ("open", "write", "mkdir", "symlink", "link")
-VISIBLE = (*NEEDS_SPACE, "replace", "rename", "unlink", "rmdir", "utime")
-CHANGES = (*VISIBLE, "chmod", "fchmod", "fsync")
+OTHERS = ("replace", "rename", "unlink", "rmdir")
 KINDS = {
     "full disk": (OSError, errno.ENOSPC, NEEDS_SPACE),
-    "read-only": (OSError, errno.EROFS, CHANGES),
-    "broken disk": (OSError, errno.EIO, CHANGES),
-    "forbidden": (OSError, errno.EACCES, CHANGES),
-    "killed": (Killed, None, (*VISIBLE, "command")),
+    "killed": (Killed, None, (*NEEDS_SPACE, *OTHERS, "command")),
 }
 """Fault → the exception, its number, and the changes that it lets fail."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-DESCRIPTOR = "/dev/fd/{}"
 
 
 class Writer:
@@ -58,28 +53,14 @@ class Faults:
     def __init__(self, monkeypatch, kind, *folders):
         self.exception, self.number, self.failing = KINDS[kind]
         self.folders, self.at, self.count = [os.path.realpath(folder) for folder in folders], None, 0
-        for name in (
-            "mkdir",
-            "symlink",
-            "link",
-            "replace",
-            "rename",
-            "unlink",
-            "rmdir",
-            "chmod",
-            "fchmod",
-            "fsync",
-            "utime",
-        ):
+        for name in ("mkdir", "symlink", "link", *OTHERS):
             monkeypatch.setattr(os, name, self._changing(name, getattr(os, name)))
-        monkeypatch.setattr(os, "open", self._os_open(os.open))
-        opened = self._open(io.open)
+        monkeypatch.setattr(os, "open", self._opening(os.open, lambda flags: flags & WRITING))
+        opened = self._opening(io.open, lambda mode: set(mode) & set("wax+"))
         for module in (io, builtins):
             monkeypatch.setattr(module, "open", opened)
 
     def _watched(self, path):
-        if isinstance(path, int):
-            path = os.readlink(DESCRIPTOR.format(path))
         path = os.path.realpath(os.fsdecode(path))
         return any(path == folder or path.startswith(folder + "/") for folder in self.folders)
 
@@ -98,26 +79,18 @@ class Faults:
         def changing(*arguments, **named):
             path = arguments[1] if name in ("symlink", "link", "replace", "rename") else arguments[0]
             if self.at is not None and (named.get("dir_fd") is not None or self._watched(path)):
-                self.step(name, None if isinstance(path, int) else path)
+                self.step(name, path)
             return function(*arguments, **named)
 
         return changing
 
-    def _os_open(self, function):
-        def opening(path, flags, *arguments, **named):
-            if self.at is not None and flags & WRITING and self._watched(path):
-                self.step("open", path)
-            return function(path, flags, *arguments, **named)
-
-        return opening
-
-    def _open(self, function):
+    def _opening(self, function, writes):
         def opening(file, mode="r", *arguments, **named):
-            writes = self.at is not None and set(mode) & set("wax+") and self._watched(file)
-            if writes and not isinstance(file, int):
+            watched = self.at is not None and writes(mode) and not isinstance(file, int) and self._watched(file)
+            if watched:
                 self.step("open", file)
             opened = function(file, mode, *arguments, **named)
-            return Writer(opened, self.step) if writes else opened
+            return Writer(opened, self.step) if watched and hasattr(opened, "write") else opened
 
         return opening
 
@@ -133,45 +106,6 @@ class Faults:
             return function(argv, *arguments, **named)
 
         return running
-
-
-class PowerCuts(Faults):
-    """Before each change, hands ``check`` what a power cut would leave below a folder, as path → content: what was not brought to the disk
-    (fsync) is lost, of files their content, and of folders all changes of names or none."""
-
-    def __init__(self, monkeypatch, folder, check):
-        super().__init__(monkeypatch, "killed", folder)
-        self.folder, self.check, self.disk, self.held, fsync = folder, check, {}, [], os.fsync
-        for path in (folder, *folder.rglob("*")):
-            self._keep(path)
-
-        def synced(handle):
-            fsync(handle)
-            self._keep(Path(os.readlink(DESCRIPTOR.format(handle))))
-
-        monkeypatch.setattr(os, "fsync", synced)
-        self.at = 0
-
-    def _keep(self, path):
-        """From now on the disk has this file, or the names in this folder."""
-        if not path.is_symlink():
-            self.held.append(os.open(path, os.O_RDONLY))  # no other file gets its inode
-            entries = {each.name: each.lstat().st_ino for each in path.iterdir()} if path.is_dir() else None
-            self.disk[path.stat().st_ino] = path.read_bytes() if entries is None else entries
-
-    def _on_disk(self, inode, at=""):
-        for name, inner in self.disk[inode].items():
-            content = self.disk.get(inner, b"")
-            if isinstance(content, dict):
-                yield from self._on_disk(inner, f"{at}{name}/")
-            else:
-                yield f"{at}{name}", content
-
-    def step(self, _name=None, _path=None):
-        self.count += 1
-        self.check(dict(self._on_disk(self.folder.stat().st_ino)))
-        files = [path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()]
-        self.check({str(path.relative_to(self.folder)): self.disk.get(path.stat().st_ino, b"") for path in files})
 
 
 def tree(root, *left_out):
