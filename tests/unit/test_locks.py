@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
-from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link
+from ansible_collections.llamacpp.cluster.plugins.modules import link
 
 pytestmark = pytest.mark.programs
 
@@ -69,7 +69,7 @@ def test_a_comparison_writes_nothing_and_needs_no_installation(tmp_path):
         assert not (tmp_path / "missing").exists()
 
 
-CHANGES = {firewall: {"rules": []}, link: {"links": []}}
+CHANGES = {link: {"links": []}}
 
 
 @pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -11,11 +11,10 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import firewalld, nftables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule, LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
@@ -207,16 +206,3 @@ def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
         found = inspection.Inspection(None, {}, frozenset(), (), ())
         assert "night" in network_files.foreign(link, found, system)
         assert network_files.foreign(link._replace(interface="eth2"), found, system) is None
-
-
-def test_no_firewall_takes_rules_of_one_cluster_for_those_of_another(tmp_path):
-    rule = FirewallRule(50060, "tcp", ("10.1.0.11",), "10.1.0.12")
-    own, other = (System(names.of(name), tmp_path) for name in ("llama_cluster", "night"))
-    for line in firewalld.Firewalld(own)._rich(rule):
-        assert firewalld.Firewalld(own)._is_own(line)
-        assert not firewalld.Firewalld(other)._is_own(line)
-    tables = [nftables.Nftables(system)._table([rule]) for system in (own, other)]
-    assert f"{names.of('night').mark}/" in tables[1]
-    assert f"{names.DEFAULT.mark}/" not in tables[1]
-    assert nftables.TABLES.fullmatch("llamacpp")
-    assert nftables.TABLES.fullmatch("llamacpp-night")

@@ -207,7 +207,8 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
 
 def test_what_others_have_under_our_names_stays_and_is_named(tmp_path, monkeypatch, remove):
     root = tmp_path / "root"
-    nft = test_firewall.Host(root, "nftables", programs=["nft"], nft=test_firewall.THEIRS % "")
+    nft = test_firewall.Host(root, "nftables")
+    nft.table = "table inet llamacpp {\n\tchain input {\n\t\ttcp dport 4242 accept\n\t}\n}\n"
     monkeypatch.setattr(ownership, "System", lambda owner: nft)
     unit = tmp_path / "units/llamacpp-server.service"
     paths = [tmp_path / "prefix" / name / "file" for name in ("models", *names.INSTALLED[:-1])]

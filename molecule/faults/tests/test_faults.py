@@ -228,7 +228,7 @@ SETTINGS = (
     "/etc/modprobe.d/llamacpp.conf",
     "/etc/systemd/network/70-llamacpp-cable.network",
     "/etc/NetworkManager/system-connections/llamacpp-cable.nmconnection",
-    "/etc/firewalld/policies/llamacpp.xml",
+    "/etc/firewall-llamacpp.nft",
 )
 FOREIGN = f"""
 mkdir -p {PREFIX}/venv/bin {PREFIX}/models/.hidden {PREFIX}/releases/b1 {PREFIX}/plans
@@ -238,7 +238,7 @@ printf '[Service]\\nExecStart=/bin/sleep infinity\\n' | tee /etc/systemd/system/
 systemctl daemon-reload
 systemctl start {SERVER} {WORKER}
 nft 'add table inet llamacpp; add chain inet llamacpp input; add rule inet llamacpp input tcp dport 4242 accept'
-mkdir -p /etc/modprobe.d /etc/firewalld/policies
+mkdir -p /etc/modprobe.d
 echo '# theirs' | tee {" ".join(SETTINGS)}
 """
 """Somebody else's, under each name that an installation uses."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, wireguard
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files

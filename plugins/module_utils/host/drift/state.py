@@ -18,6 +18,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kernel_parameters,
     plan_history,
@@ -26,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import managers as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends

@@ -1,0 +1,48 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Says which collection drives a firewall and is not installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.loader import module_loader
+
+DOCUMENTATION = r"""
+name: missing_collection
+short_description: Which collection drives a firewall and is not installed
+description:
+  - Takes a manager of firewalls, and returns the name of the collection whose module drives it, where that is not installed on the controller.
+options:
+  _input:
+    description: C(firewalld), C(ufw), C(nftables) or nothing.
+    type: str
+author: the llamacpp.cluster contributors
+"""
+
+EXAMPLES = r"""
+- name: Name what is missing
+  ansible.builtin.debug:
+    msg: "{{ 'ufw' | llamacpp.cluster.missing_collection }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Name of the collection, or nothing.
+  type: str
+"""
+
+COLLECTIONS = {"firewalld": "ansible.posix", "ufw": "community.general"}
+
+
+def missing_collection(manager: str | None) -> str:
+    collection = COLLECTIONS.get(manager or "")
+    if not collection or module_loader.find_plugin_with_context(f"{collection}.{manager}").resolved:
+        return ""
+    return collection
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"missing_collection": missing_collection}
