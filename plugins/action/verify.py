@@ -17,7 +17,6 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
-    reading,
     typed_json,
     validation,
 )
@@ -36,7 +35,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 
 display = Display()
 
-LOOKUP_SECONDS = 10.0
 PROBE_SECONDS = 1.0
 FALLBACK_PAUSE_SECONDS = 10
 
@@ -109,17 +107,16 @@ class ActionModule(Action):
         return _show(plan, report, evidence)
 
     def _reached_endpoints(self, plan: Plan) -> list[str]:
-        """Endpoints of workers at addresses at which the controller reaches their hosts. Each name is looked up once, all at the same time."""
+        """Endpoints of workers at addresses at which the controller reaches their hosts."""
         hostvars = self.variables["hostvars"]
         targets = {name: hostvars[name].get("ansible_host", name) for name, host in plan.hosts.items() if host.workers}
-        distinct = list(set(targets.values()))
-        with ThreadPoolExecutor(max(1, len(distinct))) as threads:
-            addresses = dict(zip(distinct, threads.map(_addresses, distinct)))
+        with ThreadPoolExecutor(max(1, len(targets))) as threads:
+            addresses = dict(zip(targets, threads.map(_addresses, targets.values())))
         return [
             worker.tunnel or worker.endpoint
-            for name, target in targets.items()
+            for name in targets
             for worker in plan.hosts[name].workers
-            if (worker.tunnel or worker.endpoint).split(":")[0] in addresses[target]
+            if (worker.tunnel or worker.endpoint).split(":")[0] in addresses[name]
         ]
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
@@ -195,16 +192,9 @@ def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:
 def _addresses(host: str) -> set[str]:
     """The IPv4 addresses at which the controller reaches a host; a number is one itself."""
     try:
-        found = reading.within(LOOKUP_SECONDS, lambda: socket.getaddrinfo(host, None, socket.AF_INET))
-    except reading.TooSlowError:
-        display.warning(
-            f"The controller did not find the address of {validation.printable(host)} within {LOOKUP_SECONDS:g} s, so it does not try the ports of "
-            "workers there: check its name server, or set ansible_host to an address"
-        )
-        return set()
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)}
     except (OSError, UnicodeError):
         return set()
-    return {str(entry[4][0]) for entry in found}
 
 
 def _probe(endpoint: str) -> str | None:

@@ -65,7 +65,6 @@ def test_a_server_speaks_https_and_is_verified_by_its_certificate(cluster):
     assert re.fullmatch(rf"https://(?!127\.|0\.).+:{SERVER_PORT}", plan["head"]["url"])
     checks = {check["name"]: check for check in report["checks"]}
     assert {check["status"] for check in report["checks"]} == {"passed"}
-    assert checks["certificate"]["evidence"].startswith("for 127.0.0.1, head.lan; valid until ")
     assert checks["health"]["subject"] == plan["head"]["url"]
     assert f"-H 'Authorization: Bearer KEY' {plan['head']['url']}/v1/completions" in " ".join(
         result.text.replace("\\\n", " ").split()

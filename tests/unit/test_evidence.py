@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import socket
 import ssl
 
 import pytest
@@ -120,9 +119,9 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
     assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}
-    assert (found.server.buffers, found.log_complete) == ({"CPU": {"model": (2.0, 1)}}, True)
+    assert found.server.buffers == {"CPU": {"model": (2.0, 1)}}
     found = collect(models=(one,))
-    assert (found.server.buffers, found.log_complete) == ({}, False)
+    assert found.server.buffers == {}
     monkeypatch.setattr(evidence, "LEAST_SECONDS", 0.1)
     server.loads, asked = 1, len(server.asked)
     assert (collect(models=(one,)).health, len(server.asked)) == ((False, "the model is loading"), asked)
@@ -181,7 +180,7 @@ def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
         for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
             make(folder / name)
         found = collect()
-        assert (found.log, found.log_complete, found.exits.number) == ((), False, 0)
+        assert (found.log, found.exits.number) == ((), 0)
         assert "handshakes.json cannot be used" in found.handshakes.error
         for path in folder.iterdir():
             path.unlink()
@@ -274,14 +273,6 @@ def test_a_server_that_speaks_https(collect, server, secured, tmp_path):
     assert found.health == Health(True, "ok")
     assert found.server.completion.text == "hello"
     assert server.asked[0][0] == "Bearer secret"
-    assert found.server.certificate.names == ("head.lan", "192.0.2.10")
-    assert found.server.certificate.until
-
-
-def test_a_certificate_that_clients_refuse(collect, secured):
-    found = collect(1, **secured(expired=True))
-    assert found.health.healthy
-    assert found.server.certificate.error == "certificate has expired"
 
 
 def test_a_server_with_another_certificate_is_neither_believed_nor_waited_for(collect, secured, certify):
@@ -299,9 +290,3 @@ def test_a_certificate_that_cannot_be_read(collect, tmp_path, text, why):
     assert not health.healthy
     assert health.detail.startswith(f"llama_server_tls_certificate_file is {str(path)!r}, which cannot be used")
     assert why in health.detail
-
-
-def test_a_server_that_hangs_up_when_its_certificate_is_examined(certify):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"https://127.0.0.1:{free.getsockname()[1]}"
-    assert "refused" in server_client.examine_certificate(url, str(certify("own")[0])).error

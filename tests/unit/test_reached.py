@@ -1,8 +1,6 @@
 """Hosts that the inventory names: the address at which they were reached is the one that they are asked for."""
 
 import copy
-import time
-from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify
@@ -108,16 +106,3 @@ def test_the_controller_tries_the_ports_of_hosts_that_it_reaches_by_name(monkeyp
     assert "127.0.0.1" in verify._addresses("localhost")
     assert verify._addresses("no such host") == set()
     assert verify._addresses("a" * 300) == set()
-
-
-def test_a_resolver_that_does_not_answer_is_asked_once_for_a_host(monkeypatch):
-    workers = [SimpleNamespace(endpoint="192.0.2.1:50052", tunnel=None)] * 16
-    plan = SimpleNamespace(hosts={name: SimpleNamespace(workers=workers) for name in ("w", "same")})
-    action = SimpleNamespace(variables={"hostvars": {name: {"ansible_host": "w.lan"} for name in plan.hosts}})
-    asked, warned = [], []
-    monkeypatch.setattr(verify, "LOOKUP_SECONDS", 0.01)
-    monkeypatch.setattr(verify.socket, "getaddrinfo", lambda name, *_more: asked.append(name) or time.sleep(0.1))
-    monkeypatch.setattr(verify.display, "warning", warned.append)
-    assert verify.ActionModule._reached_endpoints(action, plan) == []
-    assert asked == ["w.lan"]
-    assert "did not find the address of w.lan within 0.01 s" in warned[0]

@@ -6,9 +6,8 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import KeyProbe
 from conftest import typed
-from support.verification import checks, healthy, judged, reports
+from support.verification import checks, judged, reports
 
 END = "127.128.2.11:50052"
 """On the head, of the tunnel to worker1."""
@@ -213,10 +212,6 @@ def test_the_open_end_of_stunnel_is_judged_by_who_could_connect(encrypted, sourc
     report = judged(plan, probes={"192.0.2.11:50052": source})
     first, *_others = checks(report, "closed")
     assert first == ("closed", "127.128.2.11:50052", status, text)
-    assert [check.evidence.partition(" MiB, ")[2] for check in checks(report, "handshake")] == [
-        "over TCP through stunnel",
-        "over TCP",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -241,34 +236,11 @@ def test_a_worker_and_its_tunnel_have_one_port_at_two_addresses(encrypted, addre
     assert [(check.name, check.evidence) for check in failed] == ([wrong] if wrong else [])
 
 
-@pytest.mark.parametrize(
-    "probe, status, text",
-    [
-        (KeyProbe("", False, "alert"), "passed", "the head is refused without the key, and with another one"),
-        (KeyProbe("ok", False, ""), "failed", "it answers without the key: ok"),
-        (KeyProbe("", True, "its connection stays open"), "failed", "it lets in who has another key: its connection"),
-        (KeyProbe("", None, "not installed"), "not tested", "stunnel on the head could not try another key: not"),
-    ],
-)
-def test_a_tunnel_that_lets_others_in_is_no_tunnel(encrypted, probe, status, text):
-    plan = typed(encrypted.plan())
-    evidence = healthy(plan)._replace(keys={"127.128.2.11:50052": probe})
-    (check,) = checks(judged(plan, evidence), "key")
-    assert (check.subject, check.status) == ("127.128.2.11:50052", status)
-    assert check.evidence.startswith(text)
-
-
-@pytest.mark.parametrize(
-    "keys, status",
-    [({}, "not tested"), ({END: KeyProbe("", False, "")}, "passed"), ({END: KeyProbe("ok", False, "")}, "failed")],
-)
-def test_where_nothing_else_closes_the_port_the_key_does(encrypted, keys, status):
+def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
     encrypted.hosts["worker1"]["facts"]["units_filter"] = False
     plan = typed(encrypted.plan())
     assert not plan.refused
-    evidence = healthy(plan)._replace(keys=keys)
-    first, *_others = checks(judged(plan, evidence, probes={"192.0.2.11:50052": "192.0.2.99"}), "closed")
-    text = "open to the network, and nothing but its key lets in"
-    assert first == ("closed", END, status, text)
+    first, *_others = checks(judged(plan, probes={"192.0.2.11:50052": "192.0.2.99"}), "closed")
+    assert first == ("closed", END, "not tested", "open to the network: its key alone lets in")
     ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
     assert "not closed to others by this collection beside the key of its tunnel" in ports

@@ -15,12 +15,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPeer, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
 from conftest import definition, typed
-from support.verification import checks, judged, reports
 from test_links import MANAGERS, machine_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -373,16 +371,3 @@ def test_the_module_makes_a_key_and_nothing_else(keyed, monkeypatch, call):
 
 
 # ---------------------------------------------------------------------------------------------------------------- verify
-
-
-def test_verify_tries_the_port_around_wireguard(secret):
-    plan = typed(secret.plan())
-    found = reports(plan)
-    for is_open, status in ((False, "passed"), (True, "failed")):
-        attempt = PortProbe("192.0.2.11:50052", "192.0.2.10", is_open)
-        hosts = {**found, "head": found["head"]._replace(knocks=(attempt,))}
-        (first, *_others) = checks(judged(plan, hosts=hosts), "closed")
-        assert (first.subject, first.status) == ("10.227.2.11:50052", status)
-    (first, second) = checks(judged(plan), "handshake")
-    assert first.evidence.endswith(" through WireGuard")
-    assert not second.evidence.endswith(" through WireGuard")

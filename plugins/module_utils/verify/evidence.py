@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log, tunnel_probe
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
     Evidence,
@@ -84,7 +84,6 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         health=health,
         exits=exits(folder / runtime.ENDS),
         log=_last_lines(log.splitlines()),
-        log_complete=bool(log),
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
@@ -93,23 +92,12 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         load = serving.load if serving and serving.state == serving_record.LOADING else None
         return evidence._replace(waits_for=waits_for(evidence.handshakes.workers), load=load)
     first_load = log.partition(server.FALLS_ASLEEP)[0]
-    shown = None
-    if certificate and head.tls_certificate_file:
-        shown = server_client.examine_certificate(head.own_url, head.tls_certificate_file)
     return evidence._replace(
         handshakes=_with_unused_workers(evidence.handshakes, subject, evidence.fallback),
-        keys={
-            worker.endpoint: tunnel_probe.probe(worker.tunnel)
-            for host in subject.hosts.values()
-            for worker in host.workers
-            if worker.tunnel
-        },
         server=ServerEvidence(
             start_log.buffers(first_load),
             _rdma_connections(subject, host),
             completion,
-            shown,
-            start_log.is_pipelined(first_load),
         ),
         drift=state.drift(host),
     )

@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     HostPlan,
-    LinkPeer,
     ServicePlan,
     WorkerPlan,
 )
@@ -29,12 +28,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     LOGGED_ROUNDING_MIB,
     SCHEMA,
-    Certificate,
     Check,
     Completion,
     Evidence,
     Handshakes,
-    KeyProbe,
     LinkMeasurement,
     LoggedBuffers,
     Outcome,
@@ -84,16 +81,12 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
     if healthy and plan.head.fallback_after is not None:
         checks.append(_fallback(plan, evidence))
     plan = as_served(plan, evidence)
-    checks += [*_releases(plan, observed), *_closed_ports(plan, observed, evidence.keys)]
+    checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
     checks += [_link(host, measured) for host, measured in evidence.links.items()]
-    checks += [_key(endpoint, probe) for endpoint, probe in evidence.keys.items()]
     checks.append(_health(plan, evidence))
     if evidence.server:
-        together = [evidence, *observed.others]
-        known = {name: answer for one in reversed(together) for name, answer in one.handshakes.workers.items()}
-        whole = evidence._replace(handshakes=evidence.handshakes._replace(workers=known))
-        checks += _of_server(plan, whole, evidence.server, _transport(plan, together))
-        checks += _of_models(plan, together)
+        checks += _handshakes(plan, evidence.handshakes)
+        checks += _of_models(plan, [evidence, *observed.others])
     else:
         skipped = ("handshake", "buffers", "known answer", "completion")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
@@ -273,7 +266,7 @@ def _attempts(plan: Plan, observed: Observed, counts: Callable[[str, str], bool]
     return attempts
 
 
-def _closed_ports(plan: Plan, observed: Observed, keys: Mapping[str, KeyProbe]) -> Iterator[Check]:
+def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
     accepted = {
         host
         for advisory in plan.advisories
@@ -301,47 +294,18 @@ def _closed_ports(plan: Plan, observed: Observed, keys: Mapping[str, KeyProbe]) 
             elif not worker.tunnel and is_loopback(worker.listens) and listening:
                 passed, text = True, "listens on loopback only"
             elif worker.tunnel and not (host.unit_closes or host.firewall_manager):
-                passed = _refuses(keys.get(worker.endpoint))
-                text = "open to the network, and nothing but its key lets in"
+                passed, text = None, "open to the network: its key alone lets in"
             else:
-                tries = [*attempts.get(_open_end(worker), []), *attempts.get(_around(plan, name, worker), [])]
-                passed, text = _judge_attempts(host, tries, name in accepted)
+                passed, text = _judge_attempts(host, attempts.get(_open_end(worker), []), name in accepted)
             yield _check("closed", worker.endpoint, passed, text)
     for external in plan.external_workers:
         text = f"{external.host} runs it by itself: only a look there can tell"
         yield _check("closed", external.endpoint, None, text)
 
 
-def _refuses(probe: KeyProbe | None) -> bool | None:
-    """Whether a tunnel lets nobody in without its key; None where that is not known."""
-    return (not probe.without and not probe.accepted) if probe and probe.accepted is not None else None
-
-
-def _key(endpoint: str, probe: KeyProbe) -> Check:
-    if probe.without:
-        return _check("key", endpoint, False, f"it answers without the key: {probe.without}")
-    if probe.accepted:
-        return _check("key", endpoint, False, f"it lets in who has another key: {probe.said}")
-    if probe.accepted is None:
-        return _check("key", endpoint, None, f"stunnel on the head could not try another key: {probe.said}")
-    return _check("key", endpoint, True, "the head is refused without the key, and with another one")
-
-
 def _open_end(worker: WorkerPlan) -> str:
     """Where others would reach a worker."""
     return worker.tunnel or worker.endpoint
-
-
-def _peers(plan: Plan) -> dict[str, LinkPeer]:
-    """Host → it as the head's peer in WireGuard."""
-    links = plan.hosts[plan.head.host].links
-    return {peer.host: peer for link in links for peer in link.peers or ()}
-
-
-def _around(plan: Plan, host: str, worker: WorkerPlan) -> str:
-    """Where a worker would be reached without WireGuard; nothing where it has none."""
-    peer = _peers(plan).get(host)
-    return peer.at(int(worker.listens.rsplit(":", 1)[1])) if peer else ""
 
 
 def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool) -> tuple[bool | None, str]:
@@ -380,12 +344,6 @@ def _link(host: str, measured: LinkMeasurement | None) -> Check:
 # ---------------------------------------------------------------------------------------------------- a healthy server
 
 
-def _of_server(plan: Plan, evidence: Evidence, server: ServerEvidence, transport: str) -> Iterator[Check]:
-    if server.certificate:
-        yield _certificate(plan.head.tls_certificate_file or plan.head.url, server.certificate)
-    yield from _handshakes(plan, evidence.handshakes, transport)
-
-
 def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
     """:param evidence: of each model that takes turns, or of the one that is served."""
     names_of = [f"{one.name}: " for one in plan.head.models or ()] or [""]
@@ -397,9 +355,7 @@ def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
 def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
     url, completion = plan.head.url, server.completion
     if completion or server.buffers:
-        yield from (_buffers(entry, server.buffers, evidence.log_complete) for entry in plan.placement)
-        if plan.estimate.prompt and plan.estimate.prompt.pipelined and not evidence.fallback:
-            yield _pipeline(plan, server.pipelined, evidence.log_complete)
+        yield from (_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:
         yield from _rdma(plan, server)
     yield _known_answer(url, plan.model, completion)
@@ -425,65 +381,22 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
         yield _check("rdma", plan.head.host, None if unclear else server.rdma >= possible, text)
 
 
-def _certificate(subject: str, shown: Certificate) -> Check:
-    """That a client who trusts it accepts the certificate, and by which names."""
-    if shown.error:
-        return _check("certificate", subject, False, f"{shown.error}: clients refuse it")
-    valid_for = f"for {', '.join(shown.names)}" if shown.names else "for no name, so that most clients refuse it"
-    return _check("certificate", subject, True, f"{valid_for}; valid until {shown.until}")
-
-
-def _pipeline(plan: Plan, pipelined: bool, log_complete: bool) -> Check:
-    """Whether devices compute micro-batches of a prompt at the same time. Without that answers are as right, so it fails no release."""
-    text = "devices compute prompts at the same time"
-    if not pipelined:
-        text = "start.log on the head is incomplete"
-        if log_complete:
-            text = (
-                "prompts may be slower than planned: start.log on the head does not have «pipeline parallelism enabled»"
-            )
-    return _check("pipeline", plan.head.host, pipelined or None, text)
-
-
-def _transport(plan: Plan, evidence: Sequence[Evidence]) -> str:
-    """How llama-server reaches the workers that it uses.
-
-    :param evidence: as of _of_models.
-    """
-    loaded = [
-        (one, found.server) for one, found in zip(plan.each(), evidence) if found.server and not left_asleep(found)
-    ]
-    if not loaded:
-        return "over TCP or RDMA: no model is loaded"
-    one, server = loaded[0]
-    used = len({entry.endpoint for entry in one.placement if entry.endpoint})
-    if not server.rdma:
-        return "over TCP"
-    return "over RDMA" if server.rdma >= used else f"over TCP or RDMA: {server.rdma} of {used} use RDMA"
-
-
-def _handshakes(plan: Plan, handshakes: Handshakes, transport: str) -> Iterator[Check]:
+def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
     """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
     needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
-    by_wireguard = {worker.endpoint for name in _peers(plan) for worker in plan.hosts[name].workers}
-    own = [worker for host in plan.hosts.values() for worker in host.workers]
-    ways = {worker.endpoint: f"{transport} through stunnel" if worker.tunnel else transport for worker in own}
-    ways.update(dict.fromkeys(by_wireguard, f"{transport} through WireGuard"))
-    ways.update({worker.endpoint: transport for worker in plan.external_workers if worker.used})
-    for endpoint, way in ways.items():
-        passed, text = _judge_handshake(handshakes, endpoint, needed.get(endpoint), way)
-        yield _check("handshake", endpoint, passed, text)
+    own = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
+    for endpoint in (*own, *(worker.endpoint for worker in plan.external_workers if worker.used)):
+        yield _check("handshake", endpoint, *_judge_handshake(handshakes, endpoint, needed.get(endpoint, 0)))
     for worker in plan.external_workers:
         if not worker.used:
             text = f"{worker.host} runs it by itself, and the plan does not use it"
             yield _check("handshake", worker.endpoint, None, text)
 
 
-def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float | None, transport: str) -> tuple[bool, str]:
+def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float) -> tuple[bool, str]:
     """Whether a worker answered as planned, and its answer.
 
-    :param needed: MiB that the plan may put there; None where it puts nothing there.
-    :param transport: of the workers that the plan uses.
+    :param needed: MiB that the plan may put there.
     """
     answer = handshakes.workers.get(endpoint)
     if not answer:
@@ -493,13 +406,12 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float | None
         return False, f"{answer.state}: {answer.detail}"
     total = sum(device.total_mib for device in answer.devices)
     text = f"protocol {answer.protocol}, {len(answer.devices)} device, {total} MiB"
-    text += f", {transport}" if needed is not None else ""
-    if len(answer.devices) == 1 and total >= (needed or 0):
+    if len(answer.devices) == 1 and total >= needed:
         return True, text
-    return False, f"{text}, planned: 1 device with {needed or 0} MiB or more"
+    return False, f"{text}, planned: 1 device with {needed} MiB or more"
 
 
-def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuffers]], log_complete: bool) -> Check:
+def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuffers]]) -> Check:
     """Whether a device holds as much of the model and its cache as planned."""
     buffers = logged.get(entry.device, {})
     wrong, bounds = [], ""
@@ -514,11 +426,8 @@ def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuf
     if not wrong:
         sizes = ", ".join(f"{kind} {found.mib} MiB" for kind, found in buffers.items())
         return _check("buffers", entry.device, True, sizes + bounds)
-    if not log_complete:
-        text = "start.log on the head is incomplete, as where its disk is full"
-        return _check("buffers", entry.device, None, text)
     if not logged:
-        text = "start.log on the head has no sizes of buffers: this llama-server does not log them, or logs them with a higher --log-verbosity only"
+        text = "start.log on the head has no sizes of buffers"
         return _check("buffers", entry.device, None, text)
     return _check("buffers", entry.device, False, "; ".join(wrong))
 

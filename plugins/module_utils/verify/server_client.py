@@ -1,19 +1,16 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Asks llama-server, on its own host: health, certificate and completion."""
+"""Asks llama-server, on its own host: health and completion."""
 
 from __future__ import annotations
 
-import socket
-import ssl
 import time
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Certificate,
     Completion,
     Health,
     ModelStatus,
@@ -28,10 +25,6 @@ LOADING = "the model is loading"
 """Detail of a server that answers 503."""
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """In an answer of /models (server-models.cpp of 0.3.36) → here."""
-NAMES = 32
-"""Of a certificate, that are shown."""
-PARTIAL_CHAIN = 0x80000
-"""ssl.VERIFY_X509_PARTIAL_CHAIN, which Python names from 3.10 on: a certificate that is trusted itself needs no authority."""
 
 
 def address_of(url: str) -> str:
@@ -82,27 +75,6 @@ def wait_for_health(
 def _error(reply: reading.Reply) -> str:
     text = printable(reply.text)
     return f"status {reply.status}: {text}" if reply.status else text
-
-
-def examine_certificate(url: str, path: str) -> Certificate:
-    """The certificate that the server shows, as a client sees it that trusts it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= PARTIAL_CHAIN
-    address, port = address_of(url).rsplit(":", 1)
-    try:
-        context.load_verify_locations(cadata=_text(path))
-        with (
-            socket.create_connection((address, int(port)), HEALTH_SECONDS) as plain,
-            context.wrap_socket(plain) as secured,
-        ):
-            shown = secured.getpeercert() or {}
-    except ssl.SSLCertVerificationError as error:
-        return Certificate(error=printable(error.verify_message))
-    except (OSError, ValueError) as error:
-        return Certificate(error=printable(error))
-    names = tuple(printable(entry[-1]) for entry in shown.get("subjectAltName", ()))
-    return Certificate(names[:NAMES], printable(shown["notAfter"]))
 
 
 def models(reply: reading.Reply) -> tuple[ModelStatus, ...]:

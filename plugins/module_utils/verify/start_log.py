@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What llama-server logs when it starts: sizes of buffers, and how prompts are computed."""
+"""What llama-server logs when it starts: sizes of buffers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,3 @@ def buffers(log: str) -> dict[str, dict[str, LoggedBuffers]]:
         kind = "KV" if kind == "RS" else kind or "model"
         sizes[kind] = sizes.get(kind, LoggedBuffers()).plus(LoggedBuffers(float(size), 1))
     return devices
-
-
-def is_pipelined(log: str) -> bool:
-    """Whether the log of one start says that devices compute micro-batches at the same time, and not that their buffers found no room for that
-    (llama-context.cpp in the trees of 0.3.20 and 0.3.36)."""
-    return "pipeline parallelism enabled" in log and "retrying without pipeline parallelism" not in log

@@ -105,17 +105,6 @@ class LinkMeasurement(NamedTuple):
     """why one of them is missing"""
 
 
-class KeyProbe(NamedTuple):
-    """What the head finds out of a tunnel as somebody without its key."""
-
-    without: Line
-    """what answers where no key is shown; empty where nothing does"""
-    accepted: Optional[bool]
-    """whether another key is let in; null where that is not known"""
-    said: Line
-    """by stunnel"""
-
-
 class ServedFallback(NamedTuple):
     """The fallback that the head serves on."""
 
@@ -127,15 +116,6 @@ class ServedFallback(NamedTuple):
     def planned(self, fallbacks: tuple[FallbackPlan, ...]) -> Optional[FallbackPlan]:
         """This one; None where the plan has no such fallback."""
         return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
-
-
-class Certificate(NamedTuple):
-    """The certificate that the server shows."""
-
-    names: tuple[Line, ...] = ()
-    until: Line = ""
-    error: Line = ""
-    """why no client accepts it, whomever it trusts"""
 
 
 class LoggedBuffers(NamedTuple):
@@ -171,9 +151,6 @@ class ServerEvidence(NamedTuple):
     """connections over RDMA of the llama-server that was asked"""
     completion: Optional[Completion]
     """null where it sleeps and was not woken"""
-    certificate: Optional[Certificate] = None
-    pipelined: bool = False
-    """whether devices compute micro-batches of a prompt at the same time, by that log"""
 
 
 class Evidence(NamedTuple):
@@ -183,16 +160,12 @@ class Evidence(NamedTuple):
     exits: Exits
     log: tuple[Line, ...]
     """last lines of the log of this start"""
-    log_complete: bool
-    """whether that log has all lines"""
     handshakes: Handshakes
     links: Mapping[str, Optional[LinkMeasurement]]
     waits_for: tuple[Line, ...] = ()
     """what the launcher waits for, a sentence for each worker"""
     load: Optional[Load] = None
     fallback: Optional[ServedFallback] = None
-    keys: Mapping[str, KeyProbe] = {}
-    """endpoint of a worker → what its tunnel does without the key"""
     server: Optional[ServerEvidence] = None
     """null while it is not healthy"""
     drift: Optional[Drift] = None

@@ -44,7 +44,7 @@ def several(plan, *names):
 
 def unhealthy(detail="refused", **changes):
     """The evidence of a server that is not healthy."""
-    evidence = Evidence(Health(False, detail), Exits(0, "", ()), (), True, Handshakes({}), {})
+    evidence = Evidence(Health(False, detail), Exits(0, "", ()), (), Handshakes({}), {})
     return evidence._replace(**changes)
 
 
@@ -60,7 +60,7 @@ def healthy(plan, completion=RIGHT):
         for entry in plan.placement
     }
     handshakes = Handshakes(dict.fromkeys(endpoints, ANSWER))
-    server = ServerEvidence(buffers, 0, completion, pipelined=True)
+    server = ServerEvidence(buffers, 0, completion)
     return unhealthy(health=Health(True, "ok"), handshakes=handshakes, server=server)
 
 
