@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostInfoArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
@@ -16,6 +16,6 @@ class ActionModule(Action):
 
     def perform(self, arguments: HostInfoArguments) -> dict:
         known = arguments.compared
-        if known and arguments.plan and known.get("digest") == history.digest(arguments.plan):
+        if known and arguments.plan and known.get("digest") == kept_plan.digest(arguments.plan):
             return {"changed": False, "drift": known.get("drift")}
         return self.module(**typed_json.dump(arguments._replace(compared=None)))

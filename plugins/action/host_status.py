@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
@@ -16,6 +16,6 @@ class ActionModule(Action):
 
     def perform(self, arguments: Arguments) -> dict:
         known = arguments.known
-        if known and arguments.plan and known.get("digest") == history.digest(arguments.plan):
+        if known and arguments.plan and known.get("digest") == kept_plan.digest(arguments.plan):
             return {"changed": False, "drift": known.get("drift"), "condition": known.get("condition")}
         return self.module(**typed_json.dump(arguments._replace(known=None)))

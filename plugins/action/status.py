@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
@@ -70,7 +70,7 @@ class ActionModule(Action):
             for name, answer in arguments.answers.items()
         }
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        other = (rollback_report.other_plan(plan, drifts) if plan else None) or ""
+        other = (rollback.other_plan(plan, drifts) if plan else None) or ""
         found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other)
         shown = typed_json.dump(found)
         if arguments.path:

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     typed_json,
     validation,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback_report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text
@@ -97,7 +97,7 @@ class ActionModule(Action):
             display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")
             time.sleep(FALLBACK_PAUSE_SECONDS)
             return None
-        other = rollback_report.other_plan(plan, drifts)
+        other = rollback.other_plan(plan, drifts)
         if other:
             display.warning(other)
         self._record_speed(plan.each()[0], evidence)

@@ -66,9 +66,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership, plan_history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Compared
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostInfoArguments
 
@@ -94,7 +94,7 @@ def since_served(prefix):
     except (Refusal, OSError):
         return None
     taken = state.taken_ports(record.host.services, drift.services)
-    return None if taken else Compared(history.digest(record.host), drift)
+    return None if taken else Compared(kept_plan.digest(record.host), drift)
 
 
 def read(arguments):
@@ -103,8 +103,7 @@ def read(arguments):
     if planned is None:
         found = host.facts(arguments.scope, arguments.packages, arguments.measure, arguments.cluster)
         served = since_served(found["prefix"]) if arguments.compare else None
-        facts = {**found, "plans": typed_json.dump(plan_history.summaries(found["prefix"]))}
-        return {"facts": facts, **({"compared": typed_json.dump(served)} if served else {})}
+        return {"facts": found, **({"compared": typed_json.dump(served)} if served else {})}
     drift = compare(planned)
     result = {"drift": typed_json.dump(drift)}
     taken = state.taken_ports(planned.services, drift.services)

@@ -82,7 +82,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
 
@@ -96,7 +96,7 @@ def read(arguments):
         record = state.served(host.place_of(arguments.scope, arguments.cluster).prefix)
         if record:
             arguments = arguments._replace(plan=record.host, head=record.head)
-            found["digest"] = history.digest(record.host)
+            found["digest"] = kept_plan.digest(record.host)
     drift, condition = host_status.read(arguments.cluster, arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None

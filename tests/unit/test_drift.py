@@ -292,7 +292,7 @@ SPOILED = [
     ("stale", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p, 0o644)),
-    ("record", "plan 0123456789abcdef is not recorded as", lambda p, m: p.change(id="0123456789abcdef")),
+    ("record", "plan 0123456789abcdef is not the last one", lambda p, m: p.change(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda p, m: (p.prefix / "releases" / ".left").mkdir()),
 ]
 """Kind of a difference, a part of its text, and what makes it."""

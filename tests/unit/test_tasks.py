@@ -119,13 +119,13 @@ START = [
     "Run the workers",
     "Run the head",
     "Wait until the cluster is healthy and has answered",
-    "Record that the plan serves",
+    "Keep the plan as the one that serves",
     "Close the ports of what ran before",
 ]
 CHANGE = [
     "Build",
     "Write the files of the plan",
-    "Record the plan on each host",
+    "Keep the plan on each host",
     "Stop a head that is retired, before its workers change",
     "Stop the head before its model or its workers change",
     *START,

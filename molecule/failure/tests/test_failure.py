@@ -211,14 +211,10 @@ def test_the_head_serves_on_a_fallback_while_a_worker_is_away(measured):
         assert re.search(r"ok +known answer", failed.stdout), failed.stdout
         assert re.search(rf"ok +release +{HEAD}", failed.stdout), failed.stdout
         assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
-    (own, before) = inside(HEAD, "ls -t /opt/llamacpp/plans").replace(".json", "").split()[:2]
-    refused = play("rollback.yml", llama_rollback_to=before)
+    refused = play("rollback.yml")
     said = " ".join((refused.stdout + refused.stderr).split())
-    assert f"needs {lost}, which does not answer" in said, said[-5000:]
+    assert f"needs {lost}, which did not answer" in said, said[-5000:]
     assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
-    gone_back = play("rollback.yml", llama_rollback_to=own)
-    said = " ".join((gone_back.stdout + gone_back.stderr).split())
-    assert f"{lost} does not answer: the head serves without it" in said, said[-5000:]
     assert ask().right
     assert told()["without"] == [without]
     began = time.time()

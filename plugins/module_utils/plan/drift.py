@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import LastPlan
 
 RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
 """Of a planned service: its program runs as planned; its launcher does and waits for workers; neither does; something else has its port; it runs with
@@ -90,8 +90,8 @@ class Drift(NamedTuple):
     """services that do not run by the planned definition and files"""
     knocks: tuple[PortProbe, ...]
     """attempts that had a result"""
-    plans: tuple[PlanSummary, ...]
-    """that the host keeps"""
+    last: Optional[LastPlan]
+    """that the host took"""
     differences: tuple[Difference, ...]
     """all that an apply would change"""
     archives: Mapping[Path, Annotated[str, Text("[0-9a-f]{64}")]] = {}
@@ -104,7 +104,7 @@ class Compared(NamedTuple):
     """How a host differs from its part of the plan that served there last."""
 
     digest: Annotated[str, Text("[0-9a-f]{16}")]
-    """of that part, as history.digest makes it"""
+    """of that part, as kept_plan.digest makes it"""
     drift: Drift
 
 

@@ -25,7 +25,7 @@ def drifts(plan, **states):
             "changed_models": [],
             "redefined": [],
             "knocks": [],
-            "plans": [],
+            "last": None,
             "differences": [],
         }
         for name, host in plan["hosts"].items()

@@ -1,11 +1,11 @@
-"""Completed plans, and what hosts record of them."""
+"""Completed plans, and what hosts keep of them."""
 
 import json
 
+from ansible_collections.llamacpp.cluster.plugins.action import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import plan_history
-from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import plan_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.history import PlanRecord
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
 from conftest import complete, typed
 
 NAMES = ("head", "worker1", "worker2")
@@ -21,8 +21,7 @@ def placed(plan, prefix):
 
 
 def record_of(plan, name):
-    contents = {file["source"]: "text" for file in plan["hosts"][name]["files"] if "source" in file}
-    return typed_json.dump(plan_record.record(typed(plan), name, contents))
+    return typed_json.dump(kept_plan.kept_plan(typed(plan), name))
 
 
 def with_id(record, number):
@@ -30,10 +29,10 @@ def with_id(record, number):
 
 
 def begin(prefix, record, check=False):
-    """Whether the host records the plan."""
-    return plan_history.record(str(prefix), typed_json.parse(PlanRecord, record), check)
+    """Whether the host changes what it keeps."""
+    return kept_plans.begin(str(prefix), typed_json.parse(KeptPlan, record), check)
 
 
 def serve(prefix, record):
     begin(prefix, record)
-    plan_history.mark_served(str(prefix), record["id"])
+    kept_plans.mark_served(str(prefix), record["id"])

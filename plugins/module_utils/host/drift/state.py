@@ -20,8 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
+    kept_plans,
     kernel_parameters,
-    plan_history,
     tunnel_keys,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import history
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import (
     DIFFERENT,
     FOREIGN,
@@ -251,7 +251,7 @@ def unneeded_releases(planned: HostPlan, applied: bool = False) -> list[str]:
     }
     if all(len(releases) <= room[backend] for backend, releases in by_backend.items()):
         return sorted(partial)
-    held = _named_releases(planned, others, applied) | (others & plan_history.builds(planned.prefix))
+    held = _named_releases(planned, others, applied) | (others & kept_plans.builds(planned.prefix))
     held |= {name for name in others if store.under_way(planned.cache, name)}
     unneeded: list[str] = []
     for backend, releases in by_backend.items():
@@ -284,18 +284,17 @@ def _models(found: model_files.Differences) -> Iterator[Difference]:
     yield from _each("model", found.records, "{} does not say where the model comes from")
 
 
-def _record(identity: str | None, summaries: Iterable[history.PlanSummary]) -> Iterator[Difference]:
-    """:param identity: of the plan; None of one that is not recorded."""
-    newest = [(plan.id, plan.state) for plan in history.newest_first(summaries)[:1]]
-    if identity and newest != [(identity, history.SERVED)]:
-        yield Difference("record", identity, f"plan {identity} is not recorded as the last one that served")
+def _record(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
+    """:param identity: of the plan; None of one that is not kept."""
+    if identity and not (last and last.served and last.id == identity):
+        yield Difference("record", identity, f"plan {identity} is not the last one that served")
 
 
-def served(prefix: str) -> history.PlanRecord | None:
-    """The plan that was recorded last, where it served and this account sees all that it is compared with."""
-    record = plan_history.newest(prefix)
-    hidden = record and record.host.scope == "system" and os.geteuid()
-    return record if record and record.state == history.SERVED and not hidden else None
+def served(prefix: str) -> kept_plan.KeptPlan | None:
+    """The plan that serves, where this account sees all that it is compared with."""
+    kept = kept_plans.serving(prefix)
+    hidden = kept and kept.host.scope == "system" and os.geteuid()
+    return None if hidden else kept
 
 
 def drift(planned: HostPlan) -> Drift:
@@ -314,7 +313,7 @@ def drift(planned: HostPlan) -> Drift:
     changed_files = [file.path for file in planned.files if not _is_same(file)]
     redefined = _redefined(planned, manager, services)
     models = model_differences(planned.model)
-    summaries = plan_history.summaries(planned.prefix)
+    last = kept_plans.last(planned.prefix)
     keys = {path: tunnel_keys.identities(Path(path), planned.account) for path in planned.tunnel_keys or ()}
     return Drift(
         services=services,
@@ -326,7 +325,7 @@ def drift(planned: HostPlan) -> Drift:
         changed_models=tuple(models.missing),
         redefined=tuple(redefined),
         knocks=tuple(port_probes.results(probes)),
-        plans=tuple(summaries),
+        last=last,
         differences=(
             *_accounts(planned.accounts),
             *_folders(planned.folders),
@@ -344,7 +343,7 @@ def drift(planned: HostPlan) -> Drift:
             ),
             *_each("stale", stale, "{} is not planned any more"),
             *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
-            *_record(planned.id, summaries),
+            *_record(planned.id, last),
             *_each("key", [path for path, own in keys.items() if not own], "{} has no key that nobody else can read"),
         ),
         archives={

@@ -1,0 +1,49 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The record that a host keeps of a plan: its own part, as it was applied."""
+
+import hashlib
+import json
+from typing import Annotated, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Line, PlanId
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
+
+SCHEMA = 2
+HostName = Annotated[str, Text()]
+
+
+class KeptPlan(NamedTuple):
+    """What a host keeps of a plan."""
+
+    schema: Annotated[int, Number(SCHEMA, SCHEMA)]
+    id: PlanId
+    cluster: Line
+    hosts: tuple[HostName, ...]
+    release: Line
+    declared: Line
+    """what llama_release has to be for it"""
+    model: ModelPlan
+    host: HostPlan
+    """the host's part of the plan"""
+    head: Optional[HeadPlan] = None
+    """on the head's host"""
+
+
+class LastPlan(NamedTuple):
+    """What a host reports of the plan that it took last."""
+
+    id: PlanId
+    release: Line
+    declared: Line
+    served: bool
+    """whether it serves; else it was begun"""
+
+
+def digest(part: HostPlan) -> str:
+    """What a host's part of a plan has, in 16 digits. Where the controller has a file, or its text, does not count."""
+    plain = part._replace(files=tuple(file._replace(source=None, content=None) for file in part.files))
+    return hashlib.sha256(json.dumps(typed_json.dump(plain), sort_keys=True).encode()).hexdigest()[:16]

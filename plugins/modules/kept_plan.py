@@ -1,0 +1,70 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kept_plan
+short_description: Keeps a host's own part of a plan, with which it can go back
+description:
+  - Keeps the plan that serves, the one that served before, and while services change the one that is applied. It writes them below the installation.
+extends_documentation_fragment: llamacpp.cluster.attributes
+options:
+  prefix:
+    description: Folder of the installation.
+    type: path
+    required: true
+  plan:
+    description: The whole plan, which is applied now. An action plugin takes the host's part of it.
+    type: dict
+  begun:
+    description: What is kept of O(plan). The action plugin makes it.
+    type: dict
+  served:
+    description: Id of a kept plan that serves now.
+    type: str
+seealso:
+  - module: llamacpp.cluster.kept_plan_info
+  - module: llamacpp.cluster.rollback
+"""
+
+EXAMPLES = r"""
+- name: Keep the plan on each host
+  llamacpp.cluster.kept_plan:
+    prefix: /opt/llamacpp
+    plan: "{{ plan }}"
+"""
+
+RETURN = r""" # """
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path", "required": True},
+            "plan": {"type": "dict"},
+            "begun": {"type": "dict"},
+            "served": {"type": "str"},
+        },
+        required_one_of=[("begun", "served")],
+        supports_check_mode=True,
+        no_log=True,
+    )
+    prefix, begun = module.params["prefix"], module.params["begun"]
+    with errors.reported(module):
+        if begun:
+            changed = kept_plans.begin(prefix, typed_json.parse(KeptPlan, begun), module.check_mode)
+        else:
+            changed = kept_plans.mark_served(prefix, module.params["served"], module.check_mode)
+    module.exit_json(changed=changed)
+
+
+if __name__ == "__main__":
+    main()
