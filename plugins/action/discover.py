@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +19,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, discovery_text, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, why
 
-SSH_PORT, SECONDS, AT_ONCE = 22, 2, 64
-"""Where addresses of a network are tried, for how long each, and how many at the same time."""
 CONNECTION = (
     *("ansible_host", "ansible_port", "ansible_user", "ansible_connection", "ansible_python_interpreter"),
     *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args"),
@@ -58,12 +53,8 @@ class ActionModule(Action):
                 f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
             )
         if not arguments.facts:
-            named = discovery.candidates(arguments.hosts or self._of_command_line(), self.variables["groups"])
-            answering = _answering([one.name for one in named if one.tried])
-            hosts = [one._asdict() for one in named if not one.tried or one.name in answering]
-            if not hosts:
-                raise Refusal(f"no address of llama_discover_hosts answers at port {SSH_PORT}: name hosts instead")
-            return {"changed": False, "hosts": hosts}
+            named = discovery.candidates(arguments.hosts or self._of_command_line())
+            return {"changed": False, "hosts": [one._asdict() for one in named]}
         machines, lost, asked = self._machines(arguments)
         answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, asked)}
 
@@ -71,16 +62,11 @@ class ActionModule(Action):
             return plan_action.make(self.find_file, proposal.task_vars, answers, _report(proposal.model))
 
         proposal, planned = discovery.choose(machines, plan)
-        could_serve: list[what_fits.Row] = []
-        with suppress(Refusal):  # the plan has the reason
-            question = what_fits.Question()
-            (rows,) = plan_action.compare(self.find_file, proposal.task_vars, answers, question)
-            could_serve = [row for row in rows if not row.why_not]
         if not self.check_mode:
             with suppress(OSError):  # writing says why
                 path.parent.mkdir(parents=True, exist_ok=True)
-            output.write("llama_discover_inventory", str(path), discovery_text.inventory(proposal, lost, could_serve))
-        output.show_plan(planned, (), arguments.report, discovery_text.tables(proposal, lost, could_serve))
+            output.write("llama_discover_inventory", str(path), discovery_text.inventory(proposal, lost, planned))
+        output.show_plan(planned, (), arguments.report)
         written = f"{path} {'would be' if self.check_mode else 'is'} written"
         if planned.refused:
             return {"failed": True, "msg": f"{written}, and its plan is refused: the page above says why."}
@@ -111,14 +97,8 @@ class ActionModule(Action):
         _cluster, settled = inventory.hosts({"groups": groups, "hostvars": variables}, arguments.facts)
         machines: dict[str, discovery.Machine] = {}
         for name, given in variables.items():
-            machine = discovery.Machine(
-                name, given, facts_of(settled[name]["facts"]), _discovered(name, arguments.found.get(name) or {})
-            )
-            twin = next((other for other, one in machines.items() if one.macs and one.macs == machine.macs), None)
-            if twin:
-                lost[name] = f"it is {twin}"
-            else:
-                machines[name] = machine
+            found = _discovered(name, arguments.found.get(name) or {})
+            machines[name] = discovery.Machine(name, given, facts_of(settled[name]["facts"]), found)
         return discovery.named(machines), lost, [*machines]
 
 
@@ -153,15 +133,3 @@ def _report(model: FoundModel | None) -> dict[str, Any]:
         "role": download_record.MODEL,
     }
     return {**found, "files": [file]} if model.kind == "ollama" else found
-
-
-def _answering(addresses: Sequence[str]) -> set[str]:
-    """Those whose ssh port answers."""
-
-    def answers(address: str) -> bool:
-        with suppress(OSError), socket.create_connection((address, SSH_PORT), SECONDS):
-            return True
-        return False
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return {address for address, answered in zip(addresses, pool.map(answers, addresses)) if answered}

@@ -9,13 +9,13 @@ DOCUMENTATION = r"""
 module: discover
 short_description: Proposes an inventory from what hosts report, and plans it
 description:
-  - Given O(hosts), it returns whom to ask. It tries the ssh port of each address of a network, and of nothing else.
+  - Given O(hosts), it returns whom to ask.
   - Given O(facts), it chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. It changes no host.
   - It runs as an action plugin on the controller.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   hosts:
-    description: Names, addresses, C(user@host), groups of the inventory, and networks of at most 256 addresses.
+    description: Names, addresses and C(user@host).
     type: list
     elements: str
     default: []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
@@ -23,62 +23,36 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 
-SMALLEST_PREFIX = 24
-"""Of a network whose addresses are tried."""
 ALIKE = 0.9
-"""Hosts whose memory, or whose predicted speed, is at least so much of the best one's are as good as that."""
+"""Hosts whose memory is at least so much of the most are as good as that one."""
 USER = r"[A-Za-z_][A-Za-z0-9_.-]*"
 LOCAL = ("localhost", "127.0.0.1")
 
 
 class Candidate(NamedTuple):
-    """A host that may be asked."""
+    """A host that is asked."""
 
     name: str
     user: str | None
     local: bool = False
-    tried: bool = False
-    """Whether its ssh port has to answer before: only its network was written down."""
 
 
-def candidates(given: Iterable[str], groups: Mapping[str, Sequence[str]]) -> list[Candidate]:
+def candidates(given: Iterable[str]) -> list[Candidate]:
     """Whom ``llama_discover_hosts`` names.
 
-    :raises Refusal: an entry names nobody, or too many.
+    :raises Refusal: an entry names nobody.
     """
     found: dict[str, Candidate] = {}
     for entry in filter(None, map(str.strip, given)):
-        user, _at, place = entry.rpartition("@")
-        if "/" in place:
-            members = [Candidate(str(address), user or None, tried=True) for address in _network(place).hosts()]
-        elif re.fullmatch(cluster_inputs.HOST_NAME, place) and (not user or re.fullmatch(USER, user)):
-            known = any(place in members for members in groups.values())
-            named = groups.get(place, [place])
-            members = [Candidate(name, user or None, name in LOCAL and not known) for name in named]
-        else:
-            raise Refusal(
-                f"llama_discover_hosts has {validation.show(entry)}: use names, addresses, user@host, groups or networks"
-            )
-        for member in members:
-            if member.name not in found or not member.tried:
-                found[member.name] = member
+        user, _at, name = entry.rpartition("@")
+        if not re.fullmatch(cluster_inputs.HOST_NAME, name) or (user and not re.fullmatch(USER, user)):
+            raise Refusal(f"llama_discover_hosts has {validation.show(entry)}: use names, addresses and user@host")
+        found[name] = Candidate(name, user or None, name in LOCAL)
     if not found:
         raise Refusal(
-            "no host is named: set llama_discover_hosts to names, addresses or networks, or give -i another inventory than that of ansible.cfg"
+            "no host is named: set llama_discover_hosts to names or addresses, or give -i another inventory than that of ansible.cfg"
         )
     return [*found.values()]
-
-
-def _network(text: str) -> ipaddress.IPv4Network:
-    try:
-        network = ipaddress.IPv4Network(text, strict=False)
-    except ValueError:
-        network = ipaddress.IPv4Network("0.0.0.0/0")
-    if network.prefixlen < SMALLEST_PREFIX:
-        raise Refusal(
-            f"llama_discover_hosts has {validation.show(text)}: write networks like 192.168.1.0/24, of 256 addresses at most"
-        )
-    return network
 
 
 class Machine(NamedTuple):
@@ -97,10 +71,6 @@ class Machine(NamedTuple):
         same = same_device.canonical_device_names(self.facts)
         devices = same_device.named_accelerators(self.facts)
         return sum(device.memory_mib for name, device in devices if same[name] == name)
-
-    @property
-    def macs(self) -> set[str]:
-        return {interface.mac for interface in self.found.interfaces}
 
 
 def named(machines: Mapping[str, Machine]) -> list[Machine]:
@@ -181,19 +151,6 @@ def _in_one_network(mine: LinkInterface, theirs: LinkInterface) -> tuple[str, st
     return "", ""
 
 
-class Offer(NamedTuple):
-    """A model that lies on a host, and how it would be served with that host as the head."""
-
-    machine: Machine
-    model: FoundModel
-    plan: Plan | Refused
-
-    @property
-    def speed(self) -> float | None:
-        """Predicted tokens per second; None where it does not fit, or cannot be read."""
-        return self.plan.estimate.generation_tokens_per_s if isinstance(self.plan, Plan) and self.plan.fits else None
-
-
 class Proposal(NamedTuple):
     """The hosts of an inventory with their parts, and why."""
 
@@ -205,7 +162,6 @@ class Proposal(NamedTuple):
     """None for the known-answer model."""
     why: str
     """It is the head."""
-    offers: Sequence[Offer] = ()
 
     @property
     def head(self) -> Machine:
@@ -254,31 +210,24 @@ class Proposal(NamedTuple):
 
 
 def choose(machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refused]) -> tuple[Proposal, Plan | Refused]:
-    """The proposal, and its plan: the largest model that lies on a host and fits on all, and of the hosts that have it the one with which it is fastest
-    as the head. Without one, the host with the most memory is the head."""
+    """The proposal, and its plan: the largest model that lies on a host and that the plan accepts, where the host with the most memory of those that have
+    it is the head. Without one, the known-answer model."""
     found = links(machines)
 
-    def propose(head: Machine, model: FoundModel | None, why: str = "", offers: Sequence[Offer] = ()) -> Proposal:
-        return Proposal([head, *(each for each in machines if each is not head)], found, model, why, offers)
+    def propose(owners: Sequence[Machine], model: FoundModel | None, why: str) -> tuple[Proposal, Plan | Refused]:
+        head, most = _with_most(owners, found)
+        others = [each for each in machines if each is not head]
+        proposal = Proposal([head, *others], found, model, why or most)
+        return proposal, plan(proposal)
 
-    offers = [
-        Offer(machine, model, plan(propose(machine, model))) for machine in machines for model in machine.found.models
-    ]
-    offers.sort(key=lambda offer: (-offer.model.bytes, offer.model.name))
-    for _bytes, alike in groupby(offers, key=lambda offer: offer.model.bytes):
-        fitting = [(offer, offer.speed) for offer in alike if offer.speed]
-        if fitting:
-            best = max(speed for _offer, speed in fitting if speed)
-            head, _why = _with_most(
-                [offer.machine for offer, speed in fitting if speed and speed >= ALIKE * best], found
-            )
-            chosen = next(offer for offer, _speed in fitting if offer.machine is head)
-            why = f"{chosen.model.name} lies there, the largest model that is there and fits"
-            why += f"; of {len(fitting)} hosts that have it, none would serve it faster" if len(fitting) > 1 else ""
-            return propose(head, chosen.model, why, offers), chosen.plan
-    head, why = _with_most(machines, found)
-    proposal = propose(head, None, why, offers)
-    return proposal, plan(proposal)
+    models = {(model.kind, model.name): model for machine in machines for model in machine.found.models}
+    for key, model in sorted(models.items(), key=lambda item: -item[1].bytes):
+        owners = [each for each in machines if any((one.kind, one.name) == key for one in each.found.models)]
+        why = f"{model.name} lies there, the largest model that lies on a host and fits"
+        proposal, planned = propose(owners, model, why)
+        if isinstance(planned, Plan) and planned.fits and not planned.refused:
+            return proposal, planned
+    return propose(machines, None, "")
 
 
 def _with_most(machines: Sequence[Machine], found: Sequence[Link]) -> tuple[Machine, str]:

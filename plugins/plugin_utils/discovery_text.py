@@ -1,23 +1,20 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposed inventory as a person would write it, and tables of what it was made from. What hosts say stands in comments as one line each, and among
-variables only where its form leaves nothing for templates."""
+"""A proposed inventory as a person would write it. What hosts say stands in comments as one line each, and among variables only where its form leaves
+nothing for templates."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, SpeedRange
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Link, Machine, Offer, Proposal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Link, Machine, Proposal
 
 WIDTH = 120
 
@@ -29,11 +26,10 @@ class _Indented(yaml.SafeDumper):
         return super().increase_indent(flow, False)
 
 
-def inventory(proposal: Proposal, lost: Mapping[str, str], could_serve: Sequence[what_fits.Row]) -> str:
+def inventory(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) -> str:
     """YAML of the inventory, with the reasons.
 
     :param lost: host that is left out → why.
-    :param could_serve: published models, the best first.
     """
     head, *others = proposal.machines
     first, *rest = [proposal.variables_of(machine) for machine in proposal.machines]
@@ -61,28 +57,15 @@ def inventory(proposal: Proposal, lost: Mapping[str, str], could_serve: Sequence
         why = "No model that fits lies there. This generated one proves the cluster; then take yours in its place."
         lines += _comment(4, why)
     lines += _variables(4, proposal.model_variable)
-    for offer in proposal.offers:
-        if offer.machine is head:
-            lines += _comment(4, f"{units.amount(offer.model.bytes)}: {_served(offer)}")
-            if offer.model is not proposal.model:
-                lines += _example({f"llama_model_{offer.model.kind}": offer.model.name})
-    for row in could_serve[: not proposal.model]:
-        lines += _comment(
-            4, f"The best of the published models that would fit: {row.model}, {_speed(row.generation_range)}"
-        )
-        lines += _example({"llama_model_huggingface": {"repo": row.repo, "quantisation": row.quantisation}})
+    if proposal.model and isinstance(plan, Plan):
+        speed = plan.estimate.generation_range
+        lines += _comment(4, f"{units.amount(proposal.model.bytes)}; {speed} tokens per second are predicted")
     return "\n".join(lines) + "\n"
-
-
-def _example(values: Mapping[str, Any]) -> list[str]:
-    return [f"    # {line}" for line in _variables(0, values)]
 
 
 def _host(proposal: Proposal, machine: Machine, shared: Mapping[str, Any]) -> list[str]:
     own = {name: value for name, value in proposal.variables_of(machine).items() if name not in shared}
     lines = _comment(8, f"{_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory")
-    if machine.found.why_no_models:
-        lines += _comment(8, f"Its models are not known: {machine.found.why_no_models}.")
     for link in proposal.links:
         if link.ends[1].host == machine.name:
             lines += _comment(8, f"{_link(link)}: {_state(proposal, link)}.")
@@ -109,31 +92,6 @@ def _variables(indent: int, values: Mapping[str, Any]) -> Iterator[str]:
         yield from textwrap.indent(text, " " * indent).splitlines()
 
 
-def tables(
-    proposal: Proposal, lost: Mapping[str, str], could_serve: Sequence[what_fits.Row]
-) -> dict[str, Sequence[str]]:
-    """Title → lines: the hosts, the links between them, models that lie there with what is predicted of them, and published ones."""
-    hosts = [
-        [each.name, "head" if each is proposal.head else "worker", _gib(each.facts.memory_mib), _devices(each)]
-        for each in proposal.machines
-    ]
-    hosts += [[name, "left out", "", why] for name, why in lost.items()]
-    links = [[_link(link), _state(proposal, link)] for link in proposal.links]
-    models = []
-    for (_size, name), same in groupby(proposal.offers, key=lambda offer: (offer.model.bytes, offer.model.name)):
-        alike = [*same]
-        best = max(alike, key=lambda offer: offer.speed or 0)
-        where = ", ".join(offer.machine.name for offer in alike)
-        models.append([name, where, units.amount(best.model.bytes), _served(best)])
-    parts = {
-        title: plan_text.table([[validation.printable(cell) for cell in row] for row in rows]).splitlines()
-        for title, rows in (("Hosts", hosts), ("Links", links), ("Models", models))
-        if rows
-    }
-    text = what_fits.text_of([could_serve], what_fits.Question()) if could_serve else ""
-    return {**parts, **({"What it could serve": text.splitlines()} if text else {})}
-
-
 def _devices(machine: Machine) -> str:
     devices = same_device.named_accelerators(machine.facts)
     return ", ".join(f"{name} {device.name} {_gib(device.memory_mib)}" for name, device in devices) or "no accelerator"
@@ -156,13 +114,3 @@ def _state(proposal: Proposal, link: Link) -> str:
     if link.slow:
         return "not used, since the network that reaches both is faster"
     return "not used, since workers talk with the head alone, by its fastest link"
-
-
-def _speed(predicted: SpeedRange | None) -> str:
-    return f"{predicted} tokens per second are predicted"
-
-
-def _served(offer: Offer) -> str:
-    if isinstance(offer.plan, Plan) and offer.plan.fits:
-        return _speed(offer.plan.estimate.generation_range)
-    return f"not served so: {offer.plan.reasons[0]}"

@@ -71,18 +71,14 @@ def show_plan(
     plan: Plan | Refused,
     changes: Sequence[str],
     report_path: str | None,
-    before: Mapping[str, Sequence[str]] = {},
 ) -> None:
     """Shows the page of a plan, and writes it where a path is given.
 
     :param changes: what site.yml would change.
-    :param before: title → lines of further parts.
     """
-    for title, lines in before.items():
-        Display().display("\n".join(["", title, *lines]))
     Display().display(plan_text.plan_page(plan, changes))
     if report_path:
-        write("llama_report_path", report_path, html_page.page(plan, changes, before=before))
+        write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
 def write_report(path: str, plan: Plan | None, verified: Report | None, measured: Benchmark | None) -> None:

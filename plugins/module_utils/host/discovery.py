@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
@@ -76,8 +75,6 @@ class Discovered(NamedTuple):
     hostname: Annotated[str, Text()] = ""
     interfaces: tuple[LinkInterface, ...] = ()
     models: tuple[FoundModel, ...] = ()
-    why_no_models: Optional[Annotated[str, Text(longest=4096)]] = None
-    """Why they could not be looked for."""
 
 
 def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
@@ -86,12 +83,8 @@ def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str
     :param folders: with models.
     :param account: that is to read the models; None for that of this process.
     """
-    ends = interfaces_of(System(), addresses)
-    try:
-        found = reading.from_disk(", ".join(folders), lambda: tuple(models(folders, account)), SECONDS)
-    except Refusal as refusal:
-        return Discovered(platform.node(), ends, why_no_models=str(refusal))
-    return Discovered(platform.node(), ends, found)
+    found = reading.from_disk(", ".join(folders), lambda: tuple(models(folders, account)), SECONDS)
+    return Discovered(platform.node(), interfaces_of(System(), addresses), found)
 
 
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:

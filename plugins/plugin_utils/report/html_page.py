@@ -169,13 +169,11 @@ def page(
     changes: Sequence[str] = (),
     verified: Report | None = None,
     measured: Benchmark | None = None,
-    before: Mapping[str, Sequence[str]] = {},
 ) -> str:
     """HTML of a plan, a refused one too, with what was verified and measured of it.
 
     :param plan: None leaves its parts out.
     :param changes: what site.yml would change.
-    :param before: title → lines of further parts.
     """
     view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
     of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}
@@ -193,7 +191,7 @@ def page(
             "title": title,
             "subtitle": " ".join(subtitle),
             "checks": _checks(verified) if verified else None,
-            "other": {**view["other"], **before},
-            "parts": [*refused, *before, *checks, *first, *of_benchmark["parts"], *rest],
+            "other": view["other"],
+            "parts": [*refused, *checks, *first, *of_benchmark["parts"], *rest],
         },
     )
