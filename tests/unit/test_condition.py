@@ -11,35 +11,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ServedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, metrics, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_status, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from conftest import typed
 from support import llama_server
 from test_status import TOLD, VERIFIED
 
 server = llama_server.server
-METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
-# TYPE llamacpp:prompt_tokens_total counter
-llamacpp:prompt_tokens_total 6886
-llamacpp:prompt_seconds_total 2903.63
-llamacpp:tokens_predicted_total 3469
-llamacpp:tokens_predicted_seconds_total 3544.27
-llamacpp:prompt_tokens_seconds 2.37151
-llamacpp:n_decode_total 1e+06
-"""
-
-
-def test_the_counters_of_llama_server():
-    assert metrics.counters(METRICS) == (6886.0, 2903.63, 3469.0, 3544.27)
-    assert metrics.counters(METRICS.replace("6886", "1.2e+06")).prompt_tokens == 1_200_000
-    assert metrics.counters(METRICS.replace("_total 6886", '_total{model="x"} 6886')).prompt_tokens == 6886
-    for odd in (
-        "",
-        METRICS.replace("3469", "nan"),
-        METRICS.replace("2903.63", "-1"),
-        METRICS.replace("6886", "9" * 40),
-    ):
-        assert metrics.counters(odd) is None
 
 
 @pytest.fixture
@@ -109,23 +87,11 @@ def test_no_link_is_followed(place, tmp_path):
     assert read(place)["head"] is None
 
 
-def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them(place, server):
-    port, server.metrics = server.server_port, METRICS
-    found = read(place, head_of(port))["head"]
-    assert (found["health"], found["metrics"]) == ({"healthy": True, "detail": "ok"}, None)
-    assert server.looked == ["/health"]
-    assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"]["generated_tokens"] == 3469
-    server.metrics = ""
-    assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"] is None
+def test_llama_server_is_asked_for_its_health_alone(place, server):
+    found = read(place, head_of(server.server_port))["head"]
+    assert (found["health"], server.looked) == ({"healthy": True, "detail": "ok"}, ["/health"])
     server.health = 503
-    assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["detail"] == server_client.LOADING
-
-
-def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):
-    monkeypatch.setattr(host_status.processes, "of_account", lambda *_place: {os.getpid(): ["x"]})
-    leave(place, serving={**TOLD, "process": os.getpid(), "state": "asleep"})
-    assert read(place, head_of(server.server_port, argv=["--metrics"]))["head"]["health"]["healthy"]
-    assert server.looked == ["/health"]
+    assert read(place, head_of(server.server_port))["head"]["health"]["detail"] == server_client.LOADING
 
 
 def test_a_router_is_asked_for_its_models(place, server):
@@ -135,33 +101,28 @@ def test_a_router_is_asked_for_its_models(place, server):
         {"id": "three", "status": {"value": "downloading"}},
     ]
     own = dict.fromkeys(ServedModel._fields)
-    one, four = (ServedModel(**{**own, "name": name, "argv": ["--metrics"]}) for name in ("one", "four"))
-    head = head_of(server.server_port, argv=["--metrics"], models=(one, four))
+    head = head_of(server.server_port, models=(ServedModel(**{**own, "name": "one"}),))
     server.texts["/models"] = json.dumps({"data": listed})
     states = [tuple(model.values()) for model in read(place, head)["head"]["models"]]
     assert states == [("one", "asleep"), ("two", "failed"), ("three", "unloaded")]
     for odd in ("", "[]", '{"data": [{"id": "one"}]}', '{"data": {"id": 1}}'):
         server.texts["/models"] = odd
         assert read(place, head)["head"]["models"] == []
-    assert not [path for path in server.looked if path.startswith("/metrics")]
-    server.texts["/models"] = json.dumps({"data": [*listed, {"id": "four", "status": {"value": "loaded"}}]})
-    server.texts["/metrics?model=four&autoload=false"] = METRICS
-    assert read(place, head)["head"]["metrics"]["generated_tokens"] == 3469
-    assert read(place, head._replace(models=(one, four._replace(argv=[]))))["head"]["metrics"] is None
 
 
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):
     (tmp_path / "keys").write_text("secret\n")
-    keyed = head_of(server.server_port, argv=["--metrics"], api_key_file=str(tmp_path / "keys"))
-    assert read(place, keyed)["head"]["metrics"] is None
-    assert "/metrics" not in server.looked
+    models = (ServedModel(**{**dict.fromkeys(ServedModel._fields), "name": "one"}),)
+    keyed = head_of(server.server_port, api_key_file=str(tmp_path / "keys"), models=models)
+    assert read(place, keyed)["head"]["models"] == []
+    assert "/models" not in server.looked
 
 
 def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, server, tmp_path):
     port = server.server_port
     leave(place, verified=VERIFIED)
-    found = read(place, head_of(port, argv=["--metrics"], api_key_file=str(tmp_path / "none")))["head"]
-    assert (found["health"]["healthy"], found["metrics"], found["verified"]) == (True, None, VERIFIED)
+    found = read(place, head_of(port, api_key_file=str(tmp_path / "none")))["head"]
+    assert (found["health"]["healthy"], found["verified"]) == (True, VERIFIED)
     found = read(place, head_of(port, tls_certificate_file=str(tmp_path / "none")))["head"]
     assert "llama_server_tls_certificate_file" in found["health"]["detail"]
 

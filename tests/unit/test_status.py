@@ -33,7 +33,6 @@ TOLD = {
         {"time": NOW - 600, "text": "lost worker 192.0.2.11:50052: llama-server is started again"},
     ],
 }
-COUNTED = {"prompt_tokens": 4000.0, "prompt_s": 10.0, "generated_tokens": 900.0, "generation_s": 45.0}
 DIFFERENCE = {"kind": "file", "subject": "/opt/llamacpp/x", "text": "/opt/llamacpp/x is missing"}
 
 
@@ -55,8 +54,6 @@ def look(plan, name, drift, **others):
             "waits_for": [],
             "ends": {"number": 1, "how": "by signal 9", "log": []},
             "verified": dict(VERIFIED),
-            "benchmark": "20261122-150000-1a2b3c4d",
-            "metrics": None,
         }
     known = {
         "now": NOW,
@@ -113,7 +110,6 @@ def test_a_healthy_cluster(plan, answers, tmp_path):
     cluster = told["cluster"]
     assert [cluster[key] for key in ("state", "as_planned", "restarts", "uptime_s")] == ["serving", True, 3, 11520]
     assert cluster["planned"] == {"ref": "pypi-0.3.36", "build": 11063, "protocol": "7.0.0"}
-    assert cluster["benchmark"] == "20261122-150000-1a2b3c4d"
     release = {"release": "pypi-0.3.36", "asleep": False}
     assert cluster["verified"] == {"age_s": 3600, "passed": True, "failed": [], **release}
     assert [restart["age_s"] for restart in cluster["last_restarts"]] == [600, 7200]
@@ -128,7 +124,6 @@ def test_a_healthy_cluster(plan, answers, tmp_path):
         "20.0 of 64.0",
         "3 d 3 h",
         "192.0.2.10  running",
-        "llama_server_extra_args: [--metrics]",
     ):
         assert text in shown, text
 
@@ -200,14 +195,7 @@ def test_models_that_take_turns(plan, answers, tmp_path):
     assert (told["cluster"]["state"], told["cluster"]["models"], error) == ("serving", head["models"], "")
     assert "models    one failed, two loading\n" in shown
     assert "lost worker 192.0.2.11:50052" in shown
-    assert (told["cluster"]["load"]["planned_bytes"], told["cluster"]["speed_reason"]) == (None, "")
-    head["models"][1]["state"], head["metrics"] = "loaded", COUNTED
-    plan["head"]["argv"].append("--metrics")
-    assert "llama_server_extra_args: [--metrics]" in written(plan, answers, tmp_path)[0]["cluster"]["speed_reason"]
-    plan["head"]["models"][1]["argv"].append("--metrics")
-    told, _error, shown = written(plan, answers, tmp_path)
-    assert (told["cluster"]["speed"]["model"], told["cluster"]["speed"]["generation_tokens_per_s"]) == ("two", 20.0)
-    assert "in prompts since two was loaded (900 generated" in " ".join(shown.split())
+    assert told["cluster"]["load"]["planned_bytes"] is None
     head["models"][0]["state"], head["models"][1]["state"] = "loading", "unloaded"
     assert written(plan, answers, tmp_path)[0]["cluster"]["load"]["planned_bytes"] > 5_000_000
     head["models"] = []
@@ -344,29 +332,6 @@ def test_the_last_verification_failed(plan, answers, tmp_path):
     assert "never, as far as the head knows" in written(plan, answers, tmp_path)[2]
 
 
-def test_speed(plan, answers, tmp_path):
-    plan["head"]["argv"].append("--metrics")
-    told, _error, shown = written(plan, answers, tmp_path)
-    assert told["cluster"]["speed_reason"] == "llama-server did not report its counters"
-    of_head(answers, metrics=COUNTED)
-    told, _error, shown = written(plan, answers, tmp_path)
-    assert told["cluster"]["speed"] == {
-        "generation_tokens_per_s": 20.0,
-        "prompt_tokens_per_s": 400.0,
-        "generated_tokens": 900,
-        "prompt_tokens": 4000,
-    }
-    said = "20 tokens/s in generation, 400 tokens/s in prompts since the server's start (900 generated, 4000 read)"
-    assert said in " ".join(shown.split())
-    of_head(answers, metrics={**COUNTED, "generation_s": 5e-324})
-    told, _error, shown = written(plan, answers, tmp_path)
-    assert told["cluster"]["speed"]["generation_tokens_per_s"] is None
-    of_head(answers, metrics=dict.fromkeys(COUNTED, 0.0))
-    told, _error, shown = written(plan, answers, tmp_path)
-    assert told["cluster"]["speed"]["generation_tokens_per_s"] is None
-    assert "no request that ended since the server's start" in shown
-
-
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
     device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 312}
     device.update(shared_total_mib=112_640, shared_free_mib=51_200)
@@ -471,7 +436,6 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: llama-server is started again"),),
         without=("strix1:cpu",),
         verified=types.VerificationStatus(3600, True, (), "b11063"),
-        speed=types.SpeedStatus(20.0, 400.0, 900, 4000),
     )
     problems = cluster_status.problems_of(cluster, hosts)
     shown = status_text.text_of(types.Status(types.SCHEMA, 0, cluster, hosts, "", "", problems))

@@ -12,11 +12,10 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics as figures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, Plan, ServedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 
@@ -117,18 +116,6 @@ def _restarts(head: types.HeadCondition, now: int) -> tuple[int, tuple[types.Res
     return head.serving.restarts, tuple(last[::-1])
 
 
-def _speed(counted: metrics.Counters | None, of: HeadPlan | ServedModel) -> tuple[types.SpeedStatus | None, str]:
-    """Speed, or why there is none."""
-    if metrics.OPTION not in of.argv:
-        return None, f"llama-server counts its tokens with llama_server_extra_args: [{metrics.OPTION}]"
-    if not counted:
-        return None, "llama-server did not report its counters"
-    generation = figures.rate(counted.generated_tokens, counted.generation_s)
-    prompts = figures.rate(counted.prompt_tokens, counted.prompt_s)
-    tokens = int(counted.generated_tokens), int(counted.prompt_tokens)
-    return types.SpeedStatus(generation, prompts, *tokens, of.name if isinstance(of, ServedModel) else None), ""
-
-
 def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     """Whether all hosts are; None where one was not compared."""
     if any(serious(host) for host in hosts):
@@ -170,9 +157,6 @@ def _with_head(
     state, detail = _state(planned and planned.state, condition.service_states.get(service or ""), head)
     serving = head.serving if head.current else None
     restarts, last = _restarts(head, now)
-    one = metrics.loaded(plan.head, head.models) if plan else None
-    counts = plan and state in SERVING and (one or not plan.head.models)
-    speed, speed_reason = _speed(head.metrics, one or plan.head) if plan and counts else (None, "")
     loads = serving.load if serving else None
     return cluster._replace(
         state=state,
@@ -187,9 +171,6 @@ def _with_head(
         if serving and loads
         else None,
         verified=_verified(head.verified, now),
-        benchmark=head.benchmark,
-        speed=speed,
-        speed_reason=speed_reason,
         models=head.models,
     )
 

@@ -9,9 +9,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
@@ -20,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import metrics, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Health, ModelStatus
 
@@ -39,42 +37,20 @@ def _verified(path: Path) -> types.VerifiedRecord | None:
     return None if wrong else typed_json.parse(types.VerifiedRecord, found)
 
 
-class _Server(NamedTuple):
-    """What llama-server answers."""
+def _ask(head: HeadPlan, running: Collection[int], account: str | None) -> tuple[Health, tuple[ModelStatus, ...]]:
+    """Health of llama-server, and its models where they are several.
 
-    health: Health
-    metrics: metrics.Counters | None = None
-    """None where it does not count, or sleeps: older builds wake to answer."""
-    models: tuple[ModelStatus, ...] = ()
-
-
-def _ask(head: HeadPlan, running: Collection[int], account: str | None, asleep: bool) -> _Server:
-    """:param running: the cluster's processes."""
+    :param running: the cluster's processes.
+    """
     try:
         certificate = server_client.planned_certificate(head.tls_certificate_file)
         health = server_client.wait_for_health(head.own_url, 0, certificate, ASK_SECONDS)
     except ValueError as error:
-        return _Server(Health(False, validation.printable(error)))
-
-    def get(path: str) -> reading.Reply:
-        with suppress(OSError):  # a key that cannot be read
-            return _get(path, head, running, account, certificate)
-        return reading.Reply(0, "")
-
+        return Health(False, validation.printable(error)), ()
     if health.healthy and head.models:
-        models = server_client.models(get("/models"))
-        one = metrics.loaded(head, models)
-        if one and metrics.OPTION in one.argv:
-            path = f"/metrics?model={one.name}&autoload=false"
-            return _Server(health, _counters(get(path)), models)
-        return _Server(health, None, models)
-    if health.healthy and not asleep and metrics.OPTION in head.argv:
-        return _Server(health, _counters(get("/metrics")))
-    return _Server(health)
-
-
-def _counters(reply: reading.Reply) -> metrics.Counters | None:
-    return metrics.counters(reply.text) if reply.status == 200 else None
+        with suppress(OSError):  # a key that cannot be read
+            return health, server_client.models(_get("/models", head, running, account, certificate))
+    return health, ()
 
 
 def _get(
@@ -99,22 +75,19 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
     if not head and not serving and not verified:
         return None
     current = bool(serving and Path(f"/proc/{serving.process}").exists())
-    server = None
+    health, models = None, ()
     if head:
         running = processes.of_account(place.prefix, account)
         current = bool(serving and serving.process in running)
-        asleep = bool(serving and current and serving.state == serving_record.ASLEEP)
-        server = _ask(head, running, account, asleep)
+        health, models = _ask(head, running, account)
     return types.HeadCondition(
-        health=server.health if server else None,
+        health=health,
         serving=serving,
         current=current,
         waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
         ends=evidence.exits(folder / runtime.ENDS),
         verified=verified,
-        benchmark=history.last(place.prefix),
-        metrics=server.metrics if server else None,
-        models=server.models if server else (),
+        models=models,
     )
 
 

@@ -69,26 +69,11 @@ def _cluster_lines(status: types.Status) -> list[str]:
         lines += _row("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
         lines += _row("verified", "never, as far as the head knows")
-    if cluster.benchmark:
-        lines += _row("benchmark", f"{cluster.benchmark} is the last one")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
             lines += _row("", f"{units.duration(restart.age_s)} ago: {restart.text}")
-    return lines + _speed_lines(cluster)
-
-
-def _speed_lines(cluster: types.ClusterStatus) -> list[str]:
-    speed = cluster.speed
-    if not speed:
-        return _row("speed", f"unknown: {cluster.speed_reason}") if cluster.speed_reason else []
-    since = f"since {speed.model} was loaded" if speed.model else "since the server's start"
-    rates = [(speed.generation_tokens_per_s, "generation"), (speed.prompt_tokens_per_s, "prompts")]
-    shown = [f"{rate:g} tokens/s in {what}" for rate, what in rates if rate is not None]
-    if not shown:
-        return _row("speed", f"no request that ended {since}")
-    counted = f"{speed.generated_tokens} generated, {speed.prompt_tokens} read"
-    return _row("speed", f"{', '.join(shown)} {since} ({counted})")
+    return lines
 
 
 def _release_text(cluster: types.ClusterStatus) -> str:

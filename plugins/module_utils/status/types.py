@@ -6,9 +6,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
@@ -16,7 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status.metrics import Counters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health, ModelStatus
 
 SCHEMA = 2
@@ -69,15 +67,11 @@ class HeadCondition(NamedTuple):
     """of llama-server"""
     verified: Optional[VerifiedRecord]
     """null where it was never verified"""
-    benchmark: Optional[Annotated[str, Text(ID)]]
-    """id of the last one that the head keeps"""
-    metrics: Optional[Counters]
-    """of llama-server; null where it does not count, or sleeps"""
     models: tuple[ModelStatus, ...] = ()
     """of several, those that llama-server reports"""
 
 
-NOTHING_KNOWN = HeadCondition(None, None, False, (), Exits(0, "", ()), None, None, None)
+NOTHING_KNOWN = HeadCondition(None, None, False, (), Exits(0, "", ()), None)
 
 
 class Condition(NamedTuple):
@@ -178,21 +172,6 @@ class ReleaseStatus(NamedTuple):
     """of RPC"""
 
 
-class SpeedStatus(NamedTuple):
-    """Averages over the time in which llama-server computed, since its start."""
-
-    generation_tokens_per_s: Optional[float]
-    """null where it generated nothing"""
-    prompt_tokens_per_s: Optional[float]
-    """null where it read nothing"""
-    generated_tokens: int
-    """number"""
-    prompt_tokens: int
-    """number"""
-    model: Absent[str] = None
-    """the loaded one of several that take turns, since it was loaded; missing where there is one alone"""
-
-
 class ClusterStatus(NamedTuple):
     """The cluster as a whole."""
 
@@ -230,12 +209,6 @@ class ClusterStatus(NamedTuple):
     """while the model is loaded; null otherwise, and where the kernel does not say it"""
     verified: Optional[VerificationStatus] = None
     """null where it was never verified"""
-    benchmark: Optional[str] = None
-    """id of the last one that the head keeps, see docs/benchmark.md"""
-    speed: Optional[SpeedStatus] = None
-    """null where it is not counted"""
-    speed_reason: str = ""
-    """why there is no speed"""
     models: Annotated[tuple[ModelStatus, ...], ABSENT] = ()
     """of several that take turns; missing where there is one alone"""
 
