@@ -1,9 +1,9 @@
-"""A server that plays Hugging Face, Ollama's registry and GitHub's releases, from a folder: for tests, and as a program.
+"""A server that plays Hugging Face and GitHub's releases, from a folder: for tests, and as a program.
 
     python tests/hub.py --folder FOLDER --port PORT --address ADDRESS
 
-FOLDER/OWNER/NAME/… are the files of the repository OWNER/NAME, FOLDER/ollama/NAMESPACE/NAME/TAG.gguf models of the registry, and FOLDER/plain/… is
-served as it is; /OWNER/NAME/releases/download/TAG/FILE leads to FOLDER/plain/TAG/FILE. ``HF_ENDPOINT`` is the server's address, a model of Ollama is http://ADDRESS/NAMESPACE/NAME:TAG.
+FOLDER/OWNER/NAME/… are the files of the repository OWNER/NAME, and FOLDER/plain/… is
+served as it is; /OWNER/NAME/releases/download/TAG/FILE leads to FOLDER/plain/TAG/FILE. ``HF_ENDPOINT`` is the server's address.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from pathlib import Path
 
 PIECE = 1 << 20
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?")
-REFERENCES = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/refs")
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
-MANIFEST = re.compile(r"/v2/(?P<name>[^/]+/[^/]+)/manifests/(?P<tag>[^/]+)")
 RELEASE = re.compile(r"/[^/]+/[^/]+/releases/download/(?P<path>[^/]+/[^/]+)")
-BLOB = re.compile(r"/v2/(?P<name>[^/]+/[^/]+)/blobs/sha256:(?P<digest>[0-9a-f]{64})")
 
 
 def commit_of(repo, revision="main"):
@@ -91,18 +88,8 @@ class Hub:
     def answer(self, handler, path):
         if found := API.fullmatch(path):
             self.repository(handler, found["repo"], found["revision"] or "main")
-        elif found := REFERENCES.fullmatch(path):
-            branches = [
-                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit_of(found["repo"], name)}
-                for name in sorted(self.revisions)
-            ]
-            self.reply(handler, 200, json.dumps({"branches": branches, "tags": [], "converts": []}).encode(), {})
         elif found := RESOLVE.fullmatch(path):
             self.resolved(handler, found["repo"], found["revision"], found["file"])
-        elif found := MANIFEST.fullmatch(path):
-            self.manifest(handler, found["name"], found["tag"])
-        elif found := BLOB.fullmatch(path):
-            self.blob(handler, found["name"], found["digest"])
         elif found := RELEASE.fullmatch(path):
             self.reply(handler, 302, b"", {"Location": f"{self.url}/{urllib.parse.quote(found['path'])}?sp=r&sig=abc"})
         else:
@@ -182,28 +169,6 @@ class Hub:
             )
         else:
             self.send(handler, path)
-
-    def manifest(self, handler, name, tag):
-        path = self.folder / "ollama" / name / f"{tag}.gguf"
-        if not path.is_file():
-            text = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown", "detail": {"Tag": tag}}]}
-            self.reply(handler, 404, json.dumps(text).encode(), {})
-            return
-        kinds = {"model": path, "projector": path.with_suffix(".mmproj"), "template": path.with_suffix(".template")}
-        layers = [
-            {
-                "mediaType": f"application/vnd.ollama.image.{kind}",
-                "digest": f"sha256:{self.digest(file)}",
-                "size": file.stat().st_size,
-            }
-            for kind, file in kinds.items()
-            if file.is_file()
-        ]
-        self.reply(handler, 200, json.dumps({"schemaVersion": 2, "layers": layers}).encode(), {})
-
-    def blob(self, handler, name, digest):
-        files = [path for path in (self.folder / "ollama" / name).iterdir() if self.digest(path) == digest]
-        self.send(handler, files[0] if files else self.folder / "no-such-file")
 
     def send(self, handler, path):
         """A file, or the part of it that a range asks for."""

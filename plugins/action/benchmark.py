@@ -307,10 +307,10 @@ class ActionModule(Action):
         :raises AnsibleActionFail: one of them could not be fetched.
         """
         for path, model in {one.plan.model.path: one.plan.model for one in loads}.items():
-            if model.fetched_by is None:
+            if not model.records:
                 continue
             folder = str(PurePosixPath(model.records[0].path).parent.parent)
-            wanted = ModelArguments(model.files, folder, model.records, token_file, fetched_by=model.fetched_by)
+            wanted = ModelArguments(model.files, folder, model.records, token_file)
             result = self.action("llamacpp.cluster.model", **typed_json.dump(wanted))
             if result.get("failed"):
                 raise AnsibleActionFail(f"{PurePosixPath(path).name} cannot be fetched: {why(result)}")

@@ -50,13 +50,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache
 
 def filled(workers, check_mode):
     """How many bytes came into the caches of all workers, and why others did not."""
-    done = {"bytes": 0, "why": []}
+    size, why = 0, []
     for worker in workers:
         try:
-            done["bytes"] += cache_prefill.fill(worker, check_mode)
+            size += cache_prefill.fill(worker, check_mode)
         except (Refusal, OSError) as error:
-            done["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
-    return done
+            why.append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
+    return {"bytes": size, "why": why}
 
 
 def main():
@@ -69,9 +69,9 @@ def main():
     )
     fields = cache_prefill.Worker._fields
     planned = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
-    workers = [typed_json.parse(cache_prefill.Worker, worker) for worker in planned]
     try:
         with errors.reported(module):
+            workers = [typed_json.parse(cache_prefill.Worker, worker) for worker in planned]
             done = commands.work_as(module.params["account"], lambda: filled(workers, module.check_mode))
     except (RuntimeError, KeyError) as error:
         module.fail_json(msg=f"the caches of workers are not filled: {error}")

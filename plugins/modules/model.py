@@ -9,11 +9,11 @@ DOCUMENTATION = r"""
 module: model
 short_description: Brings the files of a model onto a host
 description:
-  - Downloads files by HTTP ranges, one after the other. A connection that breaks is made again, and continues where it stopped, also in the next run. A file
+  - Downloads files, one after the other. A connection that breaks is made again, and continues where it stopped, also in the next run. A file
     takes its place when its size and its sha256 are right. One that is whole and recorded is not read again, and no server is asked for it.
-  - The download runs in the background of the host, and the action plugin shows its progress. When ansible-playbook is killed, the download continues, and the
-    next run waits for it.
-  - Files of the controller, and with O(fetched_by=controller) all files, are sent in pieces over Ansible's connection.
+  - curl downloads in the background of the host, and the action plugin shows its progress. When ansible-playbook is killed, the download continues,
+    and the next run waits for it.
+  - The action plugin copies files of the controller as M(ansible.builtin.copy) does.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
@@ -24,7 +24,7 @@ options:
     elements: dict
     required: true
   folder:
-    description: Folder of all models, C(models) below the prefix. It may be a symbolic link; nothing below it may lead out.
+    description: Folder of all models, C(models) below the prefix. It may be a symbolic link.
     type: str
     required: true
   records:
@@ -35,14 +35,9 @@ options:
   token_file:
     description: File on the controller with a token, which is sent to the server of the first file, not to others, and not to where it redirects.
     type: str
-  token_pipe:
-    description: Named pipe that the host makes and reads the token from; the action plugin sets it, so that no file and no argument has the token.
-    type: path
-  fetched_by:
-    description: Whether the host downloads, or the controller, which sends the files on.
+  token:
+    description: The token; the action plugin reads it from O(token_file).
     type: str
-    choices: [head, controller]
-    default: head
 seealso:
   - module: llamacpp.cluster.model_info
 """
@@ -75,24 +70,15 @@ bytes:
   description: How much was missing of all files.
   returned: success
   type: int
-python:
-  description: Python of the host, with which the action plugin hands over the token.
-  returned: success
-  type: str
-digests:
-  description: Path → sha256 of each file.
-  returned: when something was downloaded or checked
-  type: dict
 """
 
 import os
-import sys
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, partial_file, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 
 CHECK_SECONDS = 120
@@ -105,30 +91,29 @@ def run(arguments, check_mode):
     :raises Refusal: it cannot be done.
     """
     folder, records = Path(arguments.folder), arguments.records
-    files = model_files.of_plan(arguments.files, records, arguments.fetched_by == "controller")
-    partial_file.check_places(files, folder)
+    files = model_files.of_plan(arguments.files)
     pending, stale = model_files.pending(files), model_files.stale_records(files, records)
     rows = [
         {"path": str(file.path), "bytes": file.bytes, "have": present, "from": web.shown(file.url)}
-        for file, present, _in_place in pending
+        for file, present in pending
     ]
     after = [f"{row['path']} ({row['bytes']} bytes)\n" for row in rows] + [f"{path}\n" for path in stale]
-    result = {
+    if check_mode:
+        download.check_room(pending, folder)
+    elif after:
+        download.download(files, folder, records, arguments.token, DOWNLOAD_SECONDS)
+    return {
         "changed": bool(after),
         "fetch": rows,
-        "bytes": sum(file.bytes - present for file, present, _in_place in pending),
+        "bytes": sum(file.bytes - present for file, present in pending),
         "diff": {"before": "", "after": "".join(after)},
-        "python": sys.executable,
     }
-    if check_mode or not after:
-        download.check_room(pending, folder)
-        return result
-    token = download.take_token(arguments.token_pipe) if arguments.token_pipe else None
-    return {**result, "digests": download.download(files, folder, records, token)}
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(ModelArguments), supports_check_mode=True)
+    specification = typed_json.specification(ModelArguments)
+    specification["token"]["no_log"] = True
+    module = AnsibleModule(argument_spec=specification, supports_check_mode=True)
     os.umask(0o022)
     arguments = typed_json.parse(ModelArguments, module.params)
     folder, seconds = arguments.folder, CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS

@@ -78,7 +78,7 @@ source:
   returned: when the model can be planned with
   type: str
 revision:
-  description: Commit of a repository, digest of a manifest of Ollama.
+  description: Commit of a repository.
   returned: when the model can be planned with
   type: str
 files:

@@ -98,7 +98,7 @@ def download_record_of(folder, **more):
 def parsed(files, records=()):
     """Files and records as a module takes them."""
     records = [typed_json.parse(DownloadRecordPlan, record) for record in records]
-    return model_files.of_plan([typed_json.parse(ModelFilePlan, file) for file in files], records), records
+    return model_files.of_plan([typed_json.parse(ModelFilePlan, file) for file in files]), records
 
 
 def below(models):
@@ -110,7 +110,6 @@ def serve(monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(download, "PAUSES", (0.0, 0.01, 0.01))
-    monkeypatch.setattr(download, "PROGRESS_SECONDS", 0.05)
     made = Server()
     made.files["/m.gguf"] = DATA
     yield made

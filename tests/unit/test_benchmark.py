@@ -935,7 +935,7 @@ def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(monkeypatch, 
     monkeypatch.setattr(action.Action, "action", called)
     result = measuring.run()
     ((name, given),) = fetched
-    assert (name, given["fetched_by"]) == ("llamacpp.cluster.model", "head")
+    assert name == "llamacpp.cluster.model"
     assert given["token_file"] == "/controller/token"
     (file,) = given["files"]
     assert file["path"].startswith(given["folder"] + "/")

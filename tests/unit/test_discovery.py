@@ -97,7 +97,11 @@ def test_models_that_lie_there(tmp_path, monkeypatch):
         (hub / name).write_bytes(blob.read_bytes())
     (hub / "wrong.gguf").write_text("GGUF")
     manifest.parent.mkdir(parents=True)
-    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": 1}
+    layer = {
+        "mediaType": "application/vnd.ollama.image.model",
+        "digest": f"sha256:{digest}",
+        "size": blob.stat().st_size,
+    }
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
     monkeypatch.setenv("OLLAMA_MODELS", str(ollama))
     found = list(on_host.models([str(hub)], None))

@@ -82,7 +82,7 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
 
 LOCKS = {
     "changes.lock": lambda folder: host_lock.hold(str(folder), True),
-    ".fetching": download.exclusive,
+    ".fetching": lambda folder: download.exclusive(folder, 0),
     "cluster.lock": lambda folder: locks.hold(folder / "cluster.lock"),
 }
 

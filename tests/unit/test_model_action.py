@@ -1,10 +1,8 @@
 """How a model gets onto a host: the action plugin, which compares, sends, waits and shows, run by ansible-playbook and by itself."""
 
-import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,22 +15,22 @@ from unittest import mock
 
 import pytest
 import yaml
-from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import known_answer as known_answer_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan, ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     gguf_info,
     model,
     model_info,
 )
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup, sender
-from model_server import DATA, SHA, SIZE, answer, below, download_record_of, parsed, planned
-from support import playbook_runs
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, lookup
+from model_server import DATA, SIZE, answer, below, download_record_of, parsed, planned
+from support import actions, playbook_runs
 from support.model_sources import request_of
 
 
@@ -79,14 +77,19 @@ def test_check_mode_then_a_download_then_no_change(server, models, playbook):
     assert len(server.asked) == requests
 
 
+def is_readable_by_others(path):
+    return path.stat().st_mode & 0o044 and all(folder.stat().st_mode & 0o001 for folder in path.parents)
+
+
 @pytest.mark.programs
-def test_a_token_is_in_no_file_argument_environment_or_output(server, models, playbook, tmp_path):
+def test_a_token_is_in_no_argument_environment_output_or_file_that_others_can_read(server, models, playbook, tmp_path):
     """While the model is downloaded. The server refuses it then, and the reason reaches the operator."""
     found = {}
 
     def look(handler):
-        places = [path for path in (tmp_path / "ansible").rglob("*") if path.is_file()]
-        for path in [*places, *Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+        for path in [path for path in (tmp_path / "ansible").rglob("*") if path.is_file()]:
+            found[path] = b"hf_secret" in path.read_bytes() and is_readable_by_others(path)
+        for path in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
             with suppress(OSError):
                 found[path] = b"hf_secret" in path.read_bytes()
         answer(403)(handler)
@@ -100,15 +103,28 @@ def test_a_token_is_in_no_file_argument_environment_or_output(server, models, pl
     assert "hf_secret" not in output
     assert any("AnsiballZ_model" in path.name for path in found), "the module lies there while it runs"
     assert not [path for path, has in found.items() if has]
+    until = time.monotonic() + 20
+    while (left := [*(tmp_path / "ansible").rglob("AnsiballZ_model.py")]) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left, "Ansible removes it when the job has ended"
 
 
-def test_a_token_that_does_not_come_is_waited_for_with_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "TOKEN_SECONDS", 0.01)
-    with pytest.raises(Refusal, match="did not come: run the playbook again"):
-        download.take_token(str(tmp_path / "pipe"))
-    assert not list(tmp_path.iterdir())
-    early = [sys.executable, "-c", delivery.HAND_OVER.replace("range(100)", "range(1)"), str(tmp_path / "pipe")]
-    assert subprocess.run(early, input=b"secret\n", check=False).returncode == 1, "it is handed over again"
+@pytest.mark.programs
+def test_a_file_of_the_controller_is_copied(models, playbook, tmp_path):
+    source = tmp_path / "with space.gguf"
+    source.write_bytes(DATA)
+    files = [planned(FROM, models, url=source.as_uri(), sha256=None)]
+    output = playbook.run(files)
+    assert f"[localhost] m.gguf: 3.0 MB to copy from file://{source.parent}/with%20space.gguf" in output
+    assert "changed=1" in output
+    assert (models / "source" / "m.gguf").read_bytes() == DATA
+    assert (models / "source" / "m.gguf").stat().st_mode & 0o777 == 0o644
+    source.unlink()
+    assert "changed=0" in playbook.run(files)
+    (models / "source" / ".source.json").unlink()
+    assert f"Could not find or access '{source}' on the Ansible Controller" in playbook.run(files)
+    source.write_bytes(DATA[:-1])
+    assert "is not the file of the controller that was planned: run the playbook again" in playbook.run(files)
 
 
 @pytest.mark.programs
@@ -150,14 +166,8 @@ READERS = {
     ),
     "services": lambda path, call: services.versions([path]),
     "copy": lambda path, call: lookup.look_up(lookup.Query(request_of(llama_model_copy=path).source), 9),
-    "sent": lambda path, call: sender._read(file_of_controller(path), 0, None),
 }
 MODULES = {"model_info": model_info, "gguf_info": gguf_info}
-
-
-def file_of_controller(path):
-    (file,), _records = parsed([planned(FROM, Path("/"), url=f"file:{path}")])
-    return file
 
 
 def hanging(original):
@@ -179,231 +189,66 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     assert re.search(rf"{where}could not be read within 0.05 s: check the (disk or )?network", message)
 
 
-class Action(base.Action):
-    """An action plugin whose host is this process."""
-
-    def __init__(self, place, models, *files, **arguments):
-        arguments = {"files": list(files), "folder": str(models), **arguments}
-        self._task = types.SimpleNamespace(args=arguments, async_val=0, check_mode=False)
-        self._connection = types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir=None, join_path=os.path.join))
-        self.place, self.calls, self.broken, self.pipes = place, [], None, []
-
-    def _make_tmp_path(self):
-        self._connection._shell.tmpdir = str(self.place / "tmp")
-        (self.place / "tmp").mkdir(exist_ok=True)
-        return self._connection._shell.tmpdir
-
-    def _transfer_file(self, local, remote):
-        self.calls.append("transfer")
-        if self.broken is not None and self.calls.count("transfer") > self.broken:
-            raise AnsibleError("failed to transfer file: No space left on device")
-        shutil.copyfile(local, remote)
-
-    def _fixup_perms2(self, paths):
-        pass
-
-    def _execute_module(self, module_args, task_vars, module_name=None, wrap_async=False):
-        if module_name == "ansible.builtin.async_status":
-            return {"finished": True, **self.result}
-        arguments = {"records": [], "fetched_by": "head", "token_pipe": None, **module_args}
-        check_mode = self._task.check_mode
-        self.calls.append("check" if check_mode else "download")
-        self.pipes.append(arguments["token_pipe"])
-        try:
-            with mock.patch.object(download, "take_token", return_value="hf_secret"):
-                result = json.loads(json.dumps(model.run(typed_json.parse(ModelArguments, arguments), check_mode)))
-        except ValueError as error:
-            result = {"failed": True, "msg": str(error)}
-        if wrap_async:
-            self.result = result
-            return {"ansible_job_id": "j1.2"}
-        return result
-
-    def _low_level_execute_command(self, text, **_arguments):
-        self.calls.append("command")
-        done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
-        return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
-
-    def get_shell_option(self, _name, default):
-        return default
-
-    def run(self):
-        self.variables = {"inventory_hostname": "head"}
-        return delivery.run(self, typed_json.parse(ModelArguments, self._task.args))
-
-
-@pytest.fixture(autouse=True)
-def quick(tmp_path, monkeypatch):
-    monkeypatch.setattr(sender, "PIECE", 1_000_000)
-    monkeypatch.setattr(delivery, "PAUSES", ())
-    monkeypatch.setattr(sender.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
-    clock = types.SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
-    monkeypatch.setattr(base, "time", clock)
-
-
-@pytest.fixture
-def source(tmp_path):
-    """A file of the controller."""
-    path = tmp_path / "with space.gguf"
-    path.write_bytes(DATA)
-    return path
-
-
-@pytest.fixture
-def copied(source, models):
-    """How that is planned."""
-    return planned(FROM, models, url=source.as_uri(), sha256=None)
-
-
-def test_a_file_of_the_controller_is_sent_in_pieces(copied, tmp_path, models):
-    action = Action(tmp_path, models, copied)
-    result = action.run()
-    assert result["changed"]
-    assert result["digests"] == {copied["path"]: SHA}
-    assert action.calls == ["check", "check", *["transfer", "command"] * 3, "download"]
-    assert Path(copied["path"]).read_bytes() == DATA
-    again = Action(tmp_path, models, copied)
-    assert not again.run()["changed"]
-    assert again.calls == ["check"]
-    Path(copied["path"]).with_name(".source.json").unlink()
-    unrecorded = Action(tmp_path, models, copied)
-    assert unrecorded.run()["digests"] == {copied["path"]: SHA}
-    assert "transfer" not in unrecorded.calls, "its content is compared alone"
-
-
-def test_sending_continues_where_it_stopped(copied, tmp_path, models):
-    action = Action(tmp_path, models, copied)
-    action.broken = 2
-    with pytest.raises(AnsibleActionFail, match=r"piece of m\.gguf could not be sent .*No space left.*continues there"):
-        action.run()
-    assert Path(copied["path"] + ".part").stat().st_size == 2 << 20
-    action = Action(tmp_path, models, copied)
-    assert action.run()["digests"] == {copied["path"]: SHA}
-    assert action.calls.count("transfer") == 1
-
-
-@pytest.mark.parametrize("name", ["m.gguf.part", "m.gguf"])
-def test_content_of_another_file_is_not_kept(copied, tmp_path, models, name):
-    """A part of it, or a whole one of the same size."""
-    path = models / "source" / name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(bytes(SIZE))
-    result = Action(tmp_path, models, copied).run()
-    assert "planned is" in result["msg"]
-    assert not path.exists()
-    assert Action(tmp_path, models, copied).run()["digests"] == {copied["path"]: SHA}
-
-
-def test_a_file_of_the_controller_that_has_changed_is_named(copied, source, tmp_path, models):
-    source.write_bytes(DATA + b"x")
-    with pytest.raises(
-        AnsibleActionFail, match=rf"with space\.gguf has {SIZE + 1} bytes, and had {SIZE} when it was planned"
-    ):
-        Action(tmp_path, models, copied).run()
-    source.unlink()
-    with pytest.raises(AnsibleActionFail, match=r"On the controller: .*with space\.gguf: No such file"):
-        Action(tmp_path, models, copied).run()
-
-
-def test_a_piece_that_is_damaged_on_its_way_is_noticed(copied, tmp_path, models, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(b"other"))
-        with pytest.raises(
-            AnsibleActionFail, match=r"could not add a piece to .*m\.gguf\.part \(it has 5 bytes, not 1048576\)"
-        ):
-            Action(tmp_path, models, copied).run()
-        patched.setattr(
-            shutil, "copyfile", lambda source, target: Path(target).write_bytes(bytes(os.path.getsize(source)))
-        )
-        assert "planned is" in Action(tmp_path, models, copied).run()["msg"]
-    assert Action(tmp_path, models, copied).run()["digests"] == {copied["path"]: SHA}
-
-
-def test_a_piece_that_finds_a_full_disk_is_continued(copied, tmp_path, small_disk, monkeypatch):
-    models = small_disk / "models"
-    file = {**copied, "path": str(models / "source" / "m.gguf")}
-    monkeypatch.setattr(download, "check_room", lambda *_arguments: None)
-    with pytest.raises(AnsibleActionFail, match=r"m\.gguf\.part \(.*No space left on device\).*continues there"):
-        Action(tmp_path, models, file).run()
-    part = (models / "source" / "m.gguf.part").read_bytes()
-    assert 0 < len(part) < SIZE
-    assert DATA.startswith(part)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("other")])
-def test_a_part_on_the_host_that_is_no_file_is_not_written_to(copied, tmp_path, models, make):
-    part = models / "source" / "m.gguf.part"
-    part.parent.mkdir(parents=True)
-    make(part)
-    with pytest.raises(AnsibleActionFail, match=r"could not add a piece to .*m\.gguf\.part"):
-        Action(tmp_path, models, copied).run()
-    assert not (models / "source" / "other").exists()
-
-
-def test_the_controller_downloads_for_a_head_without_a_way_out(server, tmp_path, models):
-    server.cut = 700_000
-    file = planned(server, models)
-    action = Action(tmp_path, models, file, fetched_by="controller")
-    action.broken = 1
-    with pytest.raises(AnsibleActionFail, match="continues there"):
-        action.run()
-    kept = Path(file["path"] + ".part").stat().st_size
-    assert 1_000_000 <= kept < SIZE
-    requests = len(server.asked)
-    action = Action(tmp_path, models, file, fetched_by="controller")
-    assert action.run()["digests"] == {file["path"]: SHA}
-    assert server.asked[requests][1]["Range"] == f"bytes={kept}-{SIZE - 1}"
-    assert Path(file["path"]).read_bytes() == DATA
-
-
-@pytest.mark.parametrize("sha256", [SHA, None])
-@pytest.mark.parametrize("fetched_by, given", [("head", True), ("controller", False)])
-def test_a_head_that_downloads_nothing_gets_no_token(server, tmp_path, models, fetched_by, given, sha256):
-    (tmp_path / "token").write_text("hf_secret")
-    (tmp_path / "token").chmod(0o600)
-    more = {
-        "fetched_by": fetched_by,
-        "records": [download_record_of(models / "source")],
-        "token_file": str(tmp_path / "token"),
-    }
-    action = Action(tmp_path, models, planned(server, models, sha256=sha256), **more)
-    assert list(action.run()["digests"].values()) == [SHA]
-    assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert bool(action.pipes[-1]) == given
-
-
-def test_a_token_file_that_cannot_be_used_is_named(copied, tmp_path, models):
-    with pytest.raises(Refusal, match=r"llama_model_token_file is .*token, which cannot be read on the contr"):
-        Action(tmp_path, models, copied, token_file=str(tmp_path / "token")).run()
-
-
-def test_a_host_that_reports_nonsense_is_named(copied, tmp_path, models):
-    action = Action(tmp_path, models, copied)
-    action._execute_module = lambda **_arguments: {"changed": True, "fetch": [{"path": 1}], "bytes": 0}
-    with pytest.raises(AnsibleActionFail, match=r"head reports a value that is not possible \(python is missing"):
-        action.run()
-
-
 @pytest.mark.parametrize(
-    "report, rate, sentence",
+    "done, rate, sentence",
     [
-        (("m.gguf", "fetch", 1, 12.3e9, 60.1e9), 112e6, "m.gguf: 12.3 GB of 60.1 GB, 112 MB/s, 7 min left"),
-        (("m.gguf", "check", 3, 1e9, 2e9), 500e6, "checks m.gguf and 2 more: 1.0 GB of 2.0 GB, 500 MB/s, 2 s left"),
-        (("m\x1b.gguf", "fetch", 1, 0, 2e9), 0, "m\\x1b.gguf: 0.0 MB of 2.0 GB, waiting for data"),
+        (12.3e9, 112e6, "m.gguf and 1 more: 12.3 GB of 60.1 GB, 112 MB/s, 7 min left"),
+        (60.1e9, 0, "m.gguf and 1 more: checked"),
+        (0, 0, "m.gguf and 1 more: 0.0 MB of 60.1 GB, waiting for data"),
     ],
 )
-def test_progress_in_words(report, rate, sentence):
-    assert delivery.sentence(download.ProgressReport(*report), rate) == sentence
+def test_progress_in_words(done, rate, sentence):
+    assert delivery.sentence(["m.gguf", "n.gguf"], done, 60.1e9, rate) == sentence
 
 
-def test_a_line_every_ten_seconds(monkeypatch):
+def test_a_line_every_ten_seconds(server, models, monkeypatch):
+    """Of what lies there of all files, in their places and beside them."""
     shown, clock = [], [0.0]
     monkeypatch.setattr(delivery.display, "display", shown.append)
     monkeypatch.setattr(delivery.time, "monotonic", lambda: clock[0])
-    line = delivery.Line("head")
-    for clock[0] in (0, 5, 10, 12, 19.4, 21):
-        line.show(download.ProgressReport("m.gguf", "fetch", 1, int(1e9 + clock[0] * 1e8), 41 * 10**8))
+
+    def command(text):
+        done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
+        return {"stdout": done.stdout}
+
+    files, _records = parsed([planned(server, models), planned(server, models, "n n.gguf")])
+    progress = delivery.Progress(types.SimpleNamespace(host="head", command=command), files)
+    assert progress.show(0) == "0"
+    files[0].path.parent.mkdir(parents=True)
+    files[0].path.write_bytes(bytes(SIZE))
+    for clock[0], size in ((5, 1_000_000), (10, 1_000_000), (12, 1_500_000), (20, 2_000_000)):
+        files[1].part.write_bytes(bytes(size))
+        assert progress.show(clock[0]) == str(SIZE + size)
     assert shown == [
-        "  [head] m.gguf: 2.0 GB of 4.1 GB, 100 MB/s, 21 s left",
-        "  [head] m.gguf: 2.9 GB of 4.1 GB, 100 MB/s, 11 s left",
+        "  [head] m.gguf and 1 more: 4.0 MB of 6.0 MB, 0.4 MB/s, 4 s left",
+        "  [head] m.gguf and 1 more: 5.0 MB of 6.0 MB, 0.1 MB/s, 9 s left",
     ]
+
+
+def test_a_host_that_reports_nonsense_is_named(server, models):
+    action = types.SimpleNamespace(
+        host="head", foresee=lambda **_arguments: {"changed": True, "fetch": [{"path": 1}], "bytes": 0}
+    )
+    arguments = typed_json.parse(ModelArguments, {"files": [planned(server, models)], "folder": str(models)})
+    with pytest.raises(AnsibleActionFail, match=r"head reports a value that is not possible \(fetch"):
+        delivery.run(action, arguments)
+
+
+@pytest.mark.parametrize("left, written", [(0, False), (1, True)])
+def test_a_large_known_answer_model_that_is_there_is_not_written_again(monkeypatch, tmp_path, left, written):
+    path, size = tmp_path / "model", known_answer_file.file_bytes(1, 64, "f32")
+    path.write_bytes(bytes(size - left))
+    path.with_name("model.2.sha256").touch()
+    monkeypatch.setattr(state, "HASHED_BYTES", 0)
+    made = mock.Mock(return_value=(tmp_path / "made", tmp_path / "record"))
+    monkeypatch.setattr(known_answer_action.sources, "known_answer_model", made)
+    action = actions.made(known_answer_action, path=str(path), layers=1, width=64, type="f32")
+    action.copy = lambda source, target: {"changed": True}
+
+    def stat(module_args, **_more):
+        place = Path(module_args["path"])
+        return {"stat": {"exists": place.exists(), **({"size": place.stat().st_size} if place.exists() else {})}}
+
+    action._execute_module = stat
+    assert action.run(None, {"inventory_hostname": "head"})["changed"] is written
+    assert made.called is written

@@ -20,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup imp
 from support.model_sources import (
     PREFIX,
     REPO,
-    library,
     looked_up,
     on_huggingface,
     play,
@@ -32,7 +31,7 @@ from support.model_sources import (
 )
 
 MODULE = model_info
-__all__ = ["library", "repo", "server"]
+__all__ = ["repo", "server"]
 SUMMARY = {**known_answer.summary(4, 128, "f32"), "files": []}
 CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_encoder", gguf_files.BOOL, True))
 
@@ -66,13 +65,11 @@ def store(tmp_path, request, found):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["huggingface", "ollama"])
 def test_a_model_is_found_downloaded_and_then_found_without_a_server(
-    server, repo, library, tmp_path, call, open_files, monkeypatch, kind
+    server, repo, tmp_path, call, open_files, monkeypatch
 ):
-    prefix, name = str(tmp_path / "prefix"), f"{server.url}/library/gemma3:4b"
-    source = {"huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}, "ollama": name}[kind]
-    given = {f"llama_model_{kind}": source}
+    prefix = str(tmp_path / "prefix")
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     first, _action = run(call, given, prefix)
     report = model_source.report_of(first)
     plan = model_source.with_files(Model("", None, report.summary), request_of(**given), report, prefix)
@@ -135,7 +132,7 @@ def test_names_that_lead_elsewhere_are_no_names(name):
     assert "is no name for a file of a model" in str(download_record.problem_of_record(record))
 
 
-@pytest.mark.parametrize("kind", ["huggingface", "url", "ollama", "copy"])
+@pytest.mark.parametrize("kind", ["huggingface", "url", "copy"])
 def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     """Else a head would get files of the controller, and a server of its choice the token."""
     name, commit, url = (
@@ -146,10 +143,6 @@ def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     source, expected = {
         "huggingface": ({"repo": REPO, "quantisation": "Q4_K_M"}, f"{server.url}/{REPO}/resolve/{commit}/{name}"),
         "url": ([url], url),
-        "ollama": (
-            "https://models.example/library/gemma3:4b",
-            f"https://models.example/v2/library/gemma3/blobs/sha256:{'a' * 64}",
-        ),
         "copy": (str(tmp_path / "gone" / name), (tmp_path / "gone" / name).as_uri()),
     }[kind]
     given = {f"llama_model_{kind}": source}
@@ -208,10 +201,10 @@ def test_a_host_that_is_not_contacted_is_not_asked(server, repo, call):
 
 @pytest.mark.parametrize("role", ["model", "mmproj", "draft"])
 def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monkeypatch, role):
-    """Where its blob is missing, or has not all bytes yet, the registry is asked."""
+    """Where its blob is missing, or has not all bytes yet, it is said how to get it."""
     content = gguf_files.model(CLIP) if role == "mmproj" else gguf_files.model()
     layer = {"mediaType": ollama.MEDIA_TYPES[role], "digest": f"sha256:{'a' * 64}", "size": len(content)}
-    manifest = tmp_path / "manifests" / "127.0.0.1:1" / "library" / "m" / "1"
+    manifest = tmp_path / "manifests" / "registry.ollama.ai" / "library" / "m" / "1"
     manifest.parent.mkdir(parents=True)
     manifest.write_text(json.dumps({"layers": [layer]}))
     blob = tmp_path / "blobs" / f"sha256-{'a' * 64}"
@@ -219,10 +212,9 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     closed = []
     monkeypatch.setattr(local_models.host, "closed_to", lambda account, path: closed[0] if closed else None)
-    name = "http://127.0.0.1:1/library/m:1"
-    given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": name}}
+    given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": "m:1"}}
     if role == "model":
-        given = {"llama_model_ollama": name}
+        given = {"llama_model_ollama": "m:1"}
 
     def find():
         return run(operators(call), given, str(tmp_path / "prefix"), "nobody")[0]
@@ -230,11 +222,11 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     for stored in (None, content[:-1]):
         if stored:
             blob.write_bytes(stored)
-        assert re.search(r"whose manifest http://127\.0\.0\.1:1/\S+ cannot be read", find()["refused"])
+        assert "library/m:1, which Ollama on h does not have in a folder" in find()["refused"]
+        assert "run ollama pull there" in find()["refused"]
     blob.write_bytes(content)
     found = find()
-    file_name = f"m-1{'' if role == 'model' else f'-{role}'}.gguf"
-    file = SourceFile(file_name, len(content), None, "a" * 64, str(blob))
+    file = SourceFile("m-1.gguf", len(content), path=str(blob))
     assert found["files"] == [{**file._asdict(), "role": role}]
     header = found["summary"] if role == "model" else found["further"][role]
     assert header["architecture"] == ("clip" if role == "mmproj" else "llama")
@@ -242,7 +234,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     if role == "model":
         assert find()["closed"] == closed[0]
     else:
-        said = f"llama_model_{role}.ollama is {name}, but its service cannot read {closed[0]}"
+        said = f"llama_model_{role}.ollama is registry.ollama.ai/library/m:1, but its service cannot read {closed[0]}"
         assert said in find()["refused"]
 
 
@@ -286,22 +278,18 @@ def test_a_projector_in_a_private_folder_is_closed_to_another_account(tmp_path, 
     assert ("its service cannot read" in found.get("refused", "")) == closed
 
 
-def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
-    tmp_path, call, server, library, open_files
-):
-    """On the head, on the controller and on a server. A projector in place of a draft model, and the other way round, is not planned with."""
+def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(tmp_path, call, open_files):
+    """On the head and on the controller. A projector in place of a draft model, and the other way round, is not planned with."""
     for name, content in (("p.gguf", gguf_files.model(CLIP)), ("d.gguf", gguf_files.model())):
         (tmp_path / name).write_bytes(content)
-    (library / "4b.mmproj").write_bytes(gguf_files.model(CLIP))
 
     def find(**given):
         given = {"llama_model_path": "/m.gguf", **given}
         return run(operators(call), given, str(tmp_path / "prefix"))[0]["further"]
 
-    projector, draft, name = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf"), f"{server.url}/library/gemma3:4b"
-    for kind in ("path", "copy", "ollama"):
-        places = (name, name) if kind == "ollama" else (projector, draft)
-        found = find(llama_model_mmproj={kind: places[0]}, llama_model_draft={kind: places[1]})
+    projector, draft = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf")
+    for kind in ("path", "copy"):
+        found = find(llama_model_mmproj={kind: projector}, llama_model_draft={kind: draft})
         assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
         assert model_source.check({"further": found}) is None
     assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}

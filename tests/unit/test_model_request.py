@@ -103,7 +103,6 @@ def test_addresses_are_put_in_the_order_of_their_parts_with_their_checksums():
         ("gemma3", "registry.ollama.ai/library/gemma3:latest"),
         ("me/gemma3:4b", "registry.ollama.ai/me/gemma3:4b"),
         ("registry.lan:5000/library/gemma3:4b", "registry.lan:5000/library/gemma3:4b"),
-        ("http://127.0.0.1:1/library/g:t", "http://127.0.0.1:1/library/g:t"),
     ],
 )
 def test_a_name_of_ollama_is_completed_as_ollama_does(given, whole):
@@ -131,7 +130,7 @@ def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_mode
     source = request_of(llama_model_huggingface={"repo": REPO, "quantisation": "Q4_K_M"}).source
     folder = model_source.folder(PREFIX, source)
     assert model["path"] == model["files"][0]["path"] == f"{folder}/m.gguf"
-    assert (model["revision"], model["fetched_by"]) == ("a" * 40, "head")
+    assert model["revision"] == "a" * 40
     (record,) = model["records"]
     assert record["path"] == f"{folder}/.source.json"
     assert download_record.problem_of_record(record) is None
@@ -231,7 +230,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
         "a part that is replaced has to be read again"
     )
     assert [(file["url"], file["bytes"]) for file in model["files"]] == [(None, None)] * 2
-    assert (model["revision"], model["fetched_by"], model["records"]) == (None, "head", [])
+    assert (model["revision"], model["records"]) == (None, [])
     assert model["source"] == f"huggingface:{REPO}@main"
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
@@ -248,9 +247,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     ):
         own.update(llama_model_huggingface=None, llama_model_url=None, llama_model_copy=None, **{})
         own.update(given)
-        model = pair.plan()["model"]
-        assert model["files"][0]["name"] == name
-        assert model["fetched_by"] == ("controller" if "llama_model_copy" in given else "head")
+        assert pair.plan()["model"]["files"][0]["name"] == name
 
 
 def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted(pair, big_model):
@@ -317,7 +314,7 @@ def test_what_cannot_have_been_found_is_refused(pair, big_model, found, said):
 def test_a_person_reads_where_a_model_comes_from(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
     plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, sizes=3 << 30)
-    said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB, fetched by the head"
+    said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB"
     assert f"  source   {said}" in plan_text.plan_table(typed(plan))
     assert f"from {said}" in " ".join(plan_text.plan_page(typed(plan)).split())
     pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")

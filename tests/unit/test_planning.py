@@ -807,6 +807,13 @@ def test_what_lets_accounts_write_metrics_is_installed_where_it_is_missing(pair,
     assert {tool: found[tool] for tool in set(found) - set(before)} == tools
 
 
+def test_what_downloads_models_is_installed_on_a_head_that_lacks_it(pair):
+    for name in ("head", "worker1"):
+        pair.hosts[name]["facts"]["toolchain"]["curl"] = None
+    hosts = pair.plan()["hosts"]
+    assert [hosts[name]["tools"].get("curl") for name in ("head", "worker1")] == ["curl", None]
+
+
 def tuned(pair, **variables):
     worker = pair.hosts["worker1"]
     worker["facts"].update(memory_mib=128200, accelerators=strix_halo()["accelerators"][:1])

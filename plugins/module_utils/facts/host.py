@@ -47,7 +47,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
-TOOLS_OF_ROOT = ("useradd", "setfacl")
+TOOLS_OF_ROOT = ("useradd", "setfacl", "curl")
 """Where root's programs are; not all accounts have these in their search path."""
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""

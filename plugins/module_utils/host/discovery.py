@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
@@ -137,17 +136,15 @@ def neighbours(listing: str) -> dict[str, set[str]]:
 def models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Those whose headers say that they can be served, the largest first."""
     largest = sorted(_files(folders), key=lambda entry: -entry[1])[:MOST_MODELS]
-    sizes, ollama_names = dict(largest), list(_ollama_names())
+    sizes, ollama_names = dict(largest), list(ollama.names())
     report = local_models.report([], list(sizes), ollama_names, account)
     for path, entry in report["paths"].items():
         if is_served(entry.get("summary")):
             yield FoundModel("path", path, path, sizes[path], entry["closed"], entry["summary"])
     for name, found in report["ollama"].items():
-        entry = found["blobs"][download_record.MODEL]
+        entry = found.get(download_record.MODEL) or {}
         if is_served(entry.get("summary")):
-            (blob, *_others) = ollama.blobs(found["manifest"], download_record.MODEL)
-            file = os.path.join(found["folder"], ollama.blob_path(blob.sha256))
-            yield FoundModel("ollama", name, file, entry["bytes"], entry["closed"], entry["summary"])
+            yield FoundModel("ollama", name, entry["path"], entry["bytes"], entry["closed"], entry["summary"])
 
 
 def is_served(summary: Optional[Mapping[str, Any]]) -> bool:
@@ -169,11 +166,3 @@ def _files(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
                     known.add(real)
                     with suppress(OSError):
                         yield paths[0], sum(os.stat(path).st_size for path in paths)
-
-
-def _ollama_names() -> Iterator[str]:
-    for folder in local_models.ollama_folders():
-        top = Path(folder) / "manifests"
-        for path in sorted(top.glob("*/*/*/*")):
-            *parts, tag = path.relative_to(top).parts
-            yield f"{'/'.join(parts)}:{tag}"

@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
-
-OLLAMA_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
-"""Of its service, as Ollama's installer and packages of distributions set it up."""
 
 
 def report(
@@ -27,12 +24,18 @@ def report(
     :param paths: of files.
     :param account: that is to read them; None for that of this process.
     :returns: folder → ``record``, ``whole``, and ``summary`` and ``closed`` of those whose files are whole; path → ``bytes``, ``summary`` and ``closed``,
-        or ``error``; name of a model of Ollama → ``manifest``, ``folder``, and ``blobs``: role → the same as of a path.
+        or ``error``; name of a model of Ollama → role → ``path`` and the same.
     """
     return {
         "folders": {folder: entry for folder in folders if (entry := _download(folder, account))},
         "paths": {path: _file(path, account, whole=False) for path in paths},
-        "ollama": {name: entry for name in ollama_names if (entry := _of_ollama(name, account))},
+        "ollama": {
+            name: {
+                role: {"path": str(path), **_file(str(path), account, whole=role == download_record.MODEL)}
+                for role, path in ollama.blobs(name).items()
+            }
+            for name in ollama_names
+        },
     }
 
 
@@ -64,33 +67,3 @@ def _file(path: str, account: str | None, whole: bool) -> dict[str, Any]:
         return {**entry, "summary": summary}
     except (gguf.GGUFError, OSError):
         return {**entry, "summary": None}
-
-
-def ollama_folders() -> list[str]:
-    """Where Ollama's models may lie on this host."""
-    return [
-        *filter(None, [os.environ.get("OLLAMA_MODELS")]),
-        os.path.expanduser("~/.ollama/models"),
-        *OLLAMA_FOLDERS,
-    ]
-
-
-def _of_ollama(name: str, account: str | None) -> dict[str, Any] | None:
-    """The manifest of a model that Ollama has on this host, and the folder where its blobs are; None where it has none that can be read."""
-    for folder in ollama_folders():
-        path = Path(folder) / ollama.name_of(name).manifest_path
-        try:
-            manifest = reading.read_object(path, ollama.MANIFEST_BYTES)
-        except (OSError, ValueError):
-            continue
-        if not ollama.problem(manifest):
-            blobs = {role: _blob(Path(folder), manifest, role, account) for role in download_record.ROLES}
-            return {"manifest": {"layers": manifest["layers"]}, "folder": folder, "blobs": blobs}
-    return None
-
-
-def _blob(folder: Path, manifest: Mapping[str, Any], role: str, account: str | None) -> dict[str, Any]:
-    """What the host has of the first blob with this role that a manifest names."""
-    for blob in ollama.blobs(manifest, role):
-        return _file(str(folder / ollama.blob_path(blob.sha256)), account, whole=role == download_record.MODEL)
-    return {}

@@ -1,36 +1,31 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests to web servers: headers of models by HTTP ranges, downloads that go on where they stopped, and small answers.
+"""Requests to web servers: headers of models by HTTP ranges, and small answers.
 
 Nothing that a server says is trusted: each reply is held against what was asked for, before its body is read.
 """
 
 from __future__ import annotations
 
-import functools
 import http.client
 import netrc
-import os
 import re
 import socket
 import ssl
 import string
-import time
 import urllib.error
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from ansible.module_utils.urls import Request, basic_auth_header, make_context
+from ansible.module_utils.urls import Request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
-SLOWEST, SECONDS_OF_SLOWNESS = 4096, 60
-"""A download that is slower than this many bytes per second, averaged over so many seconds, is given up."""
 SECONDS_OF_HEADERS = 60
 """For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
@@ -43,7 +38,6 @@ WHY = {
 }
 PASSING = (408, 429)
 """Refusals of a server that are over after a while, beside its own errors."""
-PIECE = 1 << 20
 
 
 class RemoteError(gguf.GGUFError):
@@ -109,28 +103,20 @@ def _redirect_target(url: str, location: str | None) -> str:
 
 def _error_of(error: Exception) -> RemoteError:
     """What a request failed of, as a sentence."""
+    if isinstance(error, netrc.NetrcParseError):  # not in its own words, which repeat a word of the file
+        return RemoteError("is asked for with ~/.netrc (or NETRC), which cannot be read: correct it, or remove it")
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, ssl.SSLError):
-        return RemoteError(
-            f"has a server whose TLS connection fails ({validation.printable(reason)}): correct the server's certificate, or trust its authority on this host",
-            passes=not isinstance(reason, ssl.SSLCertVerificationError),
-        )
-    if isinstance(reason, socket.gaierror):
-        return RemoteError(
-            f"has an unknown host name ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed",
-            passes=True,
-        )
     if isinstance(reason, (socket.timeout, TimeoutError)):
-        return RemoteError(
-            "has a server that did not answer in time: try again, or use another server",
-            passes=True,
-        )
+        return RemoteError("has a server that did not answer in time: try again, or use another server", passes=True)
     if isinstance(error, http.client.IncompleteRead):
         return RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
     if isinstance(error, (http.client.InvalidURL, ValueError)):
         return RemoteError(f"is not a URL ({validation.printable(error)}): correct it")
     text = validation.printable(reason) or type(reason).__name__
-    return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy", passes=True)
+    passes = not isinstance(reason, ssl.SSLCertVerificationError)
+    return RemoteError(
+        f"cannot be read ({text}): check the server, its name, the network and https_proxy", passes=passes
+    )
 
 
 @contextmanager
@@ -140,14 +126,8 @@ def _as_sentence() -> Iterator[None]:
         yield
     except RemoteError:
         raise
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException, netrc.NetrcParseError) as error:
         raise _error_of(error) from error
-
-
-@functools.lru_cache(maxsize=1)
-def _client() -> Request:
-    """Made once, since loading the trusted authorities takes longer than a request."""
-    return Request(context=make_context(), follow_redirects="none", decompress=False)
 
 
 def answer(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
@@ -161,39 +141,16 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
         with _as_sentence():
             if urlsplit(target).scheme not in ("http", "https"):
                 raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
-            permission = _permission(target, token) if target == url or same_server(target, url) else {}
             try:
-                return _ask(target, {**headers, **permission}, silence or SECONDS_OF_SILENCE)
+                own = same_server(target, url)
+                permission = {"Authorization": f"Bearer {token}"} if token and own else {}
+                return _ask(target, {**headers, **permission}, silence or SECONDS_OF_SILENCE, own and not token)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
-                        raise _refused(error.code, error.headers.get("X-Error-Code") or "") from error
+                        raise refused(error.code, error.headers.get("X-Error-Code") or "") from error
                     target = _redirect_target(target, error.headers.get("Location"))
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
-
-
-def _permission(url: str, token: str | None) -> dict[str, str]:
-    """The header that asks with a token, else with what netrc has for the host.
-
-    :raises RemoteError: netrc cannot be read.
-    """
-    if token:
-        return {"Authorization": f"Bearer {token}"}
-    path = os.environ.get("NETRC") or None  # None lets netrc look at the mode of the file
-    try:
-        login = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
-    except OSError:
-        return {}
-    except (netrc.NetrcParseError, ValueError) as error:
-        # Not in its own words: they repeat a word of the file, which may be of a password.
-        line = error.lineno if isinstance(error, netrc.NetrcParseError) else None
-        place = f"near line {line}" if line else "it is not text, or other accounts own or can read it"
-        file = path or os.path.expanduser("~/.netrc")
-        raise RemoteError(
-            f"is asked for with {file}, which cannot be read ({place}): correct it, close it to others (chmod 600), or remove it"
-        ) from None
-    user, _account, password = login or ("", "", "")
-    return {"Authorization": basic_auth_header(user, password)} if user and password else {}
 
 
 def content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
@@ -208,21 +165,21 @@ def content(url: str, headers: Mapping[str, str], limit: int, token: str | None 
     return data
 
 
-def _refused(status: int, reason: str) -> RemoteError:
+def refused(status: int, reason: str) -> RemoteError:
     """What a server means by a status."""
     remedy = "try again later" if status >= 500 else "open the URL in a browser"
     why = WHY.get(status, f"is not available (HTTP {status}): {remedy}")
     return RemoteError(why, status=status, passes=status in PASSING or status >= 500, reason=reason)
 
 
-def _ask(url: str, headers: Mapping[str, str], silence: float) -> Any:
+def _ask(url: str, headers: Mapping[str, str], silence: float, use_netrc: bool) -> Any:
     """The answer to one request.
 
     :raises RemoteError: its headers do not end in time.
     """
-    client = functools.partial(_client().open, "GET", url, timeout=silence, use_netrc=False)
+    client = Request(follow_redirects="none", decompress=False, use_netrc=use_netrc, timeout=silence)
     try:
-        return reading.within(SECONDS_OF_HEADERS, lambda: client(headers=headers))
+        return reading.within(SECONDS_OF_HEADERS, lambda: client.open("GET", url, headers=headers))
     except reading.TooSlowError:
         raise RemoteError(
             f"has a server whose answer did not begin within {SECONDS_OF_HEADERS} s: try again, or use another server",
@@ -291,43 +248,6 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
             f"Content-Range {gguf.short(text)}): use another server"
         )
     return size, last - first + 1
-
-
-class ReplacedError(RemoteError):
-    """The file on the server is another one than it was."""
-
-
-def download(url: str, offset: int, size: int, token: str | None) -> Iterator[bytes]:
-    """The file from ``offset`` to its end, as it comes. Each byte that has arrived is given before an error is raised.
-
-    :param size: that it has to have.
-    :raises ReplacedError: it has another size.
-    :raises RemoteError: also where it comes too slowly.
-    """
-    left = size - offset
-    with _as_sentence(), _ask_for_range(url, offset, left, token) as reply:
-        reported, _expected = _range_of(reply, offset, left)
-        if reported != size:
-            raise ReplacedError(
-                f"has {reported} bytes, and had {size} when it was planned: it was replaced; run the playbook again"
-            )
-        seconds, count = 0.0, 0
-        while left:
-            # The time that the reader takes with a piece does not count: it may send it on.
-            begun = time.monotonic()
-            piece: bytes = reply.read1(min(left, PIECE))
-            seconds, count = seconds + time.monotonic() - begun, count + len(piece)
-            if not piece:
-                raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
-            left -= len(piece)
-            yield piece
-            if seconds >= SECONDS_OF_SLOWNESS:
-                if left and count < SLOWEST * seconds:
-                    raise RemoteError(
-                        f"has a server that sends less than {SLOWEST >> 10} KiB per second: try again, or use another server",
-                        passes=True,
-                    )
-                seconds, count = 0.0, 0
 
 
 def read_model(url: str, token: str | None = None) -> gguf.Model:

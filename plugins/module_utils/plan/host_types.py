@@ -363,9 +363,8 @@ class ModelArguments(NamedTuple):
     records: tuple[DownloadRecordPlan, ...] = ()
     token_file: Optional[str] = None
     """on the controller"""
-    token_pipe: Optional[Annotated[str, "path"]] = None
-    """on the host"""
-    fetched_by: Annotated[str, ("head", "controller")] = "head"
+    token: Optional[str] = None
+    """what is in that file"""
 
 
 class FetchedModelPlan(NamedTuple):

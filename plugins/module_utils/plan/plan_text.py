@@ -184,16 +184,16 @@ def _without_a_worker(plan: Plan) -> list[str]:
 
 
 def source_of(plan: Plan) -> str:
-    """Where the model's files come from, how many and how large they are, and who fetches them; empty where they are on the head, and of several."""
+    """Where the model's files come from, how many and how large they are; empty where they are used as they lie on the head, and of several."""
     model = plan.model
-    if model.fetched_by is None or plan.head.models:
+    if model.source.partition(":")[0] not in ("huggingface", "url", "copy") or plan.head.models:
         return ""
     source = model.source
     if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
         source = source.replace(str(model.revision), str(model.revision)[:SHOWN_OF_COMMIT])
     sizes = [file.bytes for file in model.files]
     size = f", {sum(map(int, filter(None, sizes))) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
-    return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}, fetched by the {model.fetched_by}"
+    return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}"
 
 
 def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:

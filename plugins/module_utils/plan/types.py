@@ -105,13 +105,11 @@ class ModelPlan(NamedTuple):
     source: str
     """where it comes from: `huggingface:REPO@COMMIT`, `url:…`, `ollama:…`, `copy:…`, `path:…` or `known-answer`"""
     revision: Optional[str]
-    """commit of a repository, digest of a manifest of Ollama; null where there is none"""
+    """commit of a repository; null where there is none"""
     files: tuple[ModelFilePlan, ...]
     """its files, those of llama_model_mmproj and llama_model_draft too, parts in their order; empty for the known-answer model"""
     records: tuple[DownloadRecordPlan, ...]
     """what is written beside fetched files once they are whole"""
-    fetched_by: Optional[Annotated[str, ("head", "controller")]]
-    """who fetches the files that have a url; null where there is none"""
 
 
 class HeadMemory(NamedTuple):

@@ -179,7 +179,6 @@ class ModelRequest(NamedTuple):
     mmproj: ModelSource | None = None
     draft: ModelSource | None = None
     token_file: str | None = None
-    fetched_by: str = "head"
     instead_bytes: int | None = None
     """Plan with the same model in so many bytes."""
 
@@ -203,12 +202,10 @@ class Model(NamedTuple):
     source: str = ""
     """For people, without secrets."""
     revision: str | None = None
-    """Commit of a repository, digest of a manifest."""
+    """Commit of a repository."""
     files: tuple[ModelFilePlan, ...] = ()
     records: tuple[Mapping[str, Any], ...] = ()
     """Of fetched files: ``path`` of each, and what it says (model_files.SHAPE)."""
-    fetched_by: str | None = None
-    """head or controller; None where nothing is fetched."""
     offered: tuple[Quantisation, ...] = ()
     """What else the repository has, where it was asked."""
     draft: ModelSummary | None = None

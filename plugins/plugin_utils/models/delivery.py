@@ -1,52 +1,37 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings the files of a model onto a host: compares, sends what the controller has, lets the host download the rest in the background, and shows how far
-that is."""
+"""Brings the files of a model onto a host: compares, copies what the controller has, lets the host download the rest in the background, and shows how
+far that is."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, sender
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
 display = Display()
 
 LIMIT_SECONDS = 14 * 86400
-SILENCE_SECONDS = download.WAIT_SECONDS + 600
-"""Without progress: the host itself gives up earlier, on a server and on another process."""
+SILENCE_SECONDS = 3600
+"""Without progress: a large file is checked meanwhile, and the host itself gives up a server earlier."""
 LINE_SECONDS = 10
 PAUSES = (0.5, 1, 1, 2, 5)
 """Seconds before the first looks at a download; it is shown every LINE_SECONDS."""
-HAND_OVER = """
-import os, stat, sys, time
-for _ in range(100):
-    try:
-        pipe = os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        break
-    except OSError:
-        time.sleep(0.1)
-else:
-    sys.exit("the download has not made its pipe yet")
-status = os.fstat(pipe)
-if stat.S_ISFIFO(status.st_mode) and status.st_uid == os.geteuid():
-    os.write(pipe, sys.stdin.buffer.read())
-"""
-"""Writes its input into the pipe that a download makes: never into a file, nor into what another account made."""
 
 
 class PendingRow(NamedTuple):
@@ -61,7 +46,6 @@ class Comparison(NamedTuple):
     """What the module ``model`` reports in check mode."""
 
     fetch: tuple[PendingRow, ...]
-    python: str
 
 
 def run(action: Action, arguments: ModelArguments) -> dict:
@@ -70,128 +54,93 @@ def run(action: Action, arguments: ModelArguments) -> dict:
     result = action.foresee(**typed_json.dump(wanted))
     if result.get("failed") or not result.get("changed"):
         return result
-    host, files = action.host, _files(wanted)
-    comparison = _read_comparison(host, result)
-    for line in announcements(host, comparison, files):
-        display.display(line)
+    rows = _read_rows(action.host, result)
+    pending = [file for file in model_files.of_plan(wanted.files) if str(file.path) in rows]
+    for file in pending:
+        display.display(_announcement(action.host, file, rows[str(file.path)]))
     if action.check_mode:
         return result
-    base = action.variables.get("inventory_dir") or ""
-    token_file = arguments.token_file
-    token = hub.read_token(os.path.join(base, os.path.expanduser(token_file))) if token_file else None
-    wanted = _send(action, wanted, comparison, token)
-    lookout = Lookout(action, host, wanted.folder)
-    if token and not all(file.sent for file in files):
-        wanted = wanted._replace(token_pipe=lookout.offer(token, comparison.python))
+    for file in pending:
+        if file.copied:
+            _copy(action, file)
+    if arguments.token_file:
+        base = action.variables.get("inventory_dir") or ""
+        wanted = wanted._replace(token=hub.read_token(os.path.join(base, os.path.expanduser(arguments.token_file))))
+    progress = Progress(action, [file for file in pending if not file.copied])
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
     lost = "Run the playbook again, which continues there."
-    job = Job("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, lookout.show, lost)
+    job = Job("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, lost)
     done = action.background(job, **typed_json.dump(wanted))
     return done if done.get("failed") else {**done, **result}
 
 
-def _read_comparison(host: str, result: Any) -> Comparison:
+def _read_rows(host: str, result: dict) -> dict[str, PendingRow]:
     problem = typed_json.problem("", result, Comparison)
     if problem:
         raise AnsibleActionFail(validation.not_possible(host, f"{problem.where.lstrip('.')} {problem.why}"))
-    return typed_json.parse(Comparison, result)
+    return {row.path: row for row in typed_json.parse(Comparison, result).fetch}
 
 
-def _files(wanted: ModelArguments) -> list[ModelFile]:
-    return model_files.of_plan(wanted.files, wanted.records, wanted.fetched_by == "controller")
+def _announcement(host: str, file: ModelFile, row: PendingRow) -> str:
+    """What comes from where, in a line for a person."""
+    left = row.bytes - row.have
+    present = f", {amount(row.have)} of it are there" if left and row.have else ""
+    how = "copy" if file.copied else "download"
+    what = f"{amount(left)} to {how} from {web.shown(file.url)}{present}" if left else "to be checked"
+    return f"  [{host}] {file.name}: {what}"
 
 
-def _with_checksum(wanted: ModelArguments, file: ModelFile, digest: str) -> ModelArguments:
-    files = [planned._replace(sha256=digest) if planned.path == str(file.path) else planned for planned in wanted.files]
-    return wanted._replace(files=tuple(files))
-
-
-def announcements(host: str, comparison: Comparison, files: Sequence[ModelFile]) -> Iterator[str]:
-    """What is downloaded and from where, in lines for a person."""
-    by_path = {str(file.path): file for file in files}
-    for row in comparison.fetch:
-        if row.path not in by_path:
-            continue
-        file, left = by_path[row.path], row.bytes - row.have
-        present = f", {amount(row.have)} of it are there" if left and row.have else ""
-        what = f"{amount(left)} to download from {web.shown(file.url)}{present}" if left else "to be checked"
-        yield f"  [{host}] {file.name}: {what}"
-
-
-def _send(action: Action, wanted: ModelArguments, comparison: Comparison, token: str | None) -> ModelArguments:
-    """Sends the files that the host does not get itself; returns the arguments with their checksums."""
-    rows = {row.path: row for row in comparison.fetch}
-    unknown = [file for file in _files(wanted) if file.local_path and not file.sha256 and str(file.path) in rows]
-    for file in unknown:
-        display.display(
-            f"  [{action.host}] {file.name}: its checksum is computed, to continue where an earlier run stopped"
+def _copy(action: Action, file: ModelFile) -> None:
+    """Copies a file of the controller as ``ansible.builtin.copy`` does."""
+    folder = str(file.path.parent)
+    result = action.module("ansible.builtin.file", path=folder, state="directory", mode="0755")
+    if not result.get("failed"):
+        result = action.copy(file.local_path, str(file.path))
+    if result.get("failed"):
+        raise AnsibleActionFail(
+            f"{file.local_path} of the controller could not be copied to {file.path}: {why(result)}"
         )
-        wanted = _with_checksum(wanted, file, sender.checksum(file))
-    if unknown:
-        result = action.foresee(**typed_json.dump(wanted))
-        rows = {row.path: row for row in _read_comparison(action.host, result).fetch}
-    files = _files(wanted)
-    server = model_files.token_server(files, wanted.records)
-    for file in files:
-        row = rows.get(str(file.path))
-        if file.sent and row:
-            own = token if server and web.same_server(file.url, server) else None
-            work = sender.Sender(action, os.path.dirname(wanted.folder), Line(action.host).show)
-            wanted = _with_checksum(wanted, file, work.send(file, row.have, own))
-    return wanted
 
 
-class Line:
-    """Shows progress every LINE_SECONDS."""
+class Progress:
+    """Looks every LINE_SECONDS how much of its files a host has, and shows it."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
+    def __init__(self, action: Action, downloaded: Collection[ModelFile]) -> None:
+        self._action, self._names = action, [file.name for file in downloaded]
+        self._total = sum(file.bytes for file in downloaded)
+        self._command = f"wc -c {shlex.join(_places(downloaded))} 2>/dev/null"
         self._last: tuple[float, int] | None = None
-
-    def show(self, report: download.ProgressReport) -> None:
-        now = time.monotonic()
-        shown, before = self._last or (now, report.done)
-        self._last = (shown, before)
-        if now - shown >= LINE_SECONDS - 1:
-            display.display(f"  [{self._host}] {sentence(report, (report.done - before) / (now - shown))}")
-            self._last = (now, report.done)
-
-
-def sentence(report: download.ProgressReport, rate: float) -> str:
-    """File, GB of GB, rate and remaining time."""
-    more = f" and {report.files - 1} more" if report.files > 1 else ""
-    doing = f"checks {report.file}{more}" if report.step == download.CHECK else f"{report.file}{more}"
-    speed = ", waiting for data"
-    if rate > 0:
-        speed = f", {amount(rate)}/s, {duration((report.total - report.done) / rate)} left"
-    return validation.printable(f"{doing}: {amount(report.done)} of {amount(report.total)}{speed}")
-
-
-class Lookout:
-    """Looks at a download in the background of the host, and hands the token over to it."""
-
-    def __init__(self, action: Action, host: str, folder: str) -> None:
-        self._action, self._line = action, Line(host)
-        self._command = f"head -c 4000 {shlex.quote(f'{folder}/{model_files.LOCK}')}"
-        self._handover: tuple[str, bytes] | None = None
-
-    def offer(self, token: str, python: str) -> str:
-        """The named pipe that the download reads the token from.
-
-        :param python: of the host.
-        """
-        pipe = f"/tmp/llamacpp-{secrets.token_hex(16)}"
-        self._handover = shlex.join([python, "-c", HAND_OVER, pipe]), f"{token}\n".encode()
-        return pipe
 
     def show(self, _seconds: float) -> str:
         """A text that changes with the progress."""
-        if self._handover:
-            command, data = self._handover
-            if self._action.command(command, data)["rc"] == 0:
-                self._handover = None
-        reply = self._action.command(self._command)
-        report = download.parse_progress(reply.get("stdout", ""))
-        if report:
-            self._line.show(report)
-        return f"{report.step} {report.done}" if report else ""
+        if not self._names:
+            return ""
+        done = min(_sum_of(self._action.command(self._command).get("stdout", "").splitlines()), self._total)
+        now = time.monotonic()
+        since, before = self._last or (now, done)
+        if now - since >= LINE_SECONDS - 1:
+            rate = (done - before) / (now - since)
+            display.display(f"  [{self._action.host}] {sentence(self._names, done, self._total, rate)}")
+        if not self._last or now - since >= LINE_SECONDS - 1:
+            self._last = (now, done)
+        return str(done)
+
+
+def _places(downloaded: Iterable[ModelFile]) -> Iterator[str]:
+    for file in downloaded:
+        yield from (str(file.path), str(file.part))
+
+
+def _sum_of(lines: Iterable[str]) -> int:
+    """Bytes of all files that ``wc`` lists; of several it prints a total, too."""
+    rows = (line.split(maxsplit=1) for line in lines)
+    return sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal() and Path(row[1]).is_absolute())
+
+
+def sentence(names: Collection[str], done: int, total: int, rate: float) -> str:
+    """File, GB of GB, rate and remaining time."""
+    what = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    if done >= total:
+        return f"{what}: checked"
+    speed = f"{amount(rate)}/s, {duration((total - done) / rate)} left" if rate > 0 else "waiting for data"
+    return f"{what}: {amount(done)} of {amount(total)}, {speed}"

@@ -11,7 +11,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
@@ -30,8 +30,6 @@ ENDPOINT = "https://huggingface.co"
 MAX_FILES = 20000
 REPLY_BYTES = 8 << 20
 """Of an answer: 20,000 files take 5.4 MB."""
-MAX_PARTS = 100_000
-"""Lists and objects in an answer, which take 50 times their size in memory; 20,000 files are 40,000."""
 MAX_NAMES = 60
 """Names in a message."""
 OFFLINE = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
@@ -100,7 +98,8 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     if validation.has_secret(endpoint()):
         raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
-        about = _ask(repository.repo, f"revision/{quote(repository.revision, safe='')}?blobs=true", token)
+        url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
+        about = reading.parse(web.content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
         files = [
             {"name": file["rfilename"], "bytes": file.get("size"), "sha256": (file.get("lfs") or {}).get("sha256")}
             for file in about.get("siblings") or ()
@@ -121,19 +120,6 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     return Listing(about["sha"], tuple(ResolvedFile(**file) for file in files if validation.is_plain(file["name"])))
 
 
-def _ask(repo: str, what: str, token: str | None) -> dict[str, Any]:
-    """The hub's answer about a repository.
-
-    :param what: what follows the repository in the path.
-    :raises RemoteError: it is refused, or cannot be read.
-    :raises ValueError: it is something else.
-    """
-    text = web.content(f"{endpoint()}/api/models/{repo}/{what}", {"Accept-Encoding": "identity"}, REPLY_BYTES, token)
-    if text.count(b"[") + text.count(b"{") > MAX_PARTS:
-        raise ValueError(f"its answer has more than {MAX_PARTS} lists and objects")
-    return reading.parse(text)
-
-
 def _no_hub(source: ModelSource, reason: str) -> Refusal:
     return Refusal(
         f"{_subject(source)} cannot be looked up: the answer of {endpoint()} is not that of Hugging Face ({reason}); {OFFLINE}"
@@ -146,37 +132,18 @@ def _subject(source: ModelSource) -> str:
 
 def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
     """What a server's refusal means, as the end of a sentence. The hub names the reason in a header, and refuses a repository that does not exist
-    with 401 where no token is given."""
+    as one that needs a token."""
     code, page = error.status, f"{endpoint()}/{repository.repo}"
+    account = f"the account of the token in {TOKEN_FILE}" if token else "an account that may"
     if error.reason == "RevisionNotFound":
-        return f"has no revision {repository.revision!r}: {_revisions(repository)}"
-    if error.reason == "GatedRepo" and not token:
-        return f"is gated (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
+        return f"has no revision {repository.revision!r}: see {page}/tree/main"
     if error.reason == "GatedRepo":
-        return f"is gated, and the account of the token in {TOKEN_FILE} has no access (HTTP {code}): accept its conditions on {page} with that account"
+        remedy = f"accept its conditions on {page} with {account}" + ("" if token else f", and set {TOKEN_FILE}")
+        return f"is gated (HTTP {code}): {remedy}"
     if error.reason == "RepoNotFound" or code == 404 or (code == 401 and not token):
-        seen = f"or is not shown to the account of the token in {TOKEN_FILE}" if token else "or is private"
-        remedy = "correct the name" + (
-            "" if token else f", or set {TOKEN_FILE} to a file with a token of an account that may see it"
-        )
-        return f"does not exist at {endpoint()}, {seen} (HTTP {code}): {remedy}"
-    if code in (401, 403) and token:
-        return f"cannot be read with the token in {TOKEN_FILE} (HTTP {code}): write a valid token into that file"
-    if code in (401, 403):
-        return f"needs a token (HTTP {code}): set {TOKEN_FILE}"
-    if code == 429:
-        remedy = "wait some minutes" + ("" if token else f", or set {TOKEN_FILE}")
-        return f"cannot be read now, because its server has had too many requests (HTTP {code}): {remedy}"
-    return f"cannot be looked up at {endpoint()} (HTTP {code}): try again later"
-
-
-def _revisions(repository: HuggingFace) -> str:
-    """The revisions that a repository has."""
-    try:
-        references = _ask(repository.repo, "refs", None)
-        return f"it has {_names(entry['name'] for kind in ('branches', 'tags') for entry in references[kind])}"
-    except (web.RemoteError, ValueError, TypeError, KeyError, AttributeError):
-        return f"see {endpoint()}/{repository.repo}/tree/main"
+        seen = f"is not shown to {account}" if token else f"needs {TOKEN_FILE}"
+        return f"does not exist at {endpoint()}, or is private and {seen} (HTTP {code}): correct the name or the token"
+    return f"cannot be looked up: {endpoint()} {web.explain(error, TOKEN_FILE, token)}"
 
 
 def _names(names: Iterable[str]) -> str:

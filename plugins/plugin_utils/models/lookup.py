@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, ollama, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
     ModelSource,
@@ -72,7 +71,7 @@ def beside(folder: str, path: str) -> str:
 def look_up(query: Query, seconds: float) -> ResolvedSource:
     """:raises Refusal: the source does not have it, or takes longer."""
     source = query.source
-    find = _huggingface if source.huggingface else _ollama if source.ollama else _copy if source.copy else _url
+    find = _huggingface if source.huggingface else _copy if source.copy else _url
     try:
         return cast(ResolvedSource, reading.within(seconds, lambda: find(query)))
     except reading.TooSlowError as error:
@@ -82,7 +81,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
 
 
 def _headers(
-    query: Query, read: Callable[[], gguf.Model], place: str, token: str | None = None
+    query: Query, read: Callable[[], gguf.Model], place: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
     """Name and bytes of the files of a model, and its summary.
 
@@ -95,7 +94,7 @@ def _headers(
             return model.files, projector.summarize(model) if projector.is_one(model) else None
         return model.files, header_summary.summarize(model, whole=source.role == download_record.MODEL)
     except web.RemoteError as error:
-        reason = _why_not_given(error) if source.ollama else web.explain(error, download.TOKEN_FILE, token)
+        reason = web.explain(error, download.TOKEN_FILE, query.token)
     except gguf.GGUFError as error:
         reason = str(error)
     raise Refusal(f"{source.variable} is {place}, which {reason}")
@@ -121,13 +120,7 @@ def _huggingface(query: Query) -> ResolvedSource:
         for file in hub.choose(listing, source)
     ]
     urls = {download_record.base_name(file.name): str(file.url) for file in files}
-    place = f"{repository.repo}, {files[0].name}"
-    headers, summary = _headers(query, lambda: _read_urls(urls, query.token), place, query.token)
-    for file, header in zip(files, headers):
-        if file.bytes != header["bytes"]:
-            raise Refusal(
-                f"{source.variable} is {place}, whose size is {file.bytes} in the repository and {header['bytes']} of the file itself: try again"
-            )
+    _files, summary = _headers(query, lambda: _read_urls(urls, query.token), f"{repository.repo}, {files[0].name}")
     offered = hub.quantisations(listing, source, files[0].name)
     shown = model_source.shown(source, listing.commit)
     return ResolvedSource(shown, listing.commit, files, summary, offered=offered)
@@ -140,7 +133,7 @@ def _url(query: Query) -> ResolvedSource:
     def read() -> gguf.Model:
         return web.read_model(first, token) if len(urls) == 1 else _read_urls(urls, token)
 
-    headers, summary = _headers(query, read, place, token)
+    headers, summary = _headers(query, read, place)
     files = [
         SourceFile(header["name"], header["bytes"], url_of(source, header["name"]), checksum)
         for header, checksum in zip(headers, _checksums(source, len(headers), place))
@@ -165,66 +158,6 @@ def _checksums(source: ModelSource, count: int, place: str) -> Sequence[str | No
             "their order"
         )
     return source.checksum or (None,) * count
-
-
-def _ollama(query: Query) -> ResolvedSource:
-    source, whole = query.source, str(query.source.ollama)
-    name = ollama.name_of(whole)
-    manifest, digest = _manifest(source, name)
-    blobs = ollama.blobs(manifest, source.role)
-    if len(blobs) != 1:
-        kind = "projector" if source.role == download_record.MMPROJ else "model"
-        raise Refusal(
-            f"{source.variable} is {whole}, which has {len(blobs) or 'no'} files with a {kind}, not one: use its files from Hugging Face"
-        )
-    (blob,) = blobs
-    file = SourceFile(name.file_name(source.role), blob.bytes, name.blob_url(blob.sha256), blob.sha256)
-    headers, summary = _headers(query, lambda: _read_urls({file.name: str(file.url)}, None), whole)
-    size = headers[0]["bytes"]
-    if size != blob.bytes:
-        raise Refusal(
-            f"{source.variable} is {whole}, whose size is {blob.bytes} in its manifest and {size} of the file itself: try again"
-        )
-    return ResolvedSource(model_source.shown(source), digest, [file], summary)
-
-
-def _why_not_given(error: web.RemoteError) -> str:
-    if error.status in (401, 403):
-        return f"needs permission (HTTP {error.status}), and registries of Ollama get no token: use its files from Hugging Face or a web server"
-    return str(error)
-
-
-def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any], str]:
-    """The manifest of a model in its registry, and its digest."""
-    subject = f"{source.variable} is {source.ollama}"
-    headers = {"Accept": ollama.ACCEPT, "Accept-Encoding": "identity"}
-    try:
-        text = web.content(name.manifest_url, headers, ollama.MANIFEST_BYTES)
-        manifest = reading.parse(text)
-    except web.RemoteError as error:
-        if error.status == 404:
-            official = name.host == model_inputs.OLLAMA_REGISTRY
-            page = f"https://ollama.com/{name.namespace}/{name.name}/tags" if official else name.host
-            raise Refusal(
-                f"{subject}, which {name.host} does not have (HTTP 404): {page} lists the names that it has"
-            ) from None
-        if error.status in (401, 403):
-            raise Refusal(f"{subject}, which {_why_not_given(error)}") from None
-        if error.status:
-            raise Refusal(
-                f"{subject}, which {name.host} does not give (HTTP {error.status}): try again later"
-            ) from None
-        raise Refusal(f"{subject}, whose manifest {web.shown(name.manifest_url)} {error}") from None
-    except ValueError as error:
-        raise Refusal(
-            f"{subject}, for which {name.host} sends no manifest ({validation.printable(error, 200)}): correct the name"
-        ) from None
-    problem = ollama.problem(manifest)
-    if problem:
-        raise Refusal(
-            f"{subject}, for which {name.host} sends a manifest with a value that is not possible ({problem}): use another registry"
-        )
-    return manifest, f"sha256:{hashlib.sha256(text).hexdigest()}"
 
 
 def _copy(query: Query) -> ResolvedSource:

@@ -31,10 +31,6 @@ FILES = [{"name": validation.Text(longest=1024), "bytes": validation.Number()}]
 """Of the files of a summary."""
 
 
-NOTHING_KNOWN = {"bytes": None, "sha256": None}
-"""Of a file in a record that leaves it out."""
-
-
 class Options(NamedTuple):
     """Of the module ``model_info``."""
 
@@ -94,6 +90,8 @@ class _Resolver:
     def source(self, source: ModelSource) -> ResolvedSource:
         if source.path:
             return self._model_of_operator(source) if source.role == download_record.MODEL else self._file(source)
+        if source.ollama:
+            return self._of_ollama(source)
         stored = self._stored(source)
         if stored and not self._is_on_controller(source):
             return stored
@@ -123,12 +121,10 @@ class _Resolver:
     def _ask_host(self) -> Mapping[str, Any]:
         """What the host has of the sources; nothing where there is nothing to ask for."""
         prefix, sources = self.options.prefix, self.request.sources()
-        if not prefix:
-            return {}
         arguments = {
-            "folders": [model_source.folder(prefix, source) for source in sources if not source.path],
-            "paths": [source.path for source in sources if source.path and source.role != download_record.MODEL],
-            "ollama": [source.ollama for source in sources if source.ollama],
+            "folders": [model_source.folder(prefix, one) for one in sources if prefix and model_source.is_brought(one)],
+            "paths": [one.path for one in sources if prefix and one.path and one.role != download_record.MODEL],
+            "ollama": [one.ollama for one in sources if one.ollama],
         }
         return self._run(MODULE, **arguments, timeout=self.options.timeout) if any(arguments.values()) else {}
 
@@ -155,25 +151,33 @@ class _Resolver:
             raise Refusal(
                 f"{source.variable} is {source.path}, which cannot be read on the head: {validation.printable(entry['error'])}"
             )
-        if entry.get("closed"):
-            raise Refusal(_closed(source, source.path, entry["closed"]))
-        name = str(source.path).rpartition("/")[2]
-        file = SourceFile(name, entry.get("bytes"), path=source.path)
-        return ResolvedSource(model_source.shown(source), None, [file], _summary(source, entry))
+        return _in_place(source, str(source.path), str(source.path).rpartition("/")[2], entry)
+
+    def _of_ollama(self, source: ModelSource) -> ResolvedSource:
+        """A blob that Ollama has on the host.
+
+        :raises Refusal: it has none.
+        """
+        whole = str(source.ollama)
+        entry = _entry(_entry(self.on_host, "ollama", whole), source.role)
+        if not isinstance(entry.get("path"), str) or not entry.get("bytes"):
+            raise Refusal(
+                f"{source.variable} is {whole}, which Ollama on {self.action.host} does not have in a folder that the account which connects can read: "
+                "run ollama pull there, open the folder, or set llama_model_huggingface to a repository with this model"
+            )
+        return _in_place(source, entry["path"], ollama.file_name(whole), entry)
 
     def _stored(self, source: ModelSource) -> ResolvedSource | None:
         """What the host has of a source, so that no server is asked; None where it has nothing whole."""
-        if not self.options.prefix:
-            return None
         entry = self._download(source)
         record, summary, wanted = _record(source, entry), entry.get("summary"), source.role == download_record.MODEL
-        if record and entry.get("whole") is True and (summary or not wanted):
-            files = [
-                SourceFile(file.name, file.bytes, self._url(source, file, record.revision), file.sha256)
-                for file in record.files
-            ]
-            return ResolvedSource(record.source, record.revision, files, _summary(source, entry), entry.get("closed"))
-        return _of_ollama(source, _entry(self.on_host, "ollama", source.ollama))
+        if not record or entry.get("whole") is not True or (wanted and not summary):
+            return None
+        files = [
+            SourceFile(file.name, file.bytes, self._url(source, file, record.revision), file.sha256)
+            for file in record.files
+        ]
+        return ResolvedSource(record.source, record.revision, files, _summary(source, entry), entry.get("closed"))
 
     def _download(self, source: ModelSource) -> Mapping[str, Any]:
         """What the host reports of the folder of a source."""
@@ -181,7 +185,7 @@ class _Resolver:
 
     def _pinned(self, source: ModelSource) -> ModelSource:
         """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
-        record = _record(source, self._download(source)) if self.options.prefix else None
+        record = _record(source, self._download(source))
         if not source.huggingface or not record:
             return source
         return source._replace(huggingface=source.huggingface._replace(revision=str(record.revision)))
@@ -191,8 +195,6 @@ class _Resolver:
         name = download_record.base_name(file.name)
         if source.huggingface:
             return hub.url_of(source.huggingface, str(revision), file.name)
-        if source.ollama:
-            return ollama.name_of(source.ollama).blob_url(str(file.sha256))
         if source.copy:
             return Query(source, folder=self.folder).local_path.with_name(name).as_uri()
         return lookup.url_of(source, name)
@@ -203,11 +205,26 @@ def _server(source: ModelSource) -> str | None:
     return hub.endpoint() if source.huggingface else next(iter(source.url), None)
 
 
-def _entry(reported: Mapping[str, Any], kind: str, name: Any) -> Mapping[str, Any]:
+def _entry(reported: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
     """An entry of what a host reports, which may be anything."""
-    entries = reported.get(kind)
-    entry = entries.get(name) if isinstance(entries, Mapping) else None
-    return entry if isinstance(entry, Mapping) else {}
+    for key in keys:
+        found = reported.get(key)
+        reported = found if isinstance(found, Mapping) else {}
+    return reported
+
+
+def _in_place(source: ModelSource, path: str, name: str, entry: Mapping[str, Any]) -> ResolvedSource:
+    """A file that the host has, where it lies.
+
+    :raises Refusal: it is a projector or a draft model that the service cannot read.
+    """
+    if entry.get("closed") and source.role != download_record.MODEL:
+        raise Refusal(
+            f"{source.variable} is {source.ollama or path}, but its service cannot read {validation.printable(entry['closed'])}: open it with "
+            "chmod o+rX"
+        )
+    file = SourceFile(name, entry.get("bytes"), path=path)
+    return ResolvedSource(model_source.shown(source), None, [file], _summary(source, entry), entry.get("closed"))
 
 
 def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
@@ -220,7 +237,7 @@ def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
 
 
 def _record(source: ModelSource, entry: Mapping[str, Any]) -> Record | None:
-    """The record that a host has, where it is that of the source, and has enough to know where its files come from."""
+    """The record that a host has, where it is that of the source."""
     record = entry.get("record")
     if not isinstance(record, Mapping) or download_record.problem_of_record(record):
         return None
@@ -228,30 +245,7 @@ def _record(source: ModelSource, entry: Mapping[str, Any]) -> Record | None:
         return None
     if source.huggingface and not re.fullmatch(hub.COMMIT, record.get("revision") or ""):
         return None
-    files = tuple(typed_json.parse(ResolvedFile, {**NOTHING_KNOWN, **file}) for file in record["resolved"])
-    if source.ollama and not all(file.sha256 for file in files):
-        return None
+    files = tuple(
+        typed_json.parse(ResolvedFile, {"bytes": None, "sha256": None, **file}) for file in record["resolved"]
+    )
     return Record(record["source"], record.get("revision"), files)
-
-
-def _of_ollama(source: ModelSource, entry: Mapping[str, Any]) -> ResolvedSource | None:
-    """A blob that Ollama has on the host, whole by its size.
-
-    :raises Refusal: it is a projector or a draft model that the service cannot read.
-    """
-    manifest, folder, stored = entry.get("manifest"), entry.get("folder"), _entry(entry, "blobs", source.role)
-    if not isinstance(manifest, Mapping) or ollama.problem(manifest) or not isinstance(folder, str):
-        return None
-    blobs, wanted = ollama.blobs(manifest, source.role), source.role == download_record.MODEL
-    if len(blobs) != 1 or stored.get("bytes") != blobs[0].bytes or (wanted and not stored.get("summary")):
-        return None
-    if stored.get("closed") and not wanted:
-        raise Refusal(_closed(source, source.ollama, stored["closed"]))
-    (blob,) = blobs
-    name = ollama.name_of(str(source.ollama)).file_name(source.role)
-    file = SourceFile(name, blob.bytes, sha256=blob.sha256, path=f"{folder}/{ollama.blob_path(blob.sha256)}")
-    return ResolvedSource(model_source.shown(source), None, [file], _summary(source, stored), stored.get("closed"))
-
-
-def _closed(source: ModelSource, value: str | None, closed: Any) -> str:
-    return f"{source.variable} is {value}, but its service cannot read {validation.printable(closed)}: open it with chmod o+rX"

@@ -44,15 +44,6 @@ def repo(server):
     return folder
 
 
-@pytest.fixture
-def library(server):
-    folder = server.folder / "ollama" / "library" / "gemma3"
-    folder.mkdir(parents=True)
-    (folder / "4b.gguf").write_bytes(gguf_files.model())
-    (folder / "4b.template").write_text("{{ .Prompt }}")
-    return folder
-
-
 def variables(**given):
     spec = inventory.specification()
     return {**{name: option.get("default") for name, option in spec.items()}, **given}
@@ -78,10 +69,6 @@ def refusal(call, *arguments, **keywords):
     with pytest.raises(Refusal) as refused:
         call(*arguments, **keywords)
     return str(refused.value)
-
-
-def of_ollama(server, name="gemma3:4b", **more):
-    return request_of(llama_model_ollama=f"{server.url}/library/{name}", **more)
 
 
 class Action:

@@ -273,7 +273,7 @@ def _installed(planned: HostPlan) -> dict[str, manifest.Manifest | None]:
 
 def model_differences(planned: FetchedModelPlan | None) -> model_files.Differences:
     files, records = planned or FetchedModelPlan((), ())
-    expected = model_files.of_plan(files, records)
+    expected = model_files.of_plan(files)
     first = ", ".join(str(file.path) for file in expected[:1])
     return reading.from_disk(first, lambda: model_files.differences(expected, records))
 

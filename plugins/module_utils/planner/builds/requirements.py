@@ -208,7 +208,8 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
     else:
         needs = _needs_of_compiler(host, backend, beside, release, packages, present)
     manager = service_managers.MANAGERS[host.facts.service_manager]
-    of_root = ["useradd", *["setfacl"] * bool(host.metrics)] if host.facts.scope == "system" else []
+    of_root = ["useradd", *["setfacl"] * bool(host.metrics), *["curl"] * host.is_head]  # a head downloads its model
+    of_root = of_root if host.facts.scope == "system" else []
     lacking = [name for name in of_root if name in packages and host.facts.toolchain.get(name, True) is None]
     tunnels = [names.STUNNEL] * (host.transport == names.STUNNEL)
     known = {tool for tool in tunnels if host.facts.toolchain.get(tool, True) is not None}

@@ -33,7 +33,7 @@ REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
 QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 OLLAMA = re.compile(
-    r"(?P<scheme>https?://)?(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
+    r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",
     re.ASCII,
 )
@@ -62,7 +62,6 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
         mmproj=_further(download_record.MMPROJ, variables["llama_model_mmproj"]),
         draft=_further(download_record.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
-        fetched_by=variables["llama_model_fetched_by"],
     )
 
 
@@ -211,5 +210,4 @@ def _ollama(variable: str, given: str) -> str:
         raise Refusal(
             f"{variable} is {given!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
         )
-    scheme = "http://" if match["scheme"] == "http://" else ""
-    return f"{scheme}{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"
+    return f"{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

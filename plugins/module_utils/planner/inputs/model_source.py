@@ -49,7 +49,6 @@ FURTHER = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
 CLOSED = validation.Text(longest=4096)
 """A path."""
 
-CONTROLLER = "controller"
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
@@ -77,6 +76,11 @@ def asked(source: ModelSource) -> dict[str, Any]:
     elif source.copy:
         what = {"copy": source.copy, **({"checksum": list(source.checksum)} if source.checksum else {})}
     return what if source.role == download_record.MODEL else {**what, "role": source.role}
+
+
+def is_brought(source: ModelSource) -> bool:
+    """Whether its files are downloaded or copied; others are used where they lie on the head."""
+    return bool(source.huggingface or source.url or source.copy)
 
 
 def folder(prefix: str, source: ModelSource) -> str:
@@ -168,25 +172,22 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
     """
     said = {entry["role"]: entry for entry in report.sources}
     files: list[ModelFilePlan] = []
-    records, fetched = [], []
+    records = []
     for source in request.sources():
         own: Sequence[Mapping[str, Any]] = [file for file in report.files if file["role"] == source.role]
         own = own or _from_variables(source, request.summary)
         where = folder(prefix, source)
         placed = [_placed(source, file, where) for file in own]
         files += placed
-        fetched += [source for file in own if not file.get("path")]
         if any(file.url for file in placed):
             entry = said.get(source.role) or {"source": shown(source), "revision": None}
             records.append({"path": f"{where}/{download_record.RECORD}", **record(source, entry, own)})
     first = (request.source and said.get(download_record.MODEL)) or {}
-    by = CONTROLLER if all(source.copy for source in fetched) else request.fetched_by
     return model._replace(
         source=model.source or first.get("source") or (shown(request.source) if request.source else ""),
         revision=first.get("revision"),
         files=tuple(files),
         records=tuple(records),
-        fetched_by=by if fetched else None,
         offered=report.offered,
         draft=report.draft if request.draft else None,
         projector=report.projector if request.mmproj else None,
@@ -245,7 +246,6 @@ def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
         revision=model.revision,
         files=model.files,
         records=tuple(typed_json.parse(DownloadRecordPlan, record) for record in model.records),
-        fetched_by=model.fetched_by,
     )
 
 

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 VARIABLE = "llama_models"
 MEASURED = "llama_benchmark_served"
 MODEL, SERVER = "llama_model_", "llama_server_"
-SHARED = {f"{MODEL}{name}" for name in ("token_file", "fetched_by")}
+SHARED = {f"{MODEL}token_file"}
 """Variables of models that no entry has."""
 OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 """Keys of an entry that are variables of the server."""
