@@ -107,7 +107,6 @@ ROLES = [
     "llama_worker",
     "llama_model",
     "llama_server",
-    "llama_benchmark",
 ]
 
 INTRODUCTION = """# Variables

@@ -106,8 +106,7 @@ def make(
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = cluster_inputs.read(name, hosts)
         # What a benchmark cannot measure is refused now, not when it begins.
-        for values in matrix.request_of(hosts[cluster.head]["variables"]).variants:
-            cluster_inputs.read(name, inventory.with_values(hosts, cluster.head, values))
+        matrix.request_of(hosts[cluster.head]["variables"])
         cluster = sources.look_up(find_file, cluster, catalogue)
         plan = planner.make(cluster, model, catalogue, digest)
         if isinstance(plan, Refused) or plan.refused:

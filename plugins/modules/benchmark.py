@@ -9,16 +9,14 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures a cluster
 description:
-  - Plans a load of a model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for.
-  - It calls M(llamacpp.cluster.benchmark_job) and M(llamacpp.cluster.benchmark_info) on the head.
-  - What was measured is kept on the head. The next run with the same matrix goes on where one was cut off.
+  - Plans a load of the model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for.
+  - It calls M(llamacpp.cluster.benchmark_job) on the head, which keeps what was measured.
 extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.measures]
 attributes:
   check_mode:
     details: Shows how much would be measured.
   idempotent:
-    support: partial
-    details: What an earlier run with the same matrix has measured is not measured again.
+    support: none
 seealso:
   - module: llamacpp.cluster.verify
   - module: llamacpp.cluster.report

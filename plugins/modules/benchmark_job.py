@@ -19,17 +19,16 @@ attributes:
     support: none
 seealso:
   - module: llamacpp.cluster.benchmark
-  - module: llamacpp.cluster.benchmark_info
 options:
   state:
     description:
       - With V(started) the server is stopped and O(job) runs. It fails where a job is there already.
       - With V(absent) there is no job, and the server runs.
+      - Left out, the module only looks.
     type: str
     choices: [started, absent]
-    required: true
   job:
-    description: C(timeout), seconds of each program, and C(loads), each with C(argv), C(environment), C(log), C(workers) and C(latencies_ms).
+    description: C(timeout), seconds of each program, and C(loads), each with C(argv), C(environment), C(log), C(workers) and C(latency_ms).
     type: dict
   definition:
     description: Of the service.
@@ -40,6 +39,9 @@ options:
   record:
     description: What was measured so far, which is kept beside the installation.
     type: dict
+  log:
+    description: File that a program of the job writes.
+    type: path
 """
 
 EXAMPLES = r"""
@@ -51,6 +53,14 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+running:
+  description: Whether the job runs.
+  returned: success
+  type: bool
+lines:
+  description: What matters of O(log). Empty without it.
+  returned: success
+  type: str
 """
 
 import json
@@ -62,9 +72,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 
 
-def apply(params, check):
+def apply(service, params, check):
     """Brings the job to its state; whether that changes something."""
-    service = job.Job(typed_json.parse(job.Head, params["host"]))
     started, exists = params["state"] == "started", service.exists()
     if started and exists:
         raise Refusal(f"{service.name} is there already: run playbooks/benchmark.yml again, which ends it first")
@@ -83,17 +92,22 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "dict", "required": True},
-            "state": {"type": "str", "choices": ["started", "absent"], "required": True},
+            "state": {"type": "str", "choices": ["started", "absent"]},
             **{name: {"type": "dict"} for name in ("job", "record")},
             **{name: {"type": "str"} for name in ("definition", "runner")},
+            "log": {"type": "path"},
         },
         required_if=[("state", "started", ("job", "definition", "runner", "record"))],
         supports_check_mode=True,
     )
-    lock = host_lock.hold(module.params["host"]["prefix"], exclusive=not module.check_mode)
+    host, state, log = (module.params[name] for name in ("host", "state", "log"))
+    lock = host_lock.hold(host["prefix"], exclusive=bool(state) and not module.check_mode)
     with errors.reported(module), lock:
-        changed = apply(module.params, module.check_mode)
-    module.exit_json(changed=changed)
+        service = job.Job(typed_json.parse(job.Head, host))
+        changed = apply(service, module.params, module.check_mode) if state else False
+        running = service.runs()  # before the log is read: what a job writes that has ended is complete
+        lines = history.lines_of(log) if log else ""
+    module.exit_json(changed=changed, running=running, lines=lines)
 
 
 if __name__ == "__main__":

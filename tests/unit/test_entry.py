@@ -400,10 +400,10 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
 
 def test_what_is_to_be_measured_is_checked_when_it_is_planned():
     own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}}
-    own.update(llama_model_known_answer={}, llama_benchmark_timeout=5)
+    own.update(llama_model_known_answer={}, llama_benchmark_prompts=[0])
     task_vars = {"groups": ALONE, "hostvars": {"a": own}, "inventory_hostname": "a"}
     result = actions.run(plan, task_vars, page=False)
-    assert "nothing was changed: llama_benchmark_timeout has 5: use 60 to 604800." in result["msg"]
+    assert "nothing was changed: llama_benchmark_prompts has 0: use 1 to 1048576." in result["msg"]
 
 
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):

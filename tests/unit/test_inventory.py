@@ -67,10 +67,6 @@ def test_the_known_answer_model_has_a_default_size():
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
         ({"llama_model_known_answer": True}, "llama_model_known_answer is True, but must be a mapping"),
         (
-            {"llama_benchmark_models": [{"known_answer": [1]}]},
-            r"llama_benchmark_models\.known_answer is \[1\], but must be a mapping",
-        ),
-        (
             {"llama_model_draft": {"huggingface": [{}, 1]}},
             r"llama_model_draft\.huggingface is \[\{\}, 1\], but must be a mapping",
         ),

@@ -1,18 +1,9 @@
 """Tokens that llama-server predicts: what it is told, what that is predicted to gain, and how it is measured."""
 
-import json
-import sys
-
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, matrix, results, runner
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
-from benchmarks import example, read
 from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards
-from support.hosts import free_port
-from test_benchmark import cluster_of, loads_of, request_of
 from test_further import after, draft, with_both
 
 PREDICTING = {
@@ -137,68 +128,3 @@ def test_the_page_shows_it_beside_the_plain_figure():
     assert [row[0] for row in rows[:2]] == ["generation", "with ngram-mod"]
     assert rows[1][1].endswith("tokens per second where text repeats")
     assert rows[1][2].startswith("0.9 of 64 accepted (assumed), pays from 0")
-
-
-# Benchmarks
-
-
-VARIED = {"llama_server_speculation": ["none", "ngram"]}
-
-
-def test_where_it_varies_llama_server_itself_is_asked_and_else_nothing_predicts():
-    release = {"llama_release": {**TREE, "build": 11063}}
-    loads = loads_of(cluster_of(**release, llama_benchmark_vary=VARIED, llama_benchmark_hosts=[2]))
-    none, ngram = ((load, plan, matrix.cells_of(load, plan, None)) for load, plan in loads)
-    for load, plan, cells in (none, ngram):
-        assert [cell.test for cell in cells] == ["tg128"]
-        argv = command_line.argv_of(plan, load, 5)
-        assert argv[0].endswith("/llama-server")
-        assert argv[-2:] == ["--host", "127.0.0.1"]
-        assert argv.count("--host") == 1
-        assert matrix.asks_of(plan, load, 5)["port"] == plan.head.port
-    assert none[2][0].predicted == none[1].estimate.generation_tokens_per_s
-    assert ngram[2][0].predicted == ngram[1].estimate.speculation.generation_tokens_per_s
-    (load, plan), *_others = loads_of(cluster_of(**release, llama_server_speculation="ngram"))
-    assert (plan.estimate.speculation, matrix.asks_of(plan, load, 5)) == (None, None)
-    with pytest.raises(Refusal, match="changes generation alone: give a number of tokens"):
-        request_of(cluster_of(), vary=VARIED, generated=[])
-
-
-SERVER = """
-import http.server, json
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_): pass
-    def do_GET(self): self.answer({})
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer({"timings": TIMINGS} if asked["prompt"] == "say" else {})
-    def answer(self, body):
-        text = json.dumps(body).encode()
-        self.send_response(200); self.send_header("Content-Length", str(len(text))); self.end_headers()
-        self.wfile.write(text)
-http.server.HTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
-"""
-
-
-@pytest.mark.parametrize("text, speed", [("say", 12.5), ("other", None)])
-def test_what_llama_server_answers_is_measured_as_llama_bench_would_and_it_is_ended(tmp_path, text, speed):
-    port = free_port()
-    timings = {"predicted_per_second": 12.5, "draft_n": 64, "draft_n_accepted": 48}
-    program = SERVER.replace("TIMINGS", json.dumps(timings)).replace("PORT", str(port))
-    asks = {"port": port, "text": text, "generated": [8], "repetitions": 3}
-    log = tmp_path / "log"
-    runner.Runner(60).run(runner.Load([sys.executable, "-c", program], {}, str(log), [], [], asks=asks))
-    found = results.read(log.read_text())
-    assert found.status == -15
-    if speed is None:
-        assert (found.results, "does not answer as it should: KeyError" in found.last[-1]) == ((), True)
-        return
-    (result,) = found.results
-    assert (result.test, result.samples, result.mean, result.acceptance) == ("tg8", (speed,) * 3, speed, 0.75)
-
-
-def test_the_table_has_the_share_that_was_accepted():
-    record = read(example())
-    assert "accepted" not in benchmark_table.as_markdown(record)
-    cells = tuple(cell._replace(acceptance=0.75) for cell in record.cells)
-    assert "| 0.75" in benchmark_table.as_markdown(record._replace(cells=cells))

@@ -135,7 +135,7 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 
 def test_a_program_that_only_measures_is_not_tried(tmp_path):
     place = smoke_test.Place(tmp_path, {}, None)
-    smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p"), "llama-sweep-bench": ("-d", "-p")}, place, False)
+    smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p")}, place, False)
 
 
 def test_a_program_that_cannot_be_started(programs, tmp_path):

@@ -1,12 +1,10 @@
-"""Measures three hosts: its run and its programs are killed in the middle, the next run goes on, and every figure is found in the programs' logs."""
+"""Measures three hosts: its run and its programs are killed in the middle, the next run begins anew, and every figure is found in the programs' logs."""
 
-import itertools
 import json
 import os
 import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from conftest import INVENTORY, PLAN, WORK, on
 
@@ -25,7 +22,7 @@ pytestmark = pytest.mark.timeout(1800)
 ROOT = INVENTORY.parents[3]
 HEAD, SERVER, PROGRAM = PLAN["head"]["host"], "llamacpp-server", "llamacpp-benchmark"
 RECORDS, STATE = "/opt/llamacpp/benchmarks", "/opt/llamacpp/state/benchmarks"
-LATENCIES = (0, 1, 5)
+LATENCY_MS = 5
 BACK_SECONDS = 120
 """In which the server serves again after its programs were killed."""
 WORKERS = re.compile(r"rpc-server .*-H 10\.231\.0\.2")
@@ -133,7 +130,7 @@ def test_programs_that_are_killed_without_a_controller_leave_a_cluster_that_serv
         deadline = time.time() + 400
         while time.time() < deadline and running.poll() is None:
             text = (WORK / "killed.log").read_text()
-            if len(re.findall(r"cpu/1 host/\S+/(?:tg|pp)\S+.*: \d", text)) >= 2:
+            if len(re.findall(r"1 host, (?:tg|pp)\S+.*: \d", text)) >= 2:
                 break
             time.sleep(0.5)
         assert running.poll() is None, (WORK / "killed.log").read_text()[-5000:]
@@ -152,25 +149,20 @@ def test_programs_that_are_killed_without_a_controller_leave_a_cluster_that_serv
         time.sleep(1)
     found["serves_again_after_kill_s"] = round(time.time() - killed, 1)
     assert on(HEAD).run("pgrep -f bin/llama-benc[h]").stdout == ""
-    assert kept()[0]["ended"] is None
+    assert not all(cell["measured"] for cell in kept()[0]["cells"])
 
 
-def test_the_next_run_goes_on_and_the_cluster_is_as_it_was(before):
-    (half,), earlier = kept(), logs()
+def test_the_next_run_begins_anew_and_the_cluster_is_as_it_was(before):
     started = time.time()
     with first_of_all():
         run()
-    found["rest_s"] = round(time.time() - started, 1)
-    (whole,) = kept()
-    assert (whole["id"], bool(whole["ended"])) == (half["id"], True)
-    taken = [cell for cell in whole["cells"] if cell["log"] in earlier]
-    assert len(taken) >= 2, "what was measured before is not measured again"
-    assert all(cell["measured"] for cell in whole["cells"] if not cell["skipped"])
+    found["measured_s"] = round(time.time() - started, 1)
+    whole, half = kept()
+    assert whole["id"] > half["id"]
+    assert all(cell["measured"] for cell in whole["cells"])
     assert states() == before
     assert answers()
     assert on(HEAD).run("ls /run/systemd/system | grep benchmark").stdout == ""
-    found["cells"], found["cells_before_kill"] = len(whole["cells"]), len(taken)
-    found["not_measured"] = sorted({cell["skipped"] for cell in whole["cells"] if cell["skipped"]})
 
 
 @pytest.mark.parametrize("playbook", ["stop", "start"])
@@ -202,9 +194,7 @@ def test_what_is_written_has_its_form():
     jsonschema_rs.validator_for(schema).validate(record)
     assert record == kept()[0]
     assert not [cell for cell in record["cells"] if cell["skipped"]]
-    assert len({cell["settings"]["llama_server_micro_batch"] for cell in record["cells"]}) == 2
     assert {len(cell["hosts"]) for cell in record["cells"]} == {1, 2, 3}
-    assert len({cell["model"] for cell in record["cells"]}) == 2
 
 
 def test_every_figure_is_found_in_the_logs_of_the_programs():
@@ -212,7 +202,7 @@ def test_every_figure_is_found_in_the_logs_of_the_programs():
     logs = {cell["log"] for cell in record["cells"] if cell["log"]}
     texts = {path: on(HEAD).file(path).content_string for path in logs}
     cells = [cell for cell in record["cells"] if cell["log"]]
-    assert len(cells) > 40
+    assert len(cells) == len(record["cells"]) == 5 * 2 * 2
     markdown = (WORK / "measured" / "benchmark.md").read_text()
     for cell in cells:
         rows = [json.loads(line.split(" ", 2)[2]) for line in texts[cell["log"]].splitlines() if " out {" in line]
@@ -221,39 +211,29 @@ def test_every_figure_is_found_in_the_logs_of_the_programs():
         }
         row = tests[cell["test"], cell["depth"]]
         mean, deviation, samples = row["avg_ts"], row["stddev_ts"], row["samples_ts"]
-        if cell["latency_ms"] is not None:
-            samples = samples[LATENCIES.index(cell["latency_ms"]) :: len(LATENCIES)]
-            mean, deviation = statistics.fmean(samples), statistics.stdev(samples)
-        assert len(samples) == 16
+        assert len(samples) == 5
         assert cell["measured"]["samples"] == pytest.approx(samples, rel=1e-4)
         assert cell["measured"]["mean"] == pytest.approx(mean, rel=1e-4)
         assert cell["measured"]["deviation"] == pytest.approx(deviation, rel=1e-3, abs=1e-3)
         assert f"{mean:.2f} ± {deviation:.2f}" in markdown
-        own = results.read(texts[cell["log"]])
-        for device in cell["memory_mib"]:
-            assert device["measured_mib"] == own.memory_mib[device["device"]]
-            assert device["measured_mib"] <= device["planned_mib"] + 0.1
 
 
 def test_added_latency_costs_what_the_crossings_say():
-    rows = {}
-    for cell in kept()[0]["cells"]:
-        if cell["latency_ms"] is not None and cell["test"].startswith("tg"):
-            rows.setdefault((cell["model"], len(cell["hosts"]) - 1), {})[cell["latency_ms"]] = cell
-    assert len(rows) == 4
+    """Beside the proxy itself, which adds up to 0.4 ms a token."""
+    generation = [cell for cell in kept()[0]["cells"] if cell["test"].startswith("tg") and not cell["depth"]]
+    cells = {(len(cell["hosts"]), cell["latency_ms"]): cell for cell in generation}
     found["added_over_expected"] = {}
-    for (model, workers), cells in rows.items():
-        # Whatever else a host does, adds to the other repetitions.
-        times = {latency: 1000 / max(cell["measured"]["samples"]) for latency, cell in cells.items()}
-        predicted = {latency: 1000 / cell["predicted"] for latency, cell in cells.items()}
-        for less, more in itertools.combinations(LATENCIES, 2):
-            ratio = (times[more] - times[less]) / (predicted[more] - predicted[less])
-            found["added_over_expected"][f"{model}, {workers} workers, {less} to {more} ms"] = round(ratio, 3)
-    assert not {name: ratio for name, ratio in found["added_over_expected"].items() if abs(ratio - 1) > 0.1}
+    for hosts in (2, 3):
+        direct, delayed = cells[hosts, None], cells[hosts, LATENCY_MS]
+        added = 1000 / max(delayed["measured"]["samples"]) - 1000 / max(direct["measured"]["samples"])
+        found["added_over_expected"][hosts] = round(
+            added / (1000 / delayed["predicted"] - 1000 / direct["predicted"]), 3
+        )
+    assert not {hosts: ratio for hosts, ratio in found["added_over_expected"].items() if abs(ratio - 1) > 0.15}
 
 
 def test_check_mode_changes_nothing():
     done = subprocess.run([*command(), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert len(kept()) == 1
+    assert len(kept()) == 2
     assert answers()

@@ -10,7 +10,6 @@ import os
 import re
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import ID, Benchmark
@@ -27,10 +26,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import remov
 RECORD_BYTES, LOG_BYTES, LINE_BYTES, PASSED_BYTES = 64 << 20, 256 << 20, 1 << 20, 8 << 20
 """Of a record; and of a log, of its lines, and of those that are passed on together."""
 MATTERS = re.compile(
-    rf"{results.LOADED.pattern}|buffer size =|error|fail|abort|terminate|exception|unable|cannot|\||\d (?:out|run) ",
-    re.IGNORECASE,
+    rf"{results.LOADED.pattern}|error|fail|abort|terminate|exception|unable|cannot|\d (?:out|run) ", re.IGNORECASE
 )
-"""Lines of a log that are passed on: results, sizes of buffers, and what went wrong."""
+"""Lines of a log that are passed on: results, and what went wrong."""
 LAST_LINES = 3
 MOST = 20
 """Benchmarks that are kept with their logs."""
@@ -59,24 +57,6 @@ def ids(prefix: str) -> list[str]:
     except OSError:
         return []
     return [name[:-5] for name in present if re.fullmatch(ID + r"\.json", name)]
-
-
-def last(prefix: str) -> str | None:
-    """Id of the newest one; None where there is none."""
-    return next(iter(ids(prefix)), None)
-
-
-def find(prefix: str, same: str) -> dict[str, Any] | None:
-    """The last record whose id ends so."""
-    last = next((identity for identity in ids(prefix) if identity.endswith(same)), None)
-    return _read(_path(prefix, last)) if last else None
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return reading.read_object(path, RECORD_BYTES)
-    except (OSError, ValueError):
-        return None
 
 
 def lines_of(path: str) -> str:

@@ -28,10 +28,8 @@ SPECULATION = "speculation"
 """The option that says how tokens are predicted."""
 SPECULATES = "what speculates (a draft model, or layers that predict further tokens)"
 
-MEASURING = {MAINLINE: "llama-bench", IK_LLAMA: "llama-sweep-bench"}
-"""Fork → its program that measures."""
-SAYS_REPETITIONS = "--progress"
-"""With it llama-bench says when a repetition begins."""
+MEASURING = "llama-bench"
+"""The program of llama.cpp that measures."""
 
 
 class Spelling(NamedTuple):

@@ -1,17 +1,16 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A benchmark as a table of Markdown, in the form of ``llama-bench -o md``."""
+"""A benchmark as a table: in Markdown, and for the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark, Cell
 
-COLUMNS = ("model", "backend", "hosts")
-FIGURES = ("test", "t/s", "predicted", "load s", "MiB", "planned MiB")
+NAMES = ("what", "t/s", "predicted", "of that", "load s", "predicted load s")
 
 
 def speed(cell: Cell) -> str:
@@ -19,59 +18,53 @@ def speed(cell: Cell) -> str:
     return f"{cell.measured.mean:.2f} ± {cell.measured.deviation:.2f}" if cell.measured else ""
 
 
-def test_of(cell: Cell) -> str:
-    """``tg128 @ d2048``, as llama-bench names it."""
-    return cell.test + (f" @ d{cell.depth}" if cell.depth else "")
-
-
-def memory_of(cell: Cell) -> tuple[float | None, float | None]:
-    """MiB on all devices together, measured and planned; None where one of them is not known."""
-    measured = [row.measured_mib for row in cell.memory_mib]
-    known = [mib for mib in measured if mib is not None]
-    planned = [row.planned_mib for row in cell.memory_mib]
-    return (sum(known) if known and len(known) == len(measured) else None), (sum(planned) or None)
-
-
-def settings_of(cells: Iterable[Cell]) -> list[str]:
-    """Names of the settings that differ."""
-    return list(dict.fromkeys(name for cell in cells for name in cell.settings))
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
-
-
-def _row(cell: Cell, settings: Sequence[str], has_latency: bool, speculates: bool) -> list[Any]:
-    added = [] if not has_latency else [None if cell.latency_ms is None else f"{cell.latency_ms:g} ms"]
+def row(cell: Cell) -> list[str]:
+    """A cell, in the order of NAMES."""
+    part = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
     figures = [
-        test_of(cell),
-        speed(cell) or "not measured",
-        *map(_rounded, (cell.predicted, cell.load_s, *memory_of(cell))),
+        "" if value is None else f"{value:.4g}" for value in (cell.predicted, cell.load_s, cell.predicted_load_s)
     ]
-    speculated = [cell.acceptance] * speculates
-    return [cell.model, cell.backend, len(cell.hosts), *map(cell.settings.get, settings), *added, *figures, *speculated]
+    return [cell.name, speed(cell) or "not measured", figures[0], part, *figures[1:]]
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    cells = [
-        ["" if value is None else str(value).replace("|", "\\|").replace("<", "&lt;") for value in row] for row in rows
-    ]
-    widths = [max(len(row[place]) for row in [list(names), *cells]) for place in range(len(names))]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in [names, *cells]]
-    rule = " | ".join("-" * width for width in widths)
-    return "".join(f"| {line} |\n" for line in (lines[0], rule, *lines[1:]))
+def skipped(record: Benchmark) -> dict[str, list[str]]:
+    """Why cells were not measured → their names."""
+    reasons: dict[str, list[str]] = {}
+    for cell in record.cells:
+        if not cell.measured:
+            reasons.setdefault(cell.skipped or "it was not its turn yet", []).append(cell.name)
+    return reasons
 
 
 def as_markdown(record: Benchmark) -> str:
     """The table of all cells, and why some were not measured."""
-    settings = settings_of(record.cells)
-    has_latency = any(cell.latency_ms is not None for cell in record.cells)
-    speculates = any(cell.acceptance is not None for cell in record.cells)
-    names = [*COLUMNS, *settings, *["added latency"] * has_latency, *FIGURES, *["accepted"] * speculates]
-    reasons = dict.fromkeys(cell.skipped for cell in record.cells if cell.skipped)
-    why = [f"- {reason}: {sum(cell.skipped == reason for cell in record.cells)} cells\n" for reason in reasons]
-    return (
-        f"# Benchmark {record.id} of {record.cluster}\n\n{record.release}; hosts: {', '.join(record.hosts)}.\n\n"
-        + _table(names, (_row(cell, settings, has_latency, speculates) for cell in record.cells))
-        + ("\nNot measured:\n\n" + "".join(why).replace("<", "&lt;") if why else "")
+    rows = [list(NAMES), *map(row, record.cells)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(one, widths)) for one in rows]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    why = [f"- {reason}: {'; '.join(cells)}\n" for reason, cells in skipped(record).items()]
+    text = (
+        f"# Benchmark {record.id} of {record.cluster}\n\n{record.model}; {record.release}; hosts: {', '.join(record.hosts)}.\n\n"
+        + "".join(f"| {line} |\n" for line in lines)
+        + ("\nNot measured:\n\n" + "".join(why) if why else "")
     )
+    return text.replace("<", "&lt;")
+
+
+def view(record: Benchmark) -> dict[str, Any]:
+    """What the page's template takes of a benchmark, the names of its parts in ``parts``."""
+    measured = [cell for cell in record.cells if cell.measured]
+    content = {
+        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.time)),
+        "record": record,
+        "done": len(measured),
+        "names": NAMES,
+        "rows": list(map(row, measured)),
+        "skipped": skipped(record),
+    }
+    parts = {"Measured and predicted": measured, "Not measured": content["skipped"], "Machines": record.hosts}
+    return {
+        "parts": [name for name, rows in parts.items() if rows],
+        "title": f"Benchmark of {record.cluster}",
+        "measured": content,
+    }

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -176,7 +176,7 @@ def page(
     :param changes: what site.yml would change.
     """
     view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
-    of_benchmark = benchmark_page.view(measured) if measured else {"parts": [], "measured": {}}
+    of_benchmark = benchmark_table.view(measured) if measured else {"parts": [], "measured": {}}
     refused = [name for name in view["parts"] if name == "Refused"]
     first = [name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])]
     rest = [name for name in view["parts"] if name not in (*refused, *first)]

@@ -129,7 +129,7 @@ def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, t
     for name, words in listed.items():
         if name == options.SERVER:
             _check_server(programs / name, words, place, tls)
-        elif name not in options.MEASURING.values() and options.render_listed("worker-device", "CPU", words):
+        elif name != options.MEASURING and options.render_listed("worker-device", "CPU", words):
             _check_worker(programs / name, words, place)
 
 

@@ -455,7 +455,7 @@ ADVISORIES = (
         "{acceptance} is {source}.",
         (
             fixes.always("set llama_server_speculation to none", fixes.server_becomes(speculation=speculation.NONE)),
-            fixes.always("set llama_server_speculation_acceptance to what benchmark.yml measures"),
+            fixes.always("set llama_server_speculation_acceptance to the share that the log of llama-server has"),
         ),
         "docs/models.md",
     ),

@@ -297,7 +297,7 @@ def builds(
             targets.add(wanted[backend].capabilities.worker_binary)
         if equipped[name].host.is_head:
             targets.add("llama-server")
-            targets.update([options.MEASURING[wanted[backend].fork]] if measures else [])
+            targets.update([options.MEASURING] if measures and wanted[backend].mainline else [])
     planned = {
         name: {
             backend: _build(

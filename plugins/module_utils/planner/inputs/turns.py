@@ -13,7 +13,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 VARIABLE = "llama_models"
-MEASURED = "llama_benchmark_served"
 MODEL, SERVER = "llama_model_", "llama_server_"
 SHARED = {f"{MODEL}token_file"}
 """Variables of models that no entry has."""
@@ -73,21 +72,6 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         )
         for entry in entries
     )
-
-
-def measured(variables: Mapping[str, Any]) -> Overlay | None:
-    """The entry that benchmarks measure: the first where the operator names none; None where one model is served.
-
-    :param variables: of the head, with their defaults.
-    :raises Refusal: as of overlays, or none has that name.
-    """
-    wanted, entries = variables[MEASURED], overlays(variables)
-    found = [entry for entry in entries if wanted in (None, entry.name)]
-    if wanted is not None and not found:
-        known = ", ".join(entry.name for entry in entries)
-        remedy = f"has {known}: name one of them" if known else "is not set: remove it"
-        raise Refusal(f"{MEASURED} is {validation.show(wanted)}, and {VARIABLE} {remedy}")
-    return found[0] if found else None
 
 
 def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
