@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -127,8 +126,7 @@ class ActionModule(Action):
         return {"changed": False}
 
     def _bundle(self, path: str, found: Mapping[str, Any]) -> dict:
-        text, removed = bundle.make(found, self._secrets([*found["reports"]]))
-        Display().display(f"  Taken out of the bundle: {bundle.counts(removed)}.\n")
+        text = bundle.make(found, self._secrets([*found["reports"]]))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
         return {"changed": False}

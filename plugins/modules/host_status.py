@@ -28,7 +28,7 @@ options:
     default: false
   report:
     description:
-      - Whether to report also what a bug bundle has of a host, which is logs, kernel, drivers and metrics. API keys of O(head), and what looks like a
+      - Whether to report also what a bug bundle has of a host, which is logs, kernel and drivers. API keys of O(head), and what looks like a
         secret, are taken out of that.
     type: bool
     default: false
@@ -67,7 +67,7 @@ facts:
   returned: when O(facts) is true
   type: dict
 report:
-  description: C(texts), by their names, and C(removed), which is how many secrets of each kind were taken out of them.
+  description: Texts by their names, without secrets.
   returned: when O(report) is true
   type: dict
 condition:

@@ -38,33 +38,23 @@ PATTERNS = (
 """Kind, expression and flags. No secret begins with «<», as what stands in its place does."""
 
 
-def redact(text: str, known: Mapping[str, str] = {}) -> tuple[str, dict[str, int]]:
-    """The text with ``<removed: KIND>`` in the place of each secret, and kind → how often.
+def redact(text: str, known: Mapping[str, str] = {}) -> str:
+    """The text with ``<removed: KIND>`` in the place of each secret.
 
     :param known: secret → its kind. It is found as it is, in JSON and in a URL.
     """
-    removed: dict[str, int] = {}
     for secret in sorted(known, key=len, reverse=True):
         forms = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe="")}
         for form in sorted(forms, key=len, reverse=True) if len(secret) >= SHORTEST else ():
-            if form in text:
-                removed[known[secret]] = removed.get(known[secret], 0) + text.count(form)
-                text = text.replace(form, _marker(known[secret]))
+            text = text.replace(form, _marker(known[secret]))
     for kind, expression, flags in PATTERNS:
 
         def mark(found: re.Match[str], kind: str = kind) -> str:
             start, end = (place - found.start() for place in found.span("secret"))
             return found[0][:start] + _marker(kind) + found[0][end:]
 
-        text, number = re.subn(expression, mark, text, flags=flags)
-        if number:
-            removed[kind] = removed.get(kind, 0) + number
-    return text, removed
-
-
-def plus(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Kind → how often in both."""
-    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}
+        text = re.sub(expression, mark, text, flags=flags)
+    return text
 
 
 def _marker(kind: str) -> str:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bug bundle has of a host, read there: logs, kernel, drivers and metrics, without secrets."""
+"""What a bug bundle has of a host, read there: logs, kernel and drivers, without secrets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, reading, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
 LOG_LINES, TEXT = 2000, 400_000
@@ -53,18 +51,8 @@ def _logs(place: host.Place, owner: names.Names) -> Iterable[tuple[str, str]]:
         yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
 
 
-def _metrics(place: host.Place, owner: names.Names) -> str:
-    """What launchers wrote last for Prometheus."""
-    found = []
-    for service in host.defined_services(place.service_manager, place.units, owner):
-        with suppress(OSError, ValueError):
-            folder = exporter.description_of(Path(place.prefix, names.METRICS), service).folder
-            found.append(text_of(Path(folder, f"{service}.prom")))
-    return "".join(found)
-
-
-def read(cluster: str, scope: str, key_file: str | None) -> dict[str, Any]:
-    """``texts``: name → text, and ``removed``: kind of secret → how many were taken out of them.
+def read(cluster: str, scope: str, key_file: str | None) -> dict[str, str]:
+    """Name → text.
 
     :param key_file: with the API keys of llama-server.
     """
@@ -72,11 +60,5 @@ def read(cluster: str, scope: str, key_file: str | None) -> dict[str, Any]:
     with suppress(OSError):
         keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*reading.KEY_TEXT)
         known = {line.strip(): "API key" for line in keys.splitlines()}
-    place, owner = host.place_of(scope, cluster), names.of(cluster)
-    found = {"system.txt": system(), "metrics.prom": _metrics(place, owner), **dict(_logs(place, owner))}
-    texts, removed = {}, dict[str, int]()
-    for name, text in found.items():
-        if text:
-            texts[name], kinds = redaction.redact(text[-TEXT:], known)
-            removed = redaction.plus(removed, kinds)
-    return {"texts": texts, "removed": removed}
+    found = {"system.txt": system(), **dict(_logs(host.place_of(scope, cluster), names.of(cluster)))}
+    return {name: redaction.redact(text[-TEXT:], known) for name, text in found.items() if text}
