@@ -20,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
@@ -37,10 +36,7 @@ SCHEMAS = {
 }
 """Name of a schema in docs → its title, and the types whose JSON it describes."""
 EXAMPLES: dict[str, dict[str, str]] = {
-    "rpc-remote-code-execution": {
-        "builds": "build 6110 (llama_release)",
-        "release": f"build {capabilities.SECURITY_FLOOR} or newer",
-    },
+    "rpc-remote-code-execution": {"builds": "commit 4840 of ik_llama.cpp"},
     "unprotected-worker": {
         "where": "*endpoints* of *host*",
         "reason": "launchd does not filter addresses",
@@ -54,14 +50,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "where": "*device* of *host* gets 90112 MiB, and *limit* MiB are shown",
         "places": "environment in llama_worker_endpoints of *hosts*",
     },
-    "wide-tensor-send": {"release": f"build {predicates.CHUNKED_SENDS} or newer"},
-    "wide-model-abort": {"release": f"build {predicates.CHUNKED_SENDS} or newer"},
-    "three-endpoints-hang": {"release": "a build before *first* or one from build 10820 on"},
-    "hip-garbage": {
-        "where": "*device* of *host* (*architecture*)",
-        "release": f"a build before {predicates.RDNA35_GARBAGE[0]} or one from build {predicates.RDNA35_GARBAGE[1] + 1} on",
-    },
-    "architecture-unknown": {"release": "build *first* or newer"},
+    "architecture-unknown": {"release": "a build that knows it, which is newer than *build*"},
     "rpc-in-clear": {"where": "*host* over ethernet"},
     "link-peer": {"where": "llama_links[*index*].peer of *host*"},
     "link-networks": {"where": "*address* of *host* and *address* of *head*"},

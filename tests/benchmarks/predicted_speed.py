@@ -53,13 +53,13 @@ def _summary(model: Any) -> dict[str, Any]:
     return yaml_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]
 
 
-def _rate(machine: dict[str, Any], build: int) -> cost_model.Rate:
+def _rate(machine: dict[str, Any]) -> cost_model.Rate:
     row = (
         device_rates.of_processor(machine["processor"])
         if "processor" in machine
         else device_rates.of_accelerator(machine["architecture"], machine["name"])
     )
-    return cost_model.rate_of_row(row, cost_model.TABLE, machine.get("backend", "cpu"), build)
+    return cost_model.rate_of_row(row, cost_model.TABLE, machine.get("backend", "cpu"))
 
 
 def release_of(build: int) -> Release:
@@ -76,7 +76,7 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Wor
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
         via = cost_model.LINKS[link[0]] if link else None
-        rate = _rate(DATA["machines"][machine], figure["build"])
+        rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
         works.append(cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via))
         start += layers

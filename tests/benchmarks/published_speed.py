@@ -1,8 +1,9 @@
 """Predicted beside published tokens per second, by machine: the second table of docs/performance.md, and every figure.
 
 published_speeds.csv: `tg` is generation with an empty context, `pp` a prompt of 512 tokens. A device is NAME/BACKEND/LAYERS/LINK; those without
-link are llama-server's own. `held_out` is what a fit predicts that has no figure of this owner. published_models.csv: tensors are
-PLACE TYPE BYTES WEIGHTS, those of all layers together; `graph` is an architecture whose layers take as many steps.
+link are llama-server's own. `held_out` is what a fit predicts that has no figure of this owner. Prompts are of builds from 8000 on, generation from
+7183 on: older ones computed and sent otherwise. published_models.csv: tensors are PLACE TYPE BYTES WEIGHTS, those of all layers together; `graph` is
+an architecture whose layers take as many steps.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/published_speed.py
 """
@@ -71,10 +72,10 @@ def _models() -> dict[str, ModelSummary]:
     return models
 
 
-def _rate(name: str, backend: str, build: int) -> cost_model.Rate:
+def _rate(name: str, backend: str) -> cost_model.Rate:
     if backend != "cpu":
         row = device_rates.of_accelerator("", name)
-        return cost_model.rate_of_row(row, cost_model.TABLE, backend, build)
+        return cost_model.rate_of_row(row, cost_model.TABLE, backend)
     architecture, cores = PROCESSORS[name]
     facts = {"cpu": {"model": name, "cores": cores}, "architecture": architecture, "accelerators": ()}
     return cost_model.processor_rate(SimpleNamespace(**facts, rates={}))
@@ -98,7 +99,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
             cost_model.Work(
                 name,
                 name,
-                _rate(name, backend, build),
+                _rate(name, backend),
                 read=sum(cost.read for _part, cost in own),
                 weights=sum(part.bytes for part, _cost in own),
                 multiplied=sum(cost.multiplied for _part, cost in own),

@@ -56,7 +56,7 @@ def test_a_repository_that_is_not_there(bare):
 
 
 def test_a_patch_that_is_not_there(bare):
-    release = {"source": "git", "ref": "b8600", "patches": ["no-such.patch"]}
+    release = {"source": "git", "ref": "b11434", "patches": ["no-such.patch"]}
     refuses(bare, "llama_release has the patch 'no-such.patch'", "it does not exist", llama_release=release)
 
 

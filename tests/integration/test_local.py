@@ -95,7 +95,7 @@ def test_what_the_programs_say_is_what_planning_took_for_granted(served):
     tree = capabilities.PYPI_TREES["0.3.36"]
     programs = ((options.SERVER, "llama-server"), (options.WORKER, "ggml-rpc-server"))
     for program, name in programs:
-        assumed = options.listed(program, tree["generation"], options.MAINLINE)
+        assumed = options.listed(program, options.MAINLINE)
         assert set(assumed) <= set(manifest["options"][name]["known"])
     assert manifest["options_ignored"] == []
     said = subprocess.run(

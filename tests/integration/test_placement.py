@@ -30,8 +30,8 @@ from conftest import until
 PORTS = (31062, 31063, 31064)
 """Below those that the kernel gives to connections of clients: a worker whose port one of them has ends at once."""
 SERVER_PORT = 18090
-GENERATION = capabilities.PYPI_TREES["0.3.36"]["generation"]
-ABLE = capabilities.of_build(GENERATION)
+BUILD = capabilities.PYPI_TREES["0.3.36"]["build"]
+ABLE = capabilities.of_build(BUILD)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     ]
     server = server_of(chosen)
     overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
-    load = device_load.Load(model, server_settings.settings_of(server, model), GENERATION, overrides)
+    load = device_load.Load(model, server_settings.settings_of(server, model), BUILD, overrides)
     placed = device_load.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(release_request.request_of(inventory.specification()["llama_release"]["default"]), {})
     serving = heads.Serving(

@@ -60,13 +60,6 @@ Cuda compilation tools, release {version}, V{version}.86
 == opt/rocm-{version}/include/hip/hip_runtime.h
 == opt/rocm-{version}/include/hipblas/hipblas.h
 == opt/rocm-{version}/include/rocblas/rocblas.h
-== opt/rocm-{version}/include/rocwmma/internal/config.hpp
-#if defined(__gfx1100__)
-#if defined(__{gfx}__)
-== opt/rocm-{version}/include/rocwmma/rocwmma-version.hpp
-#define ROCWMMA_VERSION_MAJOR {major}
-#define ROCWMMA_VERSION_MINOR {minor}
-#define ROCWMMA_VERSION_PATCH 0
 """,
 }
 

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, table
-from conftest import RELEASE, Cluster, known_answer_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from conftest import Cluster, known_answer_of
 from support.clusters import (
     FORK,
     GPU,
@@ -93,7 +93,7 @@ def rocm(version):
     """A ROCm of that version, as host_info finds it."""
     return {
         **{"backend": "hip", "prefix": f"/opt/rocm-{version}", "links": [], "version": version},
-        **{"compiler": f"/opt/rocm-{version}/llvm/bin/clang", "rocwmma": None},
+        **{"compiler": f"/opt/rocm-{version}/llvm/bin/clang"},
         "libraries": ["hip-headers", "hipblas", "rocblas"],
     }
 
@@ -119,13 +119,6 @@ def spark(**variables):
 YARN = ["--rope-scaling", "yarn", "--rope-scale", "4"]
 
 
-def wide(**release):
-    """Experts of a width that older builds do not send."""
-    experts = {"architecture": "qwen3moe", "keys": {"expert_count": 128, "expert_used_count": 8}, "width": 6144}
-    cluster = with_model(cluster_of(llama_release={**TREE, "build": 6110, **release}), **experts)
-    return accepting(cluster, "rpc-remote-code-execution")
-
-
 def quantised(source, build):
     return cluster_of(
         1,
@@ -138,7 +131,7 @@ def quantised(source, build):
     )
 
 
-def quantised_by_head_without_graphics(source, build=9900):
+def quantised_by_head_without_graphics(source, build=11434):
     cluster = quantised(source, build)
     cluster.hosts["head"]["variables"].update(llama_backend="cpu")
     return cluster
@@ -345,37 +338,15 @@ def given(values):
     return everywhere(lambda host: host["variables"].update(values))
 
 
-SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [predicates.SENDING]}
-
 CASES = [
     (
         "rpc-remote-code-execution",
-        lambda: cluster_of(build=8491),
+        lambda: cluster_of(1, llama_release=FORK),
         {
-            "set {variables} to {release}": released(**TREE, build=8492),
+            "set {variables} to a release": released(**TREE, build=11434),
             "let nobody but the": accepts("rpc-remote-code-execution"),
         },
-        ["build 8491 (llama_release)", "Set llama_release to build 8492 or newer"],
-    ),
-    (
-        "rpc-remote-code-execution",
-        lambda: cluster_of(1, llama_release={**RELEASE, "version": "0.3.16"}),
-        {
-            "set {variables} to {release}": released(**{**RELEASE, "version": "0.3.20"}),
-            "let nobody but the": accepts("rpc-remote-code-execution"),
-        },
-        ["build 6170", "llama_release to version 0.3.20 or newer"],
-    ),
-    (
-        "rpc-remote-code-execution",
-        lambda: strix_halos(2, 138, ["hip", "vulkan"], 6110, llama_release_vulkan={**TREE, "build": 6097}),
-        {
-            "set {variables} to {release}": given(
-                {"llama_release": {**TREE, "build": 8492}, "llama_release_vulkan": {**TREE, "build": 8492}}
-            ),
-            "let nobody but the": accepts("rpc-remote-code-execution"),
-        },
-        ["build 6097 (llama_release_vulkan) and build 6110 (llama_release)", " and llama_release_vulkan to build 8492"],
+        ["commit 4840 of ik_llama.cpp", "Set llama_release to a release of llama.cpp"],
     ),
     (
         "unprotected-worker",
@@ -493,68 +464,11 @@ CASES = [
         ["Vulkan0 of strix0 has", "llama_server_backend to hip", "in llama_server_environment"],
     ),
     (
-        "wide-tensor-send",
-        lambda: mac(with_model(cluster_of(build=6110, llama_placement="all"), largest_tensor_bytes=3082813808)),
-        {
-            "set {variables} to {release}": released(**TREE, build=6141),
-            "add pull request 15188": released(**TREE, build=6110, patches=[SENDS]),
-        },
-        ["a tensor of 2940 MiB", "build 6141"],
-    ),
-    (
-        "wide-model-abort",
-        wide,
-        {
-            "set {variables} to {release}": released(**TREE, build=6141),
-            "add pull request 15188": released(**TREE, build=6110, patches=[SENDS]),
-        },
-        ["build 6141", "15188"],
-    ),
-    (
-        "wide-model-abort",
-        lambda: wide(source="binary"),
-        {"set {variables} to {release}": released(**{**TREE, "source": "binary"}, build=6141)},
-        ["build 6141"],
-    ),
-    (
-        "three-endpoints-hang",
-        lambda: with_model(cluster_of(3, build=10751, llama_placement="all")),
-        {
-            "set {variables} to {release}": released(**TREE, build=10619),
-            "set llama_placement to fastest": setting("head", llama_placement="fastest"),
-        },
-        ["3 workers", "10620 to 10819", "llama_release to a build before 10620 or one from build 10820 on"],
-    ),
-    (
-        "three-endpoints-hang",
-        lambda: with_model(cluster_of(3, build=10751), **model(150)),
-        {"set {variables} to {release}": released(**TREE, build=10820)},
-        ["3 workers"],
-    ),
-    (
-        "hip-garbage",
-        lambda: strix_halos(2, 140, build=10500),
-        {
-            "set {variables} to {release}": released(**TREE, build=10039),
-            "set llama_backend of {hosts}": graphics("vulkan"),
-        },
-        ["ROCm0 of strix0 (gfx1151), ROCm0 of strix1 (gfx1151)", "llama_backend of strix0 and strix1 to vulkan"],
-    ),
-    (
-        "hip-garbage",
-        lambda: strix_halos(1, 20, ["hip", "vulkan"], build=10500),
-        {
-            "set {variables} to {release}": released(**{**RELEASE, "version": "0.3.36"}),
-            "set llama_server_backend to {backend}": setting("strix0", llama_server_backend="vulkan"),
-        },
-        ["llama_server_backend to vulkan"],
-    ),
-    (
         "cache-kernels",
         lambda: quantised_by_head_without_graphics("binary"),
         {
             "set both to q8_0": setting("head", llama_server_cache_type_v="q8_0"),
-            "set {variables} to a": released(**TREE, build=9900),
+            "set {variables} to a": released(**TREE, build=11434),
         },
         ["q8_0", "q4_0", "llama_release"],
     ),
@@ -569,15 +483,15 @@ CASES = [
     ),
     (
         "head-lends-to-itself",
-        lambda: strix_halo_head(20, "worker"),
+        lambda: strix_halo_head(8, "worker"),
         {"remove {hosts} from llama_workers": lambda cluster: cluster.hosts["head"].update(groups=["head"])},
         ["llama-server reaches Vulkan0 of head through a worker"],
     ),
     (
         "architecture-unknown",
-        lambda: with_model(cluster_of(build=8643), architecture="qwen4exp"),
-        {"set {variables} to {release}": released(**TREE, build=11063)},
-        ["architecture qwen4exp, which build 8643 does not know", "build 11063 or newer"],
+        lambda: with_model(cluster_of(build=11063), architecture="not-yet"),
+        {"set {variables} to {release}": released(**TREE, build=11434)},
+        ["architecture not-yet, which build 11063 does not know", "newer than 11063"],
     ),
     (
         "ollama-architecture",
@@ -688,7 +602,7 @@ CASES = [
     (
         "backend-unmaintained",
         of_the_fork,
-        {"set {variables} to a": released(**TREE, build=8600)},
+        {"set {variables} to a": released(**TREE, build=11434)},
         ["ik_llama.cpp is built for vulkan on worker1"],
     ),
     (
@@ -696,7 +610,7 @@ CASES = [
         lambda: with_cuda(of_the_fork()),
         {
             "set llama_backend of {hosts}": graphics_of_workers("cuda"),
-            "set {variables} to a": released(**TREE, build=8600),
+            "set {variables} to a": released(**TREE, build=11434),
         },
         ["llama_backend of worker1 to cuda"],
     ),
@@ -843,24 +757,6 @@ CASES = [
         lambda: headed({"accelerators": [{**GPU, "memory_mib": 0}], "toolchain": TOOLS}),
         {"set memory_mib of the": being("head", accelerators=[{**GPU, "memory_mib": 8192}])},
         ["llama-server does not use GPU (CUDA0) of head"],
-    ),
-    (
-        "cmake-option-unknown",
-        lambda: cluster_of(2, llama_build_cmake_options={"GGML_HIP_UMA": "ON"}),
-        {"remove {option} from llama_build_cmake_options": given({"llama_build_cmake_options": {}})},
-        ["GGML_HIP_UMA is set for head, worker1 and worker2", "up to 6169"],
-    ),
-    (
-        "cmake-option-unknown",
-        lambda: accepting(
-            cluster_of(1, llama_build_cmake_options={"GGML_SCHED_NO_REALLOC": "ON"}, build=6170),
-            "rpc-remote-code-execution",
-        ),
-        {
-            "remove {option} from llama_build_cmake_options": given({"llama_build_cmake_options": {}}),
-            "set {variables} to one": released(**TREE, build=8492),
-        },
-        ["from 6171 on", "llama_release"],
     ),
     (
         "gb10-mmap-slow",
@@ -1037,7 +933,6 @@ HEALTHY = {
     "a server that its unit limits": lambda: serving_networks(["192.0.2.0/24"]),
     "a server that its firewall limits": lambda: serving_networks(["192.0.2.0/24"], units_filter=False, firewall="ufw"),
     "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),
-    "three workers on an older build": lambda: cluster_of(3, build=8600),
     "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),
     "HIP, two hosts": lambda: strix_halos(2, 205),
     "ROCm that is fast": lambda: with_rocm(strix_halos(1, 20), "7.1.1"),
@@ -1046,10 +941,6 @@ HEALTHY = {
     "Vulkan on Intel": lambda: cluster_of(
         1, {**CARD, "accelerators": [accelerator("vulkan", "Intel x", "", 32768, unified=True)]}
     ),
-    "wide tensors between Linux hosts": lambda: accepting(
-        with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808), "rpc-remote-code-execution"
-    ),
-    "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
     "a link whose ends name each other": by_link,
     "ends of which one has no prefix length": lambda: by_link("198.51.100.2"),
     "a link without a prefix length on either end": lambda: by_link("203.0.113.2", "198.51.100.1"),
@@ -1059,11 +950,7 @@ HEALTHY = {
         accepting(cluster_of(1, llama_external_workers=OUTSIDE), "external-worker"), "192.0.2.77"
     ),
     "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
-    "three workers of a fork whose number is one of llama.cpp's faulty builds": lambda: accepting(
-        cluster_of(3, llama_release={**FORK, "build": 10700}), "rpc-remote-code-execution"
-    ),
     "a slow dock where Thunderbolt is no link": lambda: cluster_of(1, {"thunderbolt": [wire(1, 10.0)]}),
-    "a file of options that the build does not read": lambda: with_option_files(cluster_of(1, build=8643)),
     "a file of options that no worker reads": lambda: with_option_files(cluster_of(1, build=11063), name="worker1"),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }
@@ -1091,21 +978,19 @@ def test_who_accepts_it_gets_more_onto_a_vulkan_device_than_it_shows():
 
 
 @pytest.mark.parametrize(
-    "build, backend, gib, wanted, mode, arguments",
+    "backend, gib, wanted, mode, arguments",
     [
-        (8600, "hip", 138, None, "dio", ["-dio"]),
-        (11063, "hip", 138, None, "dio", ["--load-mode", "dio"]),
-        (7000, "hip", 138, None, "none", ["--no-mmap"]),
-        (8600, "hip", 138, "none", "none", ["--no-mmap"]),
-        (8600, "hip", 20, None, None, []),
-        (8600, "vulkan", 60, None, None, []),
+        ("hip", 138, None, "dio", ["--load-mode", "dio"]),
+        ("hip", 138, "none", "none", ["--load-mode"]),
+        ("hip", 20, None, None, []),
+        ("vulkan", 60, None, None, []),
     ],
 )
-def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted, mode, arguments):
-    cluster = strix_halos(2, gib, backend, build, llama_server_load_mode=wanted)
+def test_a_large_model_is_not_read_by_mmap_with_hip(backend, gib, wanted, mode, arguments):
+    cluster = strix_halos(2, gib, backend, llama_server_load_mode=wanted)
     head = accepting_head(cluster).plan()["head"]
     assert head["load_mode"] == mode
-    assert [part for part in head["argv"] if part in ("-dio", "--load-mode", "dio", "--no-mmap")] == arguments
+    assert [part for part in head["argv"] if part in ("--load-mode", "dio")] == arguments
 
 
 def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
@@ -1120,25 +1005,6 @@ def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
     plan = cluster.accepted()
     assert {entry["worker"] for entry in plan["placement"]} == {"cuda0"}
     assert plan["head"]["load_mode"] == "none"
-
-
-@pytest.mark.parametrize("build, met", [(10039, False), (10040, True), (10864, True), (10865, False)])
-def test_builds_that_compute_garbage_on_rdna35(build, met):
-    assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
-
-
-@pytest.mark.parametrize("file, met", [(predicates.READING, False), (predicates.SENDING, True)])
-def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
-    patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
-    cluster = strix_halos(1, 20)
-    released(**TREE, build=10500, patches=[patch])(cluster)
-    assert ("hip-garbage" in ids(cluster.plan())) is met
-
-
-@pytest.mark.parametrize("build, met", [(8643, True), (10457, True), (10458, False)])
-def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
-    cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
-    assert ("hip-mmap-hang" in ids(cluster.plan())) is met
 
 
 @pytest.mark.parametrize("trained, said", [(8192, "With 8192 each gets 2048."), (4096, "was trained for no more.")])

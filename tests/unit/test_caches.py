@@ -18,13 +18,13 @@ def model(architecture, layers=6, **keys):
     return models.model(architecture, layers, keys)
 
 
-def sizes(summary, generation=kv_cache.NEW, **settings):
-    return kv_cache.sizes(summary, kv_cache.Settings(**{"context": 4096, **settings}), generation)
+def sizes(summary, build=11063, **settings):
+    return kv_cache.sizes(summary, kv_cache.Settings(**{"context": 4096, **settings}), build)
 
 
-def cells(summary, generation=kv_cache.NEW, **settings):
+def cells(summary, **settings):
     """Tokens for which each layer has room, by 16-bit floats."""
-    found, exact = sizes(summary, generation, **settings)
+    found, exact = sizes(summary, **settings)
     assert exact
     return [size // (2 * 512) for size in found]
 
@@ -38,19 +38,15 @@ def test_cache_of_a_layer_is_that_of_llama_cpp():
 
 
 @pytest.mark.parametrize(
-    "generation, settings, expected",
+    "settings, expected",
     [
-        (kv_cache.NEW, {"context": 1000}, 1024),
-        (kv_cache.NEW, {"context": 1000, "parallel": 3}, 3 * 512),
-        (kv_cache.NEW, {"context": 1000, "parallel": 3, "unified": True}, 1024),
-        (kv_cache.OLD, {"context": 1000}, 1024),
-        (kv_cache.OLD, {"context": 1000, "flash_attention": "on"}, 1024),
-        (kv_cache.OLD, {"context": 990}, 992),
-        (kv_cache.OLD, {"context": 1000, "parallel": 3}, 3 * 352),
+        ({"context": 1000}, 1024),
+        ({"context": 1000, "parallel": 3}, 3 * 512),
+        ({"context": 1000, "parallel": 3, "unified": True}, 1024),
     ],
 )
-def test_the_context_is_rounded_up_for_each_request(generation, settings, expected):
-    assert cells(model("llama"), generation, **settings) == [expected] * 6
+def test_the_context_is_rounded_up_for_each_request(settings, expected):
+    assert cells(model("llama"), **settings) == [expected] * 6
 
 
 WINDOW = {"attention__sliding_window": 512}
@@ -63,13 +59,13 @@ def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
     assert cells(model("gemma3", **WINDOW), parallel=2, unified=True) == [1536] * 5 + [4096]
     assert cells(model("gemma3", **WINDOW), micro_batch=64) == [768] * 5 + [4096]
     assert cells(model("gemma3", **WINDOW), full_window=True) == [4096] * 6
-    assert cells(model("gemma3", **WINDOW), kv_cache.OLD, micro_batch=40) == [576] * 5 + [4096]
 
 
 @pytest.mark.parametrize(
     "architecture, keys, windows",
     [
         ("gemma2", {}, "xoxoxo"),
+        ("olmo2", WINDOW, "xxxoxx"),
         ("gpt-oss", WINDOW, "xoxoxo"),
         ("afmoe", WINDOW, "xxxoxx"),
         ("mellum", WINDOW, "xxxoxx"),
@@ -96,30 +92,13 @@ def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
     ],
 )
 def test_which_layers_have_a_window(architecture, keys, windows):
-    found = kv_cache.windowed(model(architecture, **keys), kv_cache.NEW)
+    found = kv_cache.windowed(model(architecture, **keys))
     assert "".join("x" if window else "o" for window in found) == windows
 
 
-def test_which_layers_have_a_window_differs_between_builds():
-    told = {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 0, 0, 0]}
-    assert kv_cache.windowed(model("gemma3", **told), kv_cache.MIDDLE) == [True] * 5 + [False]
-    assert kv_cache.windowed(model("gemma3", **WINDOW, attention__sliding_window_pattern=2), kv_cache.OLD)[:2] == [
-        True,
-        True,
-    ]
-    assert not any(kv_cache.windowed(model("olmo2", **WINDOW), kv_cache.OLD))
-    assert all(kv_cache.windowed(model("exaone4", 64), build)[:3] == [True] * 3 for build in kv_cache.READ)
-
-
-def test_a_build_between_two_that_were_read_is_exact_where_they_agree():
-    between = (kv_cache.MIDDLE + kv_cache.NEW) // 2
-    assert sizes(model("llama"), between) == sizes(model("llama"), kv_cache.NEW)
-    quantised = {"type_k": "q8_0", "type_v": "q8_0"}
-    found, exact = sizes(model("gemma3", **WINDOW), between, **quantised)
-    assert not exact
-    assert found == sizes(model("gemma3", **WINDOW), kv_cache.MIDDLE, **quantised)[0]
-    assert kv_cache.readings(1) == (kv_cache.OLD,)
-    assert kv_cache.readings(99999) == (kv_cache.NEW,)
+def test_a_build_that_nobody_measured_is_a_bound():
+    assert sizes(model("llama"), kv_cache.MEASURED) == sizes(model("llama"))
+    assert sizes(model("llama"), kv_cache.MEASURED + 1) == (sizes(model("llama"))[0], False)
 
 
 def test_an_unknown_architecture_is_a_bound():
@@ -130,9 +109,8 @@ def test_an_unknown_architecture_is_a_bound():
 
 def test_latent_attention_caches_no_values():
     keys = {"attention__key_length_mla": 192, "attention__value_length_mla": 128}
-    latent, plain = model("deepseek2", **keys), model("deepseek2")
-    assert cells(latent) == [2048] * 6
-    assert cells(plain) == cells(latent, kv_cache.OLD) == [4096] * 6
+    assert cells(model("deepseek2", **keys)) == [2048] * 6
+    assert cells(model("deepseek2")) == [4096] * 6
 
 
 MLA = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
@@ -145,24 +123,14 @@ def compressed(name, **more):
     return model("deepseek2")._replace(**{**sizes_of_it, **FLASH[name], **more})
 
 
-def mib(summary, generation, **settings):
-    found, exact = sizes(summary, generation, **settings)
+def mib(summary, **settings):
+    found, exact = sizes(summary, **settings)
     return round(sum(found) / MIB), exact
 
 
-@pytest.mark.parametrize(
-    "generation, expected",
-    [
-        (kv_cache.OLD, (799, True)),
-        (kv_cache.NO_LATENT_VALUES - 1, (799, False)),
-        (7991, (423, True)),
-        (kv_cache.MIDDLE, (423, True)),
-        (kv_cache.NEW, (423, True)),
-    ],
-)
-def test_glm_4_7_flash_caches_keys_alone_from_b7991_on(generation, expected):
-    """47 layers of 576 elements for 8192 tokens in 16-bit floats are 423 MiB; the values were 376 on top (#19067)."""
-    assert mib(compressed("GLM-4.7-Flash"), generation, context=8192) == expected
+def test_glm_4_7_flash_caches_keys_alone():
+    """47 layers of 576 elements for 8192 tokens in 16-bit floats are 423 MiB (#19067)."""
+    assert mib(compressed("GLM-4.7-Flash"), context=8192) == (423, True)
 
 
 Q8 = {"context": 16384, "type_k": "q8_0", "flash_attention": "on"}
@@ -170,40 +138,36 @@ WITH_WHOLE_MATRIX = {"tensors": (TensorGroup("blk.*.attn_kv_b.weight", "F16", (5
 
 
 @pytest.mark.parametrize(
-    "commit, settings, more, expected",
+    "settings, more, expected",
     [
-        (3770, {**Q8, "latent_attention": 3}, {}, 583),
-        (3770, {**Q8, "latent_attention": 1}, {}, 583),
-        (4840, {"context": 16384, "type_k": "q8_0"}, {}, 583),
-        (3769, {**Q8, "latent_attention": 3}, {}, 583 + 976),
-        (3770, {**Q8, "latent_attention": 1, "flash_attention": None}, {}, 1098 + 976),
-        (3770, {**Q8, "latent_attention": 3, "flash_attention": None}, {}, 1098 + 976),
-        (3770, {**Q8, "latent_attention": 3, "flash_attention": None}, WITH_WHOLE_MATRIX, 1098),
-        (3770, {**Q8, "latent_attention": 1, "flash_attention": None}, WITH_WHOLE_MATRIX, 1098 + 976),
-        (3770, Q8, {}, 24888 + 31232),
-        (4840, {**Q8, "latent_attention": 0}, {}, 24888 + 31232),
-        (3770, {**Q8, "latent_attention": 3}, {"keys": (), "kv_heads": 128}, 74664 + 124928),
+        ({**Q8, "latent_attention": 3}, {}, 583),
+        ({**Q8, "latent_attention": 1}, {}, 583),
+        ({"context": 16384, "type_k": "q8_0"}, {}, 583),
+        ({**Q8, "latent_attention": 1, "flash_attention": "off"}, {}, 1098 + 976),
+        ({**Q8, "latent_attention": 3, "flash_attention": "off"}, {}, 1098 + 976),
+        ({**Q8, "latent_attention": 3, "flash_attention": "off"}, WITH_WHOLE_MATRIX, 1098),
+        ({**Q8, "latent_attention": 1, "flash_attention": "off"}, WITH_WHOLE_MATRIX, 1098 + 976),
+        (Q8, {}, 583),
+        ({**Q8, "latent_attention": 0}, {}, 24888 + 31232),
+        ({**Q8, "latent_attention": 3}, {"keys": (), "kv_heads": 128}, 74664 + 124928),
         (
-            3770,
             {**Q8, "latent_attention": 3},
             {"keys": (("attention.kv_lora_rank", 512), ("rope.dimension_count", 64)), "kv_heads": 128},
             583,
         ),
     ],
 )
-def test_ik_llama_caches_keys_alone_with_mla_and_flash_attention(commit, settings, more, expected):
+def test_ik_llama_caches_keys_alone_with_mla_and_flash_attention(settings, more, expected):
     """DeepSeek R1 at 16384 tokens: 61 layers of 576 elements in q8_0 are 583 MiB, values of 512 in f16 976 more."""
     summary = compressed("DeepSeek-R1", **more)
-    assert mib(summary, commit, fork="ik_llama.cpp", **settings) == (expected, False)
+    assert mib(summary, fork="ik_llama.cpp", **settings) == (expected, False)
 
 
 def test_ik_llama_keeps_the_whole_context_in_every_layer_once_for_all_requests():
-    found, _exact = sizes(model("gemma3", **WINDOW), 4840, fork="ik_llama.cpp", context=4000, parallel=4)
+    found, _exact = sizes(model("gemma3", **WINDOW), fork="ik_llama.cpp", context=4000, parallel=4)
     assert found == [2 * 512 * 4096] * 6
-    found, _exact = sizes(model("glm4moe", nextn_predict_layers=1), 4840, fork="ik_llama.cpp")
+    found, _exact = sizes(model("glm4moe", nextn_predict_layers=1), fork="ik_llama.cpp")
     assert found == [2 * 512 * 4096] * 6
-    found, _exact = sizes(model("llama"), 3770, fork="ik_llama.cpp", context=4000)
-    assert found == [2 * 512 * 4000] * 6
 
 
 def test_without_flash_attention_values_are_as_wide_as_the_widest_layer():
@@ -241,10 +205,8 @@ def test_hybrids_keep_one_or_the_other_or_both():
     assert sizes(kimi)[0][0] == 4 * 8 * 64 * (3 * 3 + 64)
 
 
-def test_a_hybrid_in_an_old_build_holds_the_whole_context_for_each_request():
-    falcon = model("falcon-h1")
-    assert cells(falcon, kv_cache.OLD, parallel=2) == [2 * 4096] * 6
-    assert cells(falcon, parallel=2) == [4096] * 6
+def test_a_hybrid_shares_the_context_among_requests():
+    assert cells(model("falcon-h1"), parallel=2) == [4096] * 6
 
 
 def test_layers_that_use_the_cache_of_others_have_none():
@@ -257,7 +219,6 @@ def test_layers_that_use_the_cache_of_others_have_none():
 
 def test_layers_that_predict_further_tokens_have_none():
     assert cells(model("glm4moe", nextn_predict_layers=1)) == [4096] * 5 + [0]
-    assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW), kv_cache.MIDDLE)[-1] == 4096
     assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW))[-1] == 0
 
 

@@ -134,7 +134,7 @@ def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pai
 def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
     for host in pair.hosts.values():
         host["variables"]["llama_release"] = {
-            **{"source": "binary", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 9900}
+            **{"source": "binary", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 11434}
         }
     plan = pair.plan()
     found = drifts(plan)

@@ -21,8 +21,8 @@ LATENT = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
 MLA = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": LATENT}
 
 
-def bound(summary, generation=kv_cache.NEW, **settings):
-    return compute_buffers.bound(summary, kv_cache.Settings(**{"context": 16384, **settings}), generation) // MIB
+def bound(summary, **settings):
+    return compute_buffers.bound(summary, kv_cache.Settings(**{"context": 16384, **settings})) // MIB
 
 
 def test_the_bound_follows_the_settings():
@@ -56,64 +56,58 @@ def test_the_pipeline_has_four_of_each_mask():
 def test_the_buffers_of_the_field_notes_are_within_the_bound():
     """Qwen3 480B with b6110 and -fa: 308.75 MiB on the device with the output, 265.51 on others."""
     qwen = model("qwen3moe", width=6144, heads=96, vocabulary=151936)
-    assert 309 < bound(qwen, 6110, context=1024, flash_attention="on") < 900
+    assert 309 < bound(qwen, context=1024, flash_attention="on") < 900
 
 
 @pytest.mark.parametrize(
-    "summary, generation, wanted, expected",
+    "summary, wanted, expected",
     [
-        (model(), kv_cache.NEW, "on", True),
-        (model(), kv_cache.NEW, "off", False),
-        (model(), kv_cache.NEW, None, True),
-        (model(), kv_cache.NEW, "auto", True),
-        (model(), 6325, None, True),
-        (model(), 6324, None, False),
-        (model(), 6324, "on", True),
-        (model(key_dimension=192, value_dimension=192), kv_cache.NEW, None, False),
-        (model(key_dimension=192, value_dimension=128), kv_cache.NEW, None, False),
-        (model("deepseek2", **MLA), kv_cache.NEW, "auto", False),
-        (model("deepseek2", **MLA), kv_cache.NEW, "on", True),
-        (model("grok"), kv_cache.NEW, "on", False),
+        (model(), "on", True),
+        (model(), "off", False),
+        (model(), None, True),
+        (model(), "auto", True),
+        (model(key_dimension=192, value_dimension=192), None, False),
+        (model(key_dimension=192, value_dimension=128), None, False),
+        (model("deepseek2", **MLA), "auto", False),
+        (model("deepseek2", **MLA), "on", True),
+        (model("grok"), "on", False),
     ],
 )
-def test_flash_attention_counts_where_it_is_sure(summary, generation, wanted, expected):
+def test_flash_attention_counts_where_it_is_sure(summary, wanted, expected):
     """Where nothing is said, newer builds use it if the backend can; each can for the usual sizes of heads."""
     settings = kv_cache.Settings(4096, flash_attention=wanted)
-    assert compute_buffers.uses_flash(summary, settings, generation) is expected
+    assert compute_buffers.uses_flash(summary, settings) is expected
 
 
 def test_types_of_keys_and_values_that_differ_are_not_sure_of_flash_attention():
     for wanted, expected in (("auto", False), ("on", True)):
         settings = kv_cache.Settings(4096, type_k="q8_0", flash_attention=wanted)
-        assert compute_buffers.uses_flash(model(), settings, kv_cache.NEW) is expected
+        assert compute_buffers.uses_flash(model(), settings) is expected
 
 
-def test_flash_attention_is_the_default_of_newer_commits_of_ik_llama():
-    for commit, expected in ((3927, False), (3928, True)):
-        assert (
-            compute_buffers.uses_flash(model("deepseek2", **MLA), kv_cache.Settings(4096, **FORK), commit) is expected
-        )
+def test_flash_attention_is_the_default_of_ik_llama():
+    assert compute_buffers.uses_flash(model("deepseek2", **MLA), kv_cache.Settings(4096, **FORK))
 
 
 def test_ik_llama_computes_scores_in_pieces_of_its_attention_batch():
     """128 heads of 512 by 16384 scores are 4096 MiB; with 512 MiB at a time 16 heads are there at once."""
     settings = {**FORK, "flash_attention": "off"}
-    whole = bound(model(), 3770, **settings)
-    assert whole - bound(model(), 3770, attention_batch=512, **settings) == (128 - 16) * 32
-    assert bound(model(), 3770, attention_batch=0, **settings) == whole
-    assert bound(model(), 3770, attention_batch=1, **settings) == whole - 127 * 32
-    assert bound(model(), kv_cache.NEW, attention_batch=512, flash_attention="off") == whole
+    whole = bound(model(), **settings)
+    assert whole - bound(model(), attention_batch=512, **settings) == (128 - 16) * 32
+    assert bound(model(), attention_batch=0, **settings) == whole
+    assert bound(model(), attention_batch=1, **settings) == whole - 127 * 32
+    assert bound(model(), attention_batch=512, flash_attention="off") == whole
 
 
 def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
     """-mla 3 with flash attention: 128 heads of 320 elements for 16384 tokens are 2560 MiB, and as much as halves of them."""
     settings = {**FORK, "flash_attention": "on"}
     latent = model("deepseek2", **MLA)
-    alone = bound(latent, 3770, latent_attention=1, **settings)
-    assert bound(latent, 3770, latent_attention=3, **settings) - alone == 2 * 2560
-    assert bound(latent, 3770, latent_attention=3, attention_batch=512, **settings) - alone == 2 * 320
-    assert bound(latent, 4840, **settings) - alone == 2 * 2560
-    assert bound(latent, kv_cache.NEW, flash_attention="on") == alone
+    alone = bound(latent, latent_attention=1, **settings)
+    assert bound(latent, latent_attention=3, **settings) - alone == 2 * 2560
+    assert bound(latent, latent_attention=3, attention_batch=512, **settings) - alone == 2 * 320
+    assert bound(latent, **settings) - alone == 2 * 2560
+    assert bound(latent, flash_attention="on") == alone
     odd = latent._replace(heads=20)
-    wide = bound(odd, 3770, latent_attention=3, attention_batch=1, **settings)
-    assert wide - bound(odd, 3770, latent_attention=1, **settings) == 2 * 100
+    wide = bound(odd, latent_attention=3, attention_batch=1, **settings)
+    assert wide - bound(odd, latent_attention=1, **settings) == 2 * 100

@@ -3,7 +3,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import RELEASE, definition, typed
-from support.clusters import FORK, TREE
+from support.clusters import FORK
 
 
 def opened(pair, *networks, host="192.0.2.10", **variables):
@@ -108,13 +108,10 @@ def test_a_file_without_a_name_is_none(pair):
 @pytest.mark.parametrize(
     "release, on, off",
     [
-        ({**TREE, "build": 6170}, {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
-        ({**TREE, "build": 7000}, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
-        ({**TREE, "build": 8643}, {"LLAMA_OPENSSL"}, set()),
         (RELEASE, {"LLAMA_OPENSSL"}, set()),
         (FORK, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
     ],
-    ids=["b6170", "b7000", "b8643", "0.3.36", "ik_llama.cpp"],
+    ids=["0.3.36", "ik_llama.cpp"],
 )
 def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, off):
     accepted = {"llama_release": release, "llama_accept_advisories": ["rpc-remote-code-execution"]}

@@ -29,7 +29,7 @@ EVERYWHERE = {
     "llama_links": lambda text: [{"interface": text, "address": "192.0.2.1"}],
     "llama_model_gguf_summary": lambda text: {"tensors": [{"name": text}]},
     "llama_model_path": lambda text: "/srv/" + text,
-    "llama_release": lambda text: {"source": "git", "ref": "b8600", "repository": text},
+    "llama_release": lambda text: {"source": "git", "ref": "b11434", "repository": text},
     "llama_server_api_key_file": lambda text: "/etc/" + text,
     "llama_server_environment": lambda text: {"NAME": text},
     "llama_server_extra_args": lambda text: ["--alias", text],

@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import Cluster, complete, known_answer_of, typed
-from support.clusters import CARD, CUDA, GPU, TREE, TWO_CARDS, sized, strix_halo, strix_halos
+from support.clusters import CARD, CUDA, GPU, TWO_CARDS, sized, strix_halos
 
 WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
 
@@ -60,21 +60,6 @@ def test_workers_that_the_plan_does_not_use_stand_in(big_model):
         assert fallback["endpoint"] in used
         assert fallback["endpoint"] not in fallback["workers"]
         assert len(fallback["workers"]) == 2
-
-
-@pytest.mark.parametrize("accepted, spared", [([], False), (["hip-garbage"], True)])
-def test_what_would_compute_wrong_results_is_no_fallback(big_model, accepted, spared):
-    """A Strix Halo stands in for a faster worker, with a build that computes garbage there."""
-    cluster = gpus(big_model, 2, 30, llama_accept_advisories=accepted)
-    cluster.add("worker3", "worker", address="192.0.2.13", facts=strix_halo(), llama_backend="hip")
-    for host in cluster.hosts.values():
-        host["variables"]["llama_release"] = {**TREE, "build": 10500}
-    plan = cluster.accepted()
-    assert {entry["host"] for entry in plan["placement"] if entry["layers"]} == {"worker1", "worker2"}
-    assert ["worker3" in str(entry["placement"]) for entry in plan["fallbacks"]] == [True, True] * spared
-    assert [entry["missing_mib"] for entry in plan["no_fallback"]] == [None, None] * (not spared)
-    for entry in plan["no_fallback"]:
-        assert entry["reason"].startswith("Build 10500 computes wrong results with HIP on ROCm0 of worker3")
 
 
 def test_the_head_alone_may_be_a_fallback(big_model):

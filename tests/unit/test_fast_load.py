@@ -15,10 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
-from conftest import CATALOGUE
+from conftest import CATALOGUE, RELEASE
 
-IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4200}
-OLD = {"source": "pypi", "version": "0.3.16", "checksum": "sha256:" + "a" * 64}
+IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4840}
 BINARY = {"source": "binary", "path": "/b.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 11063}
 
 
@@ -37,7 +36,7 @@ def test_a_patch_is_the_file_whose_checksum_is_known_and_changes_one_file(patch)
 
 
 def test_the_default_release_has_one():
-    assert capabilities.PYPI_TREES["0.3.36"]["protocol"] in fast_load.PATCHES
+    assert capabilities.protocol_of(capabilities.PYPI_TREES["0.3.36"]["build"]) in fast_load.PATCHES
 
 
 def test_the_patch_is_part_of_the_release_and_its_cache_is_apart(pair):
@@ -65,10 +64,9 @@ def test_an_operators_patch_comes_first(local):
 @pytest.mark.parametrize(
     "release, said",
     [
-        (OLD, "is pypi-0.3.16 of llama.cpp with RPC protocol 2.0.0"),
         (IK, "of ik_llama.cpp"),
         (BINARY, "source: binary, programs that are compiled already"),
-        ("b8600", "llama_release is b8600 of llama.cpp with RPC protocol 3.6.1"),
+        ("b11450", "llama_release is b11450 of llama.cpp with RPC protocol 8.0.0"),
     ],
 )
 def test_releases_without_a_patch_are_refused_with_what_to_do(local, release, said):
@@ -97,13 +95,13 @@ def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
 
 def test_a_remedy_with_another_release_keeps_the_patch(local):
     cluster = cluster_inputs.read("llama_cluster", asked(local).hosts)
-    changed = remedies.releasing(["llama_release"], release_request.tagged(8600))(cluster)
+    changed = remedies.releasing(["llama_release"], release_request.tagged(11434))(cluster)
     for requests in (changed.releases, changed.hosts["here"].releases):
-        assert requests["llama_release"] == release_request.tagged(8600)._replace(fast_load=True)
+        assert requests["llama_release"] == release_request.tagged(11434)._replace(fast_load=True)
 
 
 def test_programs_with_and_without_it_are_not_of_the_same_source():
-    request = release_request.request_of({**OLD, "version": "0.3.36"})
+    request = release_request.request_of(RELEASE)
     plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
     assert fast.loads_fast
     assert not plain.loads_fast
@@ -112,9 +110,8 @@ def test_programs_with_and_without_it_are_not_of_the_same_source():
 
 def test_loads_are_predicted_as_they_were_measured():
     """8.93 GB to a worker on loopback, beside 1.2 s alone; 0.94 GB over 1 Gbit/s in 8.3 s (docs/performance.md)."""
-    request = release_request.request_of({**OLD, "version": "0.3.36"})
+    request = release_request.request_of(RELEASE)
     plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
-    old = releases.release_of(release_request.request_of(OLD), {})
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     local = cost_model.Work("a", "", rate, 1e9, 8.93e9, 2e9, 310)
     loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))
@@ -124,7 +121,7 @@ def test_loads_are_predicted_as_they_were_measured():
     slow = local._replace(weights=0.94e9, link=cost_model.Link("ethernet", 0.3, 1.0, False))
     assert cost_model.load_s(plain, [slow]) == pytest.approx(8.3, rel=0.1)
     assert cost_model.load_s(fast, [slow]) == pytest.approx(0.94 * 8)
-    assert cost_model.load_s(old, [loopback]) == cost_model.load_s(old, [local]) == from_disk
+    assert cost_model.load_s(fast, [local]) == from_disk
     assert set(cost_model.load_costs(plain, slow)) == {"link to", "RPC on"}
     assert set(cost_model.load_costs(plain, loopback)) == {"RPC on"}
 

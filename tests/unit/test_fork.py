@@ -6,9 +6,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import sta
 from conftest import Cluster, known_answer_of
 from support.clusters import GPU, IK_LLAMA, TWO_CARDS
 
-SUMMER = {**IK_LLAMA, "ref": "a3e78038" + "0" * 32, "build": 3775}
-
-
 ACCEPTED = ["rpc-remote-code-execution"]
 
 
@@ -55,7 +52,7 @@ def test_the_local_cluster(fork):
     ],
 )
 def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told):
-    release = {"source": "git", "repository": repository, "ref": IK_LLAMA["ref"], "build": 9000}
+    release = {"source": "git", "repository": repository, "ref": IK_LLAMA["ref"], "build": 12000}
     local.hosts["here"]["variables"].update(llama_release=release, llama_accept_advisories=ACCEPTED)
     assert local.plan()["release"].get("fork") == told
     for said, expected in (("llama.cpp", None), ("ik_llama.cpp", "ik_llama.cpp")):
@@ -66,7 +63,7 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
 def test_the_fork_is_part_of_the_id(local):
     ids = set()
     for fork in ("llama.cpp", "ik_llama.cpp"):
-        local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "build": 9000, "fork": fork}
+        local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "build": 12000, "fork": fork}
         ids.add(local.plan()["release"]["id"])
     assert len(ids) == 2
 
@@ -75,14 +72,13 @@ def test_the_fork_is_part_of_the_id(local):
     "variables, said",
     [
         ({"llama_server_load_mode": "dio"}, ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none"]),
-        ({"llama_server_extra_args": ["-fmoe"]}, ["has -fmoe", "by itself since its commit 3928", "remove it"]),
         (
             {"llama_server_extra_args": ["-lm", "dio", "-lv", "4"]},
             ["has -lm, -lv", "which only llama.cpp knows", "git-8337e4cd is a release of ik_llama.cpp"],
         ),
         (
-            {"llama_release": {**IK_LLAMA, "build": 3736}},
-            ["the build 3736 of ik_llama.cpp", "RPC protocol cannot be detected", "use 3737", "or a newer one"],
+            {"llama_release": {**IK_LLAMA, "build": 4839}},
+            ["build 4839 of ik_llama.cpp", "oldest that is planned for is 4840"],
         ),
         (
             {"llama_accept_advisories": []},
@@ -99,9 +95,9 @@ def test_what_the_fork_lacks_is_refused(fork, variables, said):
     fork.reason(*said)
 
 
-def gpu_head(release):
+def gpu_head():
     """A head with two devices of its own, which lends none of them, and a worker with one."""
-    variables = {"llama_release": release, "llama_accept_advisories": ACCEPTED}
+    variables = {"llama_release": IK_LLAMA, "llama_accept_advisories": ACCEPTED}
     return (
         Cluster()
         .add(
@@ -116,53 +112,12 @@ def gpu_head(release):
     )
 
 
-def test_devices_of_the_head_come_first_where_they_cannot_be_named():
-    planned = gpu_head(SUMMER).plan()
-    assert [entry["device"] for entry in planned["placement"]] == ["CUDA0", "CUDA1", "RPC[192.0.2.11:50052]"]
-    assert "--tensor-split 5,6,6" in " ".join(planned["head"]["argv"])
-    assert "--device" not in planned["head"]["argv"]
-    assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(IK_LLAMA))
-
-
-def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
-    cluster = gpu_head(SUMMER)
-    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
-    planned = cluster.plan()
-    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("CUDA0", 16), ("CUDA1", 0)]
-    assert planned["placement"][1]["reason"].endswith(", nothing")
-    assert "--tensor-split 17,0" in " ".join(planned["head"]["argv"])
-    cluster = gpu_head(IK_LLAMA)
-    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
-    assert [entry["device"] for entry in cluster.plan()["placement"]] == ["CUDA0"]
-
-
-def test_a_split_is_in_the_order_of_devices_that_cannot_be_named():
-    cluster = gpu_head(SUMMER)
-    cluster.hosts["head"]["variables"]["llama_server_tensor_split"] = [3, 0, 1]
-    assert "--tensor-split 0,1,3" in line_of(cluster)
-
-
-def test_workers_that_take_no_device_see_one_each():
-    cluster = gpu_head(SUMMER)
-    cluster.hosts["worker1"]["facts"] = {**cluster.hosts["worker1"]["facts"], "accelerators": [GPU, GPU]}
-    found = [worker["environment"] for worker in cluster.plan()["hosts"]["worker1"]["workers"]]
-    assert found == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
-    cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [
-        {"device": "CUDA1", "environment": {"CUDA_VISIBLE_DEVICES": "GPU-1"}}
-    ]
-    (worker,) = cluster.plan()["hosts"]["worker1"]["workers"]
-    assert worker["environment"] == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-    assert "-d" not in worker["argv"]
-
-
-def test_a_worker_that_takes_no_device_lends_no_processor_beside_devices():
-    cluster = gpu_head(SUMMER)
-    cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
-    cluster.reason("of worker1 lends CPU", "can lend CUDA0 only", "llama_worker_endpoints")
+def test_workers_come_first_and_each_device_is_named():
+    assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head())
 
 
 def test_options_of_a_cuda_build():
-    plan = gpu_head(IK_LLAMA).plan()
+    plan = gpu_head().plan()
     options = plan["hosts"]["worker1"]["builds"][0]["cmake_options"]
     assert (options["GGML_CUDA"], options["GGML_NCCL"]) == ("ON", "OFF")
     assert "GGML_CUDA_NCCL" not in options

@@ -51,7 +51,7 @@ def compiled(tmp_path_factory):
         (work / name).write_text(text)
     for argv in (["cmake", "-S", ".", "-B", "made"], ["cmake", "--build", "made"]):
         subprocess.run(argv, cwd=work, check=True, capture_output=True)
-    folder = work / "llama-b9900"
+    folder = work / "llama-b11434"
     (work / "made" / "bin").rename(folder)
     (folder / "README.md").write_text("not needed")
     return folder
@@ -65,21 +65,21 @@ def programs(tmp_path, compiled):
 
 def unpack(tmp_path, archive, **build):
     planned = builds.BUILD._replace(**build)
-    return installer.Installer(str(tmp_path / "prefix"), planned, None).unpack(builds.source_of(archive), 9900)
+    return installer.Installer(str(tmp_path / "prefix"), planned, None).unpack(builds.source_of(archive), 11434)
 
 
 def release_of(tmp_path):
     return tmp_path / "prefix" / "releases" / builds.BUILD.id
 
 
-def pack_folder(tmp_path, folder, prefix="llama-b9900", without=()):
+def pack_folder(tmp_path, folder, prefix="llama-b11434", without=()):
     archive = tmp_path / "programs.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(folder, prefix, filter=lambda member: None if member.name.rsplit("/", 1)[-1] in without else member)
     return archive
 
 
-@pytest.mark.parametrize("prefix", ["llama-b9900", "build/bin", "."])
+@pytest.mark.parametrize("prefix", ["llama-b11434", "build/bin", "."])
 def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled, prefix):
     archive = pack_folder(tmp_path, compiled, prefix)
     made = unpack(tmp_path, archive)
@@ -87,7 +87,7 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
     assert set(made.files) == FILES
     assert printed_by(release) == "usage: --rpc --fit\n"
     assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
-    assert made.source == {"sha256": builds.source_of(archive).sha256, "commit": "abc1234def567", "number": 9900}
+    assert made.source == {"sha256": builds.source_of(archive).sha256, "commit": "abc1234def567", "number": 11434}
     assert manifest.installed(release) == made
     (release / "bin" / "libggml.so.0.9.4").write_text("another library")
     assert manifest.installed(release) is None
@@ -136,7 +136,7 @@ def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
     with pytest.raises(Refusal, match="does not have the sha256"):
-        installer.Installer(str(tmp_path), builds.BUILD, None).unpack(source, 9900)
+        installer.Installer(str(tmp_path), builds.BUILD, None).unpack(source, 11434)
 
 
 def pack_zip(tmp_path, compiled, further=()):
@@ -144,7 +144,7 @@ def pack_zip(tmp_path, compiled, further=()):
     archive = tmp_path / "programs.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in compiled.iterdir():
-            entry = zipfile.ZipInfo(f"llama-b9900/{path.name}")
+            entry = zipfile.ZipInfo(f"llama-b11434/{path.name}")
             entry.external_attr = path.lstat().st_mode << 16
             packed.writestr(entry, os.readlink(path) if path.is_symlink() else path.read_bytes())
         for name, mode, content in further:
@@ -157,8 +157,8 @@ def pack_zip(tmp_path, compiled, further=()):
 def test_a_zip_archive_is_as_good_and_reaches_nothing_outside_its_folder(tmp_path, compiled):
     odd = [
         ("../../libup.so", 0o100644, b"up"),
-        ("llama-b9900/libescape.so", 0o120777, b"/etc/passwd"),
-        ("llama-b9900/folder/", 0o040755, b""),
+        ("llama-b11434/libescape.so", 0o120777, b"/etc/passwd"),
+        ("llama-b11434/folder/", 0o040755, b""),
     ]
     assert set(unpack(tmp_path, pack_zip(tmp_path, compiled, odd)).files) == FILES
     assert printed_by(release_of(tmp_path)) == "usage: --rpc --fit\n"
@@ -167,7 +167,7 @@ def test_a_zip_archive_is_as_good_and_reaches_nothing_outside_its_folder(tmp_pat
 
 
 def test_of_a_link_in_a_zip_archive_no_more_is_read_than_a_path_has(tmp_path, compiled):
-    archive = pack_zip(tmp_path, compiled, [("llama-b9900/liblong.so", 0o120777, bytes(64 << 20))])
+    archive = pack_zip(tmp_path, compiled, [("llama-b11434/liblong.so", 0o120777, bytes(64 << 20))])
     with archives.opened(archive) as opened:
         assert max(len(member.linkname) for member in opened) == archives.LINK_BYTES
     assert set(unpack(tmp_path, archive).files) == FILES
@@ -195,13 +195,13 @@ def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled
         (tmp_path / "cudart" / name).write_text(name)
     runtime = tmp_path / "cudart.tar.gz"
     with tarfile.open(runtime, "w:gz") as packed:
-        packed.add(tmp_path / "cudart", "cudart-llama-b9900-bin-ubuntu-cuda-13.4-x64")
+        packed.add(tmp_path / "cudart", "cudart-llama-b11434-bin-ubuntu-cuda-13.4-x64")
     source = builds.source_of(pack_folder(tmp_path, compiled))
     target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
-    made = target.unpack(source._replace(further=(builds.packed_of(runtime),)), 9900)
+    made = target.unpack(source._replace(further=(builds.packed_of(runtime),)), 11434)
     assert set(made.files) == FILES | {"bin/libcudart.so.13", "bin/libcublas.so.13"}
     with pytest.raises(Refusal, match="does not have the sha256"):
-        target.unpack(source._replace(further=(builds.packed_of(runtime)._replace(sha256="0" * 64),)), 9900)
+        target.unpack(source._replace(further=(builds.packed_of(runtime)._replace(sha256="0" * 64),)), 11434)
 
 
 def test_libraries_of_more_than_an_archive_may_have(tmp_path, compiled, monkeypatch):
@@ -219,7 +219,7 @@ def test_an_archive_that_python_cannot_read(tmp_path, monkeypatch, name):
 
 
 def link(name, kind, target):
-    member = tarfile.TarInfo(f"llama-b9900/{name}")
+    member = tarfile.TarInfo(f"llama-b11434/{name}")
     member.type, member.linkname = kind, target
     return member
 
@@ -243,7 +243,7 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
         link("libround.so", tarfile.SYMTYPE, "libround.so"),
         link("libloose.so", tarfile.SYMTYPE, "libnothing.so"),
         link("libpipe.so", tarfile.FIFOTYPE, ""),
-        tarfile.TarInfo("llama-b9900/../../libup.so"),
+        tarfile.TarInfo("llama-b11434/../../libup.so"),
     ]
     made = unpack(tmp_path, pack_links(tmp_path, compiled, links, ["libggml.so"]))
     assert set(made.files) == FILES - {"bin/libggml.so"}
@@ -260,7 +260,7 @@ def test_hard_links_inside_an_archive_are_files(tmp_path, programs):
     archive = pack_folder(tmp_path, programs)
     with tarfile.open(archive) as packed:
         links = {member.name for member in packed if member.islnk()}
-    assert links == {"llama-b9900/llama-server", "llama-b9900/libggml.so.0.9.4"}
+    assert links == {"llama-b11434/llama-server", "llama-b11434/libggml.so.0.9.4"}
     assert set(unpack(tmp_path, archive).files) == FILES
     assert printed_by(release_of(tmp_path)) == "usage: --rpc --fit\n"
     assert {path.stat().st_nlink for path in (release_of(tmp_path) / "bin").iterdir()} == {1}
@@ -269,8 +269,8 @@ def test_hard_links_inside_an_archive_are_files(tmp_path, programs):
 def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled):
     for name, target in (
         ("llama-server", "/bin/sh"),
-        ("libhard.so", "llama-b9900/../../outside.so"),
-        ("libhard.so", "llama-b9900/libhard.so"),
+        ("libhard.so", "llama-b11434/../../outside.so"),
+        ("libhard.so", "llama-b11434/libhard.so"),
     ):
         archive = pack_links(tmp_path, compiled, [link(name, tarfile.LNKTYPE, target)], [name])
         with pytest.raises(Refusal, match=f"has {name} as a hard link to {target}, which is not a file before it"):
@@ -280,7 +280,7 @@ def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled):
 def test_an_archive_of_too_much_is_refused(tmp_path, compiled, monkeypatch):
     """Hard links count as much as the file."""
     size = sum(path.stat().st_size for path in compiled.iterdir() if not path.is_symlink())
-    links = [link(f"lib{number}.so", tarfile.LNKTYPE, "llama-b9900/llama-server") for number in range(100)]
+    links = [link(f"lib{number}.so", tarfile.LNKTYPE, "llama-b11434/llama-server") for number in range(100)]
     monkeypatch.setattr(archives, "LIMIT_BYTES", size + 100)
     assert unpack(tmp_path, pack_folder(tmp_path, compiled))
     with pytest.raises(Refusal, match=r"give one of llama\.cpp alone"):
@@ -301,7 +301,7 @@ def damaged(data, ends, changes):
 @pytest.mark.parametrize("form", ["gz", "bz2", "xz", ""])
 def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
     """It ends in no other way than with a sentence."""
-    folder = tmp_path / "llama-b9900"
+    folder = tmp_path / "llama-b11434"
     folder.mkdir()
     for name in ("llama-server", "ggml-rpc-server", "libggml.so"):
         (folder / name).write_bytes(random.Random(3).randbytes(3000))

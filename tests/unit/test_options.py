@@ -1,4 +1,4 @@
-"""The table of options against the words that real generations take, and what it refuses and writes."""
+"""The table of options against the words that real programs take, and what it refuses and writes."""
 
 import re
 
@@ -9,44 +9,31 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import models
-from support.helps import GENERATIONS, WORDS, help_of
+from support.helps import WORDS, help_of
 
-OF_THE_FORK = {"processor"}
-NEW = {"feed-forward-on-the-processor"}
-CACHES = {"prompt-cache", "context-checkpoints"}
-ROUTER = {"models-preset", "models-max"}
 LACKING = {
-    "0.3.16": {"fit", "log-verbosity", "prompt-cache", "sleep", *OF_THE_FORK, *NEW, *ROUTER},
-    "0.3.20": {"log-verbosity", *OF_THE_FORK, *NEW},
-    "0.3.25": {*OF_THE_FORK, *NEW},
-    "0.3.35": {*OF_THE_FORK, *NEW},
-    "ik-3775": {
-        "device",
-        "experts-on-the-processor",
+    options.MAINLINE: {"processor"},
+    options.IK_LLAMA: {
+        "feed-forward-on-the-processor",
         "fit",
         "log-verbosity",
-        "processor",
+        "models-max",
+        "models-preset",
         "sleep",
-        "worker-device",
-        *CACHES,
-        *NEW,
-        *ROUTER,
     },
-    "ik-3933": {"fit", "log-verbosity", "processor", "sleep", "worker-device", *CACHES, *NEW, *ROUTER},
-    "ik-4840": {"fit", "log-verbosity", "sleep", *NEW, *ROUTER},
 }
-"""Generation → options that the plan owns and that it does not have; any other lacks what the fork alone has."""
+"""Fork → options that the plan owns and that it does not have."""
 PROGRAMS = (options.SERVER, options.WORKER)
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_each_option_is_spelled_as_a_generation_takes_it(generation):
-    build, fork = GENERATIONS[generation]
+@pytest.mark.parametrize("fork", LACKING)
+def test_each_option_is_spelled_as_a_fork_takes_it(fork):
     differ = {}
     for option in options.TABLE:
-        spelled = {word for spelling in option.spelled(build, fork) for word in spelling.names()}
-        words = {word for spelling in option.spellings if spelling.fork == fork for word in spelling.words}
-        differ[option.name] = spelled ^ (words & set(help_of(option.program, generation).known))
+        spelled = {word for spelling in option.spelled(fork) for word in spelling.words}
+        hidden = {word for spelling in option.spelled(fork) for word in spelling.unlisted}
+        listed = set(help_of(option.program, fork).known)
+        differ[option.name] = (spelled - listed) ^ hidden
     assert {name: words for name, words in differ.items() if words} == {}
 
 
@@ -55,17 +42,16 @@ def test_variables_that_a_help_names_beside_an_option_stand_for_it():
     assert named == {word: options.of_word(word) for word in named}
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_each_option_that_the_plan_writes_has_a_word_in_each_generation(generation):
-    build, fork = GENERATIONS[generation]
-    lacking = {
+@pytest.mark.parametrize("fork, lacking", LACKING.items())
+def test_each_option_that_the_plan_writes_has_a_word_in_each_fork(fork, lacking):
+    found = {
         option.name
         for option in options.TABLE
         if any(spelling.written for spelling in option.spellings)
         and option.owned
-        and not any(spelling.written for spelling in option.spelled(build, fork))
+        and not any(spelling.written for spelling in option.spelled(fork))
     }
-    assert lacking == LACKING.get(generation, OF_THE_FORK)
+    assert found == lacking
 
 
 def test_no_word_and_no_variable_stands_for_two_options():
@@ -190,60 +176,44 @@ def test_what_changes_the_memory_of_devices_without_being_planned(more, planned)
 
 
 @pytest.mark.parametrize(
-    "name, value, build, fork, expected",
+    "name, value, fork, expected",
     [
-        ("flash-attention", "on", 6170, options.MAINLINE, ["--flash-attn"]),
-        ("flash-attention", "off", 6170, options.MAINLINE, []),
-        ("flash-attention", "off", 6325, options.MAINLINE, ["--flash-attn", "off"]),
-        ("flash-attention", "off", 3933, options.IK_LLAMA, ["--no-flash-attn"]),
-        ("flash-attention", "on", 3933, options.IK_LLAMA, []),
-        ("flash-attention", None, 11063, options.MAINLINE, []),
-        ("load-mode", "mmap", 8643, options.MAINLINE, []),
-        ("load-mode", "dio", 7668, options.MAINLINE, ["-dio"]),
-        ("load-mode", "dio", 10105, options.MAINLINE, ["--load-mode", "dio"]),
-        ("cache-type-k", "f16", 11063, options.MAINLINE, []),
-        ("tensor-split", ["1", "2"], 11063, options.MAINLINE, ["--tensor-split", "1,2"]),
-        ("rpc", [], 11063, options.MAINLINE, []),
-        ("load-mode", "dio", 10104, options.MAINLINE, ["-dio"]),
-        ("load-mode", "mmap+mlock", 9435, options.MAINLINE, ["--mlock"]),
-        ("load-mode", "mlock", 11063, options.MAINLINE, ["--load-mode", "mlock"]),
-        ("load-mode", "mmap+mlock", 10884, options.MAINLINE, ["--load-mode", "mmap+mlock"]),
-        ("load-mode", "auto", 11063, options.MAINLINE, ["--load-mode", "auto"]),
-        ("load-mode", "auto", 10105, options.MAINLINE, []),
-        ("load-mode", "auto", 8643, options.MAINLINE, []),
-        ("load-mode", "mmap", 10105, options.MAINLINE, ["--load-mode", "mmap"]),
-        ("load-mode", "mmap+mlock", 4840, options.IK_LLAMA, ["--mlock"]),
-        ("log-verbosity", "4", 8643, options.MAINLINE, []),
-        ("log-verbosity", "4", 9181, options.MAINLINE, ["--log-verbosity", "4"]),
-        ("fit", "off", 7349, options.MAINLINE, []),
-        ("fit", "off", 7437, options.MAINLINE, ["--fit", "off"]),
-        ("fit", "off", 7991, options.MAINLINE, ["--fit", "off"]),
-        ("warmup", "off", 11063, options.MAINLINE, ["--no-warmup"]),
-        ("warmup", "on", 11063, options.MAINLINE, []),
+        ("flash-attention", "off", options.MAINLINE, ["--flash-attn", "off"]),
+        ("flash-attention", "off", options.IK_LLAMA, ["--flash-attn", "off"]),
+        ("flash-attention", None, options.MAINLINE, []),
+        ("cache-type-k", "f16", options.MAINLINE, []),
+        ("tensor-split", ["1", "2"], options.MAINLINE, ["--tensor-split", "1,2"]),
+        ("rpc", [], options.MAINLINE, []),
+        ("load-mode", "dio", options.MAINLINE, ["--load-mode", "dio"]),
+        ("load-mode", "auto", options.MAINLINE, ["--load-mode", "auto"]),
+        ("load-mode", "mmap", options.IK_LLAMA, []),
+        ("load-mode", "none", options.IK_LLAMA, ["--no-mmap"]),
+        ("load-mode", "mmap+mlock", options.IK_LLAMA, ["--mlock"]),
+        ("log-verbosity", "4", options.MAINLINE, ["--log-verbosity", "4"]),
+        ("log-verbosity", "4", options.IK_LLAMA, []),
+        ("fit", "off", options.MAINLINE, ["--fit", "off"]),
+        ("fit", "off", options.IK_LLAMA, []),
+        ("warmup", "off", options.MAINLINE, ["--no-warmup"]),
+        ("warmup", "on", options.MAINLINE, []),
+        ("processor", "CPU", options.MAINLINE, []),
+        ("processor", "CPU", options.IK_LLAMA, ["-cpu"]),
     ],
 )
-def test_how_a_value_is_written(name, value, build, fork, expected):
-    assert options.render(name, value, build, fork) == expected
+def test_how_a_value_is_written(name, value, fork, expected):
+    assert options.render(name, value, fork) == expected
 
 
-@pytest.mark.parametrize("value, build", [("dio", 7667), ("mlock", 8643), ("mlock", 10114), ("mmap+mlock", 10114)])
-def test_a_value_that_a_build_cannot_say(value, build):
-    """b10114 takes mlock, but maps the model then, as mmap+mlock does since #26135."""
+@pytest.mark.parametrize("value", ["dio", "mlock"])
+def test_a_value_that_a_fork_cannot_say(value):
     with pytest.raises(options.UnknownOption, match=re.escape(f"load-mode {value}")):
-        options.render("load-mode", value, build)
-
-
-def test_older_spellings_of_load_modes_are_gone_from_one_build_on():
-    words = {"--no-mmap", "--mlock", "-dio"}
-    assert words <= set(options.listed(options.SERVER, 10883, options.MAINLINE))
-    assert not words & set(options.listed(options.SERVER, 10884, options.MAINLINE))
+        options.render("load-mode", value, options.IK_LLAMA)
 
 
 def test_switches_take_no_value_in_any_help():
-    lists = {name: help_of(options.SERVER, name).known for name in GENERATIONS}
+    own, theirs = (help_of(options.SERVER, fork).known for fork in LACKING)
     for word in options.SWITCHES:
         assert options.of_word(word) is None
-        assert lists["0.3.36"][word] is False
-        assert not any(known.get(word) for known in lists.values())
-    newest = {word for word, valued in lists["0.3.36"].items() if not valued and options.of_word(word) is None}
-    assert newest - options.SWITCHES == {word for word in newest if any(known.get(word) for known in lists.values())}
+        assert own[word] is False
+        assert not theirs.get(word)
+    newest = {word for word, valued in own.items() if not valued and options.of_word(word) is None}
+    assert newest - options.SWITCHES == {word for word in newest if theirs.get(word)}

@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def load(big_model):
-    return device_load.Load(summary.parse(big_model), kv_cache.Settings(4096), kv_cache.NEW)
+    return device_load.Load(summary.parse(big_model), kv_cache.Settings(4096), 11063)
 
 
 def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
@@ -73,8 +73,8 @@ def row(name, layers=None, kind="F32", shape=(256,), size=1024):
     return {"name": name, "type": kind, "shape": list(shape), "bytes": size, "layers": layers}
 
 
-def loaded(model, generation=kv_cache.NEW, **settings):
-    return device_load.Load(summary.parse(model), kv_cache.Settings(**{"context": 256, **settings}), generation)
+def loaded(model, build=11063, **settings):
+    return device_load.Load(summary.parse(model), kv_cache.Settings(**{"context": 256, **settings}), build)
 
 
 @pytest.fixture
@@ -124,30 +124,27 @@ def test_layers_that_predict_further_tokens_are_not_loaded(small):
 
 
 @pytest.mark.parametrize(
-    "name, generation, where",
+    "name, where",
     [
-        ("token_embd_norm.weight", kv_cache.OLD, None),
-        ("token_embd_norm.weight", kv_cache.NEW, 0),
-        ("per_layer_token_embd.weight", kv_cache.NEW, None),
-        ("per_layer_token_embd.weight", kv_cache.MIDDLE, 3),
-        ("per_layer_model_proj.weight", kv_cache.NEW, 0),
-        ("per_layer_model_proj.weight", kv_cache.OLD, 3),
-        ("position_embd.weight", kv_cache.OLD, None),
-        ("cls.output.weight", kv_cache.NEW, 3),
+        ("token_embd_norm.weight", 0),
+        ("per_layer_token_embd.weight", None),
+        ("per_layer_model_proj.weight", 0),
+        ("position_embd.weight", None),
+        ("cls.output.weight", 3),
     ],
 )
-def test_where_other_tensors_go(small, name, generation, where):
-    before = of_units(loaded(small, generation))
+def test_where_other_tensors_go(small, name, where):
+    before = of_units(loaded(small))
     small["tensors"] += [row(name)]
-    units, on_head = of_units(loaded(small, generation))
+    units, on_head = of_units(loaded(small))
     more = [size - other for size, other in zip([*units, on_head], [*before[0], before[1]])]
     assert more == [1024 if unit == where else 0 for unit in (0, 1, 2, 3, None)]
 
 
-def test_a_build_between_two_that_differ_is_not_exact(small):
-    assert loaded(small, 9000).weights_exact
-    small["tensors"] += [row("per_layer_model_proj.weight")]
-    assert not loaded(small, 9000).weights_exact
+def test_a_build_that_nobody_measured_and_ik_llama_are_not_exact(small):
+    assert loaded(small, 11434).weights_exact
+    assert not loaded(small, 12000).weights_exact
+    assert not loaded(small, 4840, fork="ik_llama.cpp").weights_exact
 
 
 def test_without_names_of_tensors_sizes_are_a_bound(small):
@@ -178,7 +175,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     small["tensors"] += [row("blk.*.b.weight", [0, 1, 2], size=2048)]
     settings = kv_cache.Settings(256)
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
-    load = device_load.Load(summary.parse(small), settings, kv_cache.NEW, overrides)
+    load = device_load.Load(summary.parse(small), settings, 11063, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
     placed = device_load.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
@@ -188,7 +185,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
-    load = device_load.Load(summary.parse(small), kv_cache.Settings(256), kv_cache.NEW, [("token_embd", device)])
+    load = device_load.Load(summary.parse(small), kv_cache.Settings(256), 11063, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = device_load.Placed((), (), loaded(small), 0)

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import htm
 from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head
 
-FORK = {"llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 3770}}
+FORK = {"llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 4840}}
 
 
 def apply(cluster, remedy):

@@ -82,7 +82,7 @@ AMX_OFF = {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__
 )
 @pytest.mark.parametrize(
     "release",
-    [{"source": "git", "ref": "b8600"}, {"source": "git", "fork": "ik_llama.cpp", "ref": "8" * 40, "build": 4840}],
+    [{"source": "git", "ref": "b11434"}, {"source": "git", "fork": "ik_llama.cpp", "ref": "8" * 40, "build": 4840}],
     ids=["llama.cpp", "ik_llama.cpp"],
 )
 def test_amx_is_left_out_where_programs_cannot_use_it(pair, release, given, added):
@@ -179,7 +179,7 @@ def test_what_is_kept_for_the_cache_follows_the_settings(pair):
 
 @pytest.mark.parametrize(
     "build, exact",
-    [("b6169", []), ("b6170", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])],
+    [("b11063", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])],
 )
 def test_a_build_beyond_those_that_were_read_has_bounds_alone(pair, build, exact):
     pair.hosts["head"]["variables"]["llama_release"] = build
@@ -290,14 +290,15 @@ def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
 
 
 @pytest.mark.parametrize(
-    "release, wanted, said",
+    "release", [{"build": 11434}, {"fork": "ik_llama.cpp", "build": 4840}], ids=["llama.cpp", "ik_llama.cpp"]
+)
+@pytest.mark.parametrize(
+    "wanted, said",
     [
-        ({"build": 8643}, "off", "llama_server_flash_attention is 'off': set it to 'on'"),
-        ({"build": 6170}, None, "llama_server_flash_attention is not set, which is off in"),
-        ({"build": 6170}, "auto", "llama_server_flash_attention is 'auto', which is off in"),
-        ({"build": 8643}, None, None),
-        ({"build": 8643}, "auto", None),
-        ({"build": 6170}, "on", None),
+        ("off", "llama_server_flash_attention is 'off': set it to 'on'"),
+        (None, None),
+        ("auto", None),
+        ("on", None),
     ],
 )
 def test_quantised_values_without_flash_attention(local, release, wanted, said):
@@ -338,15 +339,15 @@ def test_an_operator_may_say_what_context_the_model_has(local, given, context):
     assert f"--ctx-size {context} " in " ".join(plan["head"]["argv"])
 
 
-BINARY = {**TREE, "source": "binary", "build": 9900}
+BINARY = {**TREE, "source": "binary", "build": 11434}
 
 
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b8600"]),
-        ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b8600"]),
-        ({"llama_release": {"source": "git", "ref": 8600}}, ["llama_release has the ref 8600", "in quotes"]),
+        ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b11434"]),
+        ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b11434"]),
+        ({"llama_release": {"source": "git", "ref": 11434}}, ["llama_release has the ref 11434", "in quotes"]),
         ({"llama_server_context": 0}, ["llama_server_context is 0: use 1 or more"]),
         ({"llama_server_gpu_layers": -1}, ["llama_server_gpu_layers is -1: use 0 or more"]),
         ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split[0] is nan", "a finite number"]),
@@ -361,19 +362,19 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ),
         ({"llama_release": {"source": "git", "ref": "--upload-pack=x"}}, ["the ref '--upload-pack=x'", "a branch"]),
         (
-            {"llama_release": {"source": "git", "ref": "b8600", "commit": "abc"}},
+            {"llama_release": {"source": "git", "ref": "b11434", "commit": "abc"}},
             ["the commit 'abc'", "all its 40 digits"],
         ),
         (
-            {"llama_release": {"source": "git", "ref": "b8600", "repository": "--upload-pack=x"}},
+            {"llama_release": {"source": "git", "ref": "b11434", "repository": "--upload-pack=x"}},
             ["the repository '--upload-pack=x'", "a URL that git knows"],
         ),
         (
-            {"llama_release": {"source": "git", "ref": "b8600", "repository": "https://me:secret@host/x"}},
+            {"llama_release": {"source": "git", "ref": "b11434", "repository": "https://me:secret@host/x"}},
             ["llama_release.repository has a password or a token", "credential store"],
         ),
         (
-            {"llama_release": {"source": "git", "ref": "b8600", "fork": "other.cpp"}},
+            {"llama_release": {"source": "git", "ref": "b11434", "fork": "other.cpp"}},
             ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"],
         ),
         ({"llama_release": {**RELEASE, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not accept"]),
@@ -395,8 +396,8 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
         ({"llama_build_keep": 0}, ["llama_build_keep of here is 0", "1 or more"]),
         (
-            {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b9500.zip"}},
-            ["llama-b9500.zip', a zip archive", "pack its content with tar"],
+            {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b11434.zip"}},
+            ["llama-b11434.zip', a zip archive", "pack its content with tar"],
         ),
         (
             {
@@ -418,14 +419,17 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
             },
             ["the repository 'https://github.com/lemonade-sdk/llamacpp-rocm' of Lemonade", "add build"],
         ),
-        ({"llama_release": "b1274"}, ["build 1274, older than b6000", "Lemonade", "add build"]),
+        (
+            {"llama_release": "b1274"},
+            ["build 1274 of llama.cpp, and the oldest that is planned for is 11063", "Lemonade", "add build"],
+        ),
         ({"llama_release": "v0.4.1"}, ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
         ({"llama_release": {"source": ["git"]}}, ["llama_release is {'source': ['git']}", "use a build"]),
-        ({"llama_release": {"source": "git", "ref": "b8600", 1: 2}}, ["llama_release has the name '1'"]),
+        ({"llama_release": {"source": "git", "ref": "b11434", 1: 2}}, ["llama_release has the name '1'"]),
         ({"llama_release": {**RELEASE, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
         ({"llama_release": {**RELEASE, "colour": 1}}, ["llama_release", "colour", "use "]),
         ({"llama_release": {**RELEASE, "version": "newest; rm"}}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
-        ({"llama_release": {"source": "archive", "checksum": RELEASE["checksum"], "build": 9000}}, ["path", "url"]),
+        ({"llama_release": {"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}}, ["path", "url"]),
         ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
         ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
         ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
@@ -448,12 +452,13 @@ BINARY = {**TREE, "source": "binary", "build": 9900}
         ({"llama_server_host": "headbox"}, ["llama_server_host is 'headbox'", "numeric"]),
         ({"llama_server_cache_type_k": "q9"}, ["llama_server_cache_type_k is 'q9'", "q8_0"]),
         (
-            {"llama_server_load_mode": "dio", "llama_release": {**RELEASE, "version": "0.3.16"}},
-            ["llama_server_load_mode is dio", "b7668"],
+            {"llama_server_load_mode": "dio", "llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 4840}},
+            ["llama_server_load_mode is dio", "use mmap or none or mmap+mlock or auto"],
         ),
+        ({"llama_release": {**RELEASE, "version": "0.3.20"}}, ["add build", "of pypi-0.3.20"]),
         (
-            {"llama_server_load_mode": "mlock", "llama_release": {**RELEASE, "version": "0.3.20"}},
-            ["use mmap or none or dio or mmap+mlock or auto, or a build from b10458 on"],
+            {"llama_release": "b8643"},
+            ["llama_release is build 8643 of llama.cpp", "is 11063: use that one or a newer one"],
         ),
         ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
@@ -660,12 +665,13 @@ def test_a_distributions_package_needs_no_toolchain(pair):
     assert [account["name"] for account in worker["accounts"]] == ["llamacpp"]
 
 
-def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
+def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     assert packaged(pair).plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
-    plan = packaged(pair, packaged={"version": "0.9.1", "installed": []}).plan()
-    release = plan["release"]
-    assert (release["generation"], release["build"], release["protocol"]) == (11670, None, None)
-    assert plan["placement"][0]["exact"] == []
+    newer = packaged(pair, packaged={"version": "0.9.1", "installed": []})
+    newer.reason("llama_release has the build None: add build, the llama.cpp build number of package-0.9.1")
+    for host in newer.hosts.values():
+        host["variables"]["llama_release"] = {"source": "package", "build": 12345}
+    assert newer.plan()["release"]["build"] == 12345
 
 
 @pytest.mark.parametrize(
@@ -858,7 +864,7 @@ def test_an_account_of_somebody_elses(pair):
 def test_a_release_keeps_its_id():
     """Warm caches and installed clusters depend on it; what is new must count only where it is given."""
     release = releases.release_of(release_request.request_of(RELEASE), {})
-    assert release.id == "pypi-0.3.36-fbd5d3174550"
+    assert release.id == "pypi-0.3.36-9d3e412a6aaf"
 
 
 def compiled_already(pair, **more):
@@ -874,8 +880,8 @@ def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
 
 
 TWO_GENERATIONS = {
-    "llama_release_vulkan": {"source": "archive", "path": "/b6097", "checksum": "sha256:" + "1" * 64, "build": 6097},
-    "llama_release_hip": {"source": "archive", "path": "/b6110", "checksum": "sha256:" + "2" * 64, "build": 6110},
+    "llama_release_vulkan": {"source": "archive", "path": "/b11434", "checksum": "sha256:" + "1" * 64, "build": 11434},
+    "llama_release_hip": {"source": "archive", "path": "/b11669", "checksum": "sha256:" + "2" * 64, "build": 11669},
 }
 
 
@@ -890,18 +896,18 @@ def both(pair):
         {"backend": "vulkan", "port": 50053},
         {"backend": "hip", "port": 50054},
     ]
-    pair.hosts["head"]["variables"].update(**TWO_GENERATIONS, llama_accept_advisories=["rpc-remote-code-execution"])
+    pair.hosts["head"]["variables"].update(**TWO_GENERATIONS)
     del pair.hosts["worker2"]
     return pair
 
 
-@pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", 6097), ("hip", "ROCm0", 6110)])
+@pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", 11434), ("hip", "ROCm0", 11669)])
 def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, build):
     both.hosts["head"]["variables"]["llama_server_backend"] = backend
     plan = both.accepted()
     worker = plan["hosts"]["worker1"]
     assert [build["backend"] for build in worker["builds"]] == ["vulkan", "hip"]
-    assert {release["build"] for release in plan["releases"].values()} == {6097, 6110}
+    assert {release["build"] for release in plan["releases"].values()} == {11434, 11669}
     assert plan["release"]["build"] == build
     assert [(entry["device"], entry["used"]) for entry in worker["workers"]] == [
         ("Vulkan0", device == "Vulkan0"),
@@ -913,9 +919,7 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert plan["head"]["devices"] == [device]
     assert plan["placement"][0]["capacity_mib"] == {"Vulkan0": 65536 * 2 // 3, "ROCm0": 65536 - 6553}[device]
     targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
-    assert targets[backend] == ["llama-server", "rpc-server"]
-    (advisory,) = (entry for entry in plan["advisories"] if entry["severity"] == "error")
-    assert "build 6097 (llama_release_vulkan) and build 6110 (llama_release_hip)" in advisory["message"]
+    assert targets[backend] == ["ggml-rpc-server", "llama-server"]
 
 
 def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
@@ -989,15 +993,15 @@ def test_a_release_is_the_same_wherever_it_lies():
     def id_of(**value):
         return releases.release_of(release_request.request_of(value), {}).id
 
-    archive = {"source": "archive", "checksum": "sha256:" + "a" * 64, "build": 9000}
+    archive = {"source": "archive", "checksum": "sha256:" + "a" * 64, "build": 11434}
     places = ({"path": "/a"}, {"path": "/b"}, {"url": "https://192.0.2.1/c"})
     assert len({id_of(**archive, **place) for place in places}) == 1
-    commit = {"source": "git", "ref": "b9000", "commit": "c" * 40}
+    commit = {"source": "git", "ref": "b11434", "commit": "c" * 40}
     assert id_of(**commit) == id_of(**commit, repository="/srv/git/x")
 
 
 def test_a_toolkit_is_for_one_of_several_backends(both):
-    own = {"backend": "hip", "prefix": "/opt/rocm-7.2.0", "links": [], "version": "7.2.0", "rocwmma": None}
+    own = {"backend": "hip", "prefix": "/opt/rocm-7.2.0", "links": [], "version": "7.2.0"}
     both.hosts["worker1"]["facts"]["toolchains"] = [{**own, "compiler": "/opt/rocm-7.2.0/llvm/bin/clang"}]
     both.hosts["worker1"]["variables"]["llama_build_toolchain"] = "/opt/rocm-7.2.0"
     environments = [build["environment"] for build in both.plan()["hosts"]["worker1"]["builds"]]

@@ -163,7 +163,7 @@ def test_where_archives_lie_and_what_they_are_changes_no_build(local):
 )
 def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environment):
     toolkit = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "version": rocm, "compiler": None}
-    facts = {**strix_halo(), "toolchains": [{**toolkit, "libraries": [], "rocwmma": None}]}
+    facts = {**strix_halo(), "toolchains": [{**toolkit, "libraries": []}]}
     local.hosts["here"]["facts"].update(facts)
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = None
     plan = asking(local).plan()

@@ -8,7 +8,6 @@ from support import models
 from support.clusters import (
     CARD,
     FORK,
-    TREE,
     advisories_of,
     cards_of,
     head_with_cards,
@@ -92,15 +91,6 @@ def test_memory_that_layers_or_another_cluster_take_keeps_no_conversation():
     assert argument(cluster.plan(), "--cache-ram") == "4352"
 
 
-def test_a_build_without_the_option_gets_none_and_is_refused_a_size():
-    cluster = head_with_cards(
-        llama_release={**TREE, "build": 6170}, llama_accept_advisories=["rpc-remote-code-execution"]
-    )
-    assert argument(cluster.plan(), "--cache-ram") is None
-    cluster.hosts["head"]["variables"]["llama_server_prompt_cache_mib"] = 512
-    assert "which archive-bbbbbbbb does not know: use 0, or a build from b6800 on" in cluster.reason()
-
-
 def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
     plan = head_with_cards(llama_server_idle_seconds=600).plan()
     assert (argument(plan, "--sleep-idle-seconds"), plan["head"]["idle_seconds"]) == ("600", 600)
@@ -108,12 +98,8 @@ def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
     kept = head_with_cards().plan()
     assert (argument(kept, "--sleep-idle-seconds"), "idle_seconds" in kept["head"]) == (None, False)
     accepted = ["rpc-remote-code-execution"]
-    for release, remedy in (
-        ({**TREE, "build": 7548}, "leave it out, or use a build from b7549 on"),
-        (FORK, "leave it out"),
-    ):
-        other = head_with_cards(llama_server_idle_seconds=600, llama_release=release, llama_accept_advisories=accepted)
-        assert other.reason().rstrip(".").endswith(f"archive-bbbbbbbb does not know: {remedy}")
+    other = head_with_cards(llama_server_idle_seconds=600, llama_release=FORK, llama_accept_advisories=accepted)
+    assert other.reason().rstrip(".").endswith("archive-bbbbbbbb does not know: leave it out")
     assert "llama_server_idle_seconds is 0" in head_with_cards(llama_server_idle_seconds=0).reason()
 
 
@@ -307,8 +293,10 @@ def test_workers_to_which_a_micro_batch_comes_several_times_do_not_overlap(varia
     assert len(advisories_of(cluster, "prompts-not-pipelined")) == 1
 
 
-def test_an_older_release_has_no_pipeline():
-    plan = cards_of(30, 2, llama_release={**TREE, "build": 10458}, llama_server_context=65536).plan()
+def test_ik_llama_has_no_pipeline():
+    plan = cards_of(
+        30, 2, llama_release=FORK, llama_server_context=65536, llama_accept_advisories=["rpc-remote-code-execution"]
+    ).plan()
     prompt = plan["estimate"]["prompt"]
     assert (prompt["pipelined"], prompt["obstacles"]) == (False, [])
     assert prompt["tokens_per_s"] < prompt["pipelined_tokens_per_s"]

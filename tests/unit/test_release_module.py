@@ -37,7 +37,7 @@ PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 @pytest.fixture
 def programs(tmp_path):
     """Arguments for the installation of an archive of programs."""
-    folder = tmp_path / "llama-b9900"
+    folder = tmp_path / "llama-b11434"
     folder.mkdir()
     for name in ("llama-server", "ggml-rpc-server"):
         (folder / name).write_text(PROGRAM)
@@ -47,7 +47,7 @@ def programs(tmp_path):
     with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
         packed.add(folder, folder.name)
     return {
-        "release": typed_json.dump(builds.RELEASE._replace(source="binary", build=9900)),
+        "release": typed_json.dump(builds.RELEASE._replace(source="binary", build=11434)),
         "build": typed_json.dump(builds.BUILD._replace(id="new")),
         "prefix": str(tmp_path / "prefix"),
         "cache": str(tmp_path / "cache"),
@@ -339,11 +339,11 @@ def printing(programs, tmp_path):
 
     def arguments(server=HELP_OF_SERVER, worker=HELP_OF_WORKER, end="", **release):
         for name, text in (("llama-server", server), ("ggml-rpc-server", worker)):
-            path = tmp_path / "llama-b9900" / name
+            path = tmp_path / "llama-b11434" / name
             path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n{end}\n")
         archive = tmp_path / "programs.tar.gz"
         with tarfile.open(archive, "w:gz") as packed:
-            packed.add(tmp_path / "llama-b9900", "llama-b9900")
+            packed.add(tmp_path / "llama-b11434", "llama-b11434")
         programs["brought"]["sha256"] = sha256(archive)
         return {
             **programs,

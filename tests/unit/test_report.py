@@ -78,14 +78,14 @@ def test_the_page_of_a_cluster():
     text = plan_text.plan_page(typed(plan))
     for part in (
         "llama_cluster serves on paper",
-        "RPC protocol 3.6.1",
+        "RPC protocol of an unknown version",
         "strix1  ROCm0  192.168.128.12:50052  layers",
         "thunderbolt, 0.1 ms assumed",
         "thunderbolt, 0.2 ms",
         "RPC0[192.168.128.12:50052]  ██",
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
-        "-dio",
+        "--load-mode dio",
         "strix1  192.168.128.12: 50052 for 192.168.128.11; closed to others by systemd's unit",
         "warning, accepted: head-lends-to-itself on strix0",
         f"about {plan['estimate']['network_ms_per_token']:.1f} ms for each token",

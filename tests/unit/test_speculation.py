@@ -56,8 +56,6 @@ def test_llama_server_is_told_what_predicts_and_loads_no_draft_model_that_is_not
 @pytest.mark.parametrize(
     "kind, variables, why",
     [
-        ("ngram", build(8643), "which is known of builds from b9435 on, but archive-bbbbbbbb is older: set"),
-        ("mtp", build(9435), "builds from b10458 on"),
         ("ngram", {"llama_release": {**TREE, "build": 4840, "fork": "ik_llama.cpp"}}, "with which only draft and none are"),
         ("draft", {}, "llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram"),
         ("mtp", {}, "on paper has no layers that predict further tokens: use a file of the model that has"),

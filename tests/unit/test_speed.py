@@ -28,7 +28,7 @@ def rate(pair, device, accelerators=(), model="test"):
         accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
     facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
-    return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts, 11063)
+    return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
 
 
 def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
@@ -151,7 +151,7 @@ EXPERTS = (("expert_count", 8), ("expert_used_count", 2))
 
 
 def load_of(summary):
-    return device_load.Load(summary, kv_cache.Settings(256), kv_cache.NEW)
+    return device_load.Load(summary, kv_cache.Settings(256), 11063)
 
 
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
@@ -181,20 +181,6 @@ def release(build, protocol=None):
 
 
 ETHERNET = cost_model.LINKS["ethernet"]
-
-
-def test_a_worker_that_keeps_the_graph_costs_less():
-    new, old = (cost_model.worker_ms(release(build), 1000, ETHERNET) for build in (11063, 6097))
-    assert new < old - 4
-    slow = ETHERNET._replace(round_trip_ms=ETHERNET.round_trip_ms + 1)
-    further = [cost_model.worker_ms(release(build), 1000, slow) for build in (11063, 6097)]
-    assert further == pytest.approx([new + 1, old + 2])
-    fork = release(8000)._replace(fork="ik_llama.cpp", protocol="3.5.1")
-    assert cost_model.keeps_graph(fork._replace(generation=4033))
-    assert not cost_model.keeps_graph(fork._replace(generation=4032))
-    unknown = release(11063)._replace(protocol=None)
-    assert cost_model.keeps_graph(unknown)
-    assert not cost_model.keeps_graph(unknown._replace(generation=7000))
 
 
 def test_a_worker_to_which_a_token_comes_twice_gets_its_graphs_again_before_protocol_8():

@@ -91,7 +91,7 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair,
     "release, asked",
     [
         ({}, False),
-        ({"llama_release": "b8600"}, False),
+        ({"llama_release": "b11434"}, False),
         ({"llama_release": {"source": "pypi"}}, False),
         ({"llama_release": {"source": "package"}}, True),
         ({"llama_release": {"source": "auto"}}, True),

@@ -4,14 +4,13 @@
 """Toolkits, compilers and libraries: which ones a host has.
 
 A toolchain is ``backend`` (of its toolkit; cpu for a compiler), ``prefix``, ``links`` (other names of the prefix), ``version``,
-``compiler`` (path, or None), ``libraries`` (names of those of its backend that come with it), ``rocwmma`` (None, or ``version`` and
-``architectures`` of its headers) and, of a toolkit that has such, ``components`` (name → prefix).
+``compiler`` (path, or None), ``libraries`` (names of those of its backend that come with it) and, of a toolkit that has such, ``components`` (name →
+prefix).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, versions
@@ -48,20 +47,6 @@ def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
             name = "/" + str(named.relative_to(root))
             prefixes.setdefault(real, []).extend([name] if name != _on_host(root, real) else [])
     return prefixes
-
-
-def rocwmma(include: Path) -> dict | None:
-    """Version of the headers, and the architectures that they compile for: they stop the compiler for any other. None of them where the
-    internal headers are missing, as in Debian's librocwmma-dev 7.2.4-1~exp1."""
-    text = text_of(include / "rocwmma/rocwmma-version.hpp") + text_of(include / "rocwmma/internal/rocwmma-version.hpp")
-    if not text:
-        return None
-    config = text_of(include / "rocwmma/internal/config.hpp")
-    parts = [re.search(rf"#define\s+ROCWMMA_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-    return {
-        "version": ".".join(part.group(1) for part in parts if part) or "unknown",
-        "architectures": sorted(set(re.findall(r"defined\(__(gfx[0-9a-f]+)__\)", config))),
-    }
 
 
 def _include_folders(prefix: str) -> list[str]:
@@ -125,7 +110,6 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> 
                 "version": versions.first(version or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
                 "compiler": _compiler(folder, prefix, toolkit, ask),
                 "libraries": _libraries_of(root, [prefix, *components.values()], backend),
-                "rocwmma": rocwmma(folder / "include") if backends.RECORDS[backend].rocwmma else None,
                 **({"components": components} if toolkit.components else {}),
             }
         )
@@ -145,7 +129,6 @@ def _compilers(root: Path, ask: Ask) -> list[dict]:
                     "version": versions.first(ask([program, "-dumpversion"])),
                     "compiler": program,
                     "libraries": [],
-                    "rocwmma": None,
                 }
             )
     return compilers

@@ -12,13 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
-
-Builds = tuple[int, Optional[int]]
-"""First and last build; None where it has not ended."""
-EVERY_BUILD: Builds = (0, None)
 
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -29,19 +25,16 @@ COMMON_OPTIONS = {
 }
 """BLAS is off because a worker would offer it as a device, which aborts on most models."""
 
-OFF: dict[str, Builds] = {
-    "GGML_RPC_RDMA": (8802, None),
-    "LLAMA_BUILD_APP": (11063, None),
-    "LLAMA_BUILD_UI": (9140, None),
-    "LLAMA_BUILD_WEBUI": (9140, 11062),
-    "LLAMA_CURL": (0, 8071),
-    "LLAMA_OPENSSL": (8072, None),
-    "LLAMA_USE_PREBUILT_UI": (8644, None),
-}
-"""What is switched off in some trees: option → first and last build. RDMA follows an installed library unless it is set. Without
-libcurl's headers old trees do not configure. From about 9140 on (#22937) the user interface is no longer in the tree: npm builds it, or it is
+OFF = (
+    "GGML_RPC_RDMA",
+    "LLAMA_BUILD_APP",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_UI",
+    "LLAMA_OPENSSL",
+    "LLAMA_USE_PREBUILT_UI",
+)
+"""What is switched off in llama.cpp. RDMA follows an installed library unless it is set. The user interface is not in the tree: npm builds it, or it is
 downloaded, while everything else is compiled (#23156, #23377)."""
-
 
 IK_LLAMA_OPTIONS = {
     **COMMON_OPTIONS,
@@ -52,47 +45,12 @@ IK_LLAMA_OPTIONS = {
 """Of ik_llama.cpp: its server and its worker are examples. Only the targets that are asked for are compiled, and of its flash attention
 for the processor, which takes longer than everything else, only what the KV cache needs."""
 
-ROCWMMA = "GGML_HIP_ROCWMMA_FATTN"
-
-OPTION_BUILDS: dict[str, Builds] = {
-    ROCWMMA: (4819, 10114),
-    "GGML_CUDA_F16": (0, 8642),
-    "GGML_CUDA_NCCL": (8644, None),
-    "GGML_HIPBLAS": (0, 6169),
-    "GGML_HIP_FORCE_ROCWMMA_FATTN_GFX12": (0, 8642),
-    "GGML_HIP_RCCL": (8644, None),
-    "GGML_HIP_UMA": (0, 6169),
-    "GGML_METAL_USE_BF16": (0, 8642),
-    "GGML_NNPA": (0, 8642),
-    "GGML_RPC_RDMA": (8802, None),
-    "GGML_SCHED_NO_REALLOC": (6171, None),
-    "GGML_SYCL_HOST_MEM_FALLBACK": (8644, None),
-    "GGML_SYCL_SUPPORT_LEVEL_ZERO_API": (8644, None),
-    "LLAMA_BUILD_APP": (8644, None),
-    "LLAMA_BUILD_UI": (8644, None),
-    "LLAMA_BUILD_WEBUI": (6171, 11062),
-    "LLAMA_CURL": (0, 8071),
-    "LLAMA_HIPBLAS": (0, 6169),
-    "LLAMA_OPENSSL": (6171, None),
-    "LLAMA_SERVER_SSL": (0, 8642),
-    "LLAMA_USE_PREBUILT_UI": (8644, None),
-}
-"""Option → first and last build between which a tree may know it: outside, none does. Where upstream's change is not known to the
-build, the bounds are the trees in which it was looked for, 6170, 8643 and 11063. An option that is not here is not judged."""
-
 RDMA = "GGML_RPC_RDMA"
-"""With which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
+"""With which RPC moves from TCP to RDMA after the handshake (#20590)."""
 RDMA_DEVICES = ("char-infiniband_verbs",)
 """What a service opens for it, as systemd's DeviceAllow takes it; the kernel lets every account open them."""
-TLS_OPTIONS = ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")
-"""With these llama-server speaks TLS: the second one in older trees (#16290 replaced it by the first). Where OPTION_BUILDS does not say which one a
-tree has, both are set, and so for ik_llama.cpp, whose trees of January to March 2026 forget the second one (its #1451)."""
-
-GPU_TARGETS_SINCE = 7000
-"""A build that certainly reads GPU_TARGETS; 6170 reads AMDGPU_TARGETS alone, of which newer ROCm warns."""
-
-SPIRV_HEADERS_SINCE = 8644
-"""First build that may need the cmake package of SPIRV-Headers: 8643 does not, 11063 does."""
+TLS_OPTIONS = {capabilities.MAINLINE: ("LLAMA_OPENSSL",), capabilities.IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
+"""Fork → what has llama-server speak TLS. Of ik_llama.cpp both are set, since its trees of January to March 2026 forget the second one (its #1451)."""
 
 QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
 """Types of the KV cache for which flash attention is always compiled, as long as keys and values have the same."""
@@ -125,10 +83,10 @@ class Form(NamedTuple):
     """What it is called."""
     remedy: str
     """What makes it known where it is missing."""
-    options: Mapping[str, Builds]
-    """Options that take it, and the builds that read them."""
+    option: str
+    """Of cmake, that takes it."""
     target: Callable[[str], str]
-    """The architecture as these options take it."""
+    """The architecture as the option takes it."""
     since: Mapping[str, str]
     """Architecture → first toolkit that compiles for it."""
     left_out: tuple[tuple[str, str], ...]
@@ -145,8 +103,8 @@ class Library(NamedTuple):
     """Patterns of which one exists where it is installed."""
     vendor: str
     """Who has it where a distribution does not; may be empty."""
-    since: int
-    """First build that may need it; from 1 on, ik_llama.cpp does not."""
+    of_ik_llama: bool = True
+    """Whether ik_llama.cpp needs it, too."""
 
 
 @dataclass(frozen=True)
@@ -208,13 +166,11 @@ class Backend:
     maintained_in_ik_llama: bool
     options: Mapping[str, str]
     """Of cmake, in every build for it."""
-    off: Mapping[str, Builds]
-    """What is switched off beside OFF: option → builds. It follows an installed library, which a host that gets the build may not have."""
+    off: tuple[str, ...]
+    """What is switched off beside OFF. It follows an installed library, which a host that gets the build may not have."""
     off_in_ik_llama: tuple[str, ...]
     all_quants: str
     """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
-    rocwmma: bool
-    """Whether ROCWMMA is an option of it."""
     architecture: Form | None
     """None where programs are compiled for all devices alike."""
     minimum_cmake: tuple[int, int]
@@ -241,8 +197,6 @@ class Backend:
     """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
     process_mib: int
     """Of a device's memory, what an idle process holds that drives it: 300 to 500 by CUDA (field notes), assumed of the others."""
-    early_steps: tuple[int, float]
-    """Build from which on it computes more nodes of a graph together, and so many times as long as one takes now it took before."""
 
 
 def cuda_architecture(capability: str) -> str:
@@ -257,10 +211,9 @@ CPU = Backend(
     in_ik_llama=True,
     maintained_in_ik_llama=True,
     options={},
-    off={},
+    off=(),
     off_in_ik_llama=(),
     all_quants="",
-    rocwmma=False,
     architecture=None,
     minimum_cmake=(3, 14),
     toolkit=None,
@@ -276,7 +229,6 @@ CPU = Backend(
     pads_rows=False,
     maps_weights=False,
     process_mib=0,
-    early_steps=(0, 1.0),
 )
 
 VULKAN = Backend(
@@ -285,10 +237,9 @@ VULKAN = Backend(
     in_ik_llama=True,
     maintained_in_ik_llama=False,
     options={"GGML_VULKAN": "ON"},
-    off={},
+    off=(),
     off_in_ik_llama=(),
     all_quants="",
-    rocwmma=False,
     architecture=None,
     minimum_cmake=(3, 19),
     toolkit=Toolkit(
@@ -308,13 +259,12 @@ VULKAN = Backend(
         of_services=(),
     ),
     libraries=(
-        Library("vulkan-headers", "vulkan/vulkan.h", (), "", 0),
+        Library("vulkan-headers", "vulkan/vulkan.h", (), ""),
         Library(
             "vulkan-loader",
             "",
             ("usr/lib*/libvulkan.so", "usr/lib/*/libvulkan.so", "usr/local/lib*/libvulkan.so"),
             "",
-            0,
         ),
         Library(
             "spirv-headers",
@@ -324,7 +274,7 @@ VULKAN = Backend(
                 for folder in ("usr/share", "usr/local/share", "usr/lib*", "usr/lib/*", "usr/local/lib*")
             ),
             "",
-            SPIRV_HEADERS_SINCE,
+            of_ik_llama=False,
         ),
     ),
     device="Vulkan{}",
@@ -338,7 +288,6 @@ VULKAN = Backend(
     pads_rows=False,
     maps_weights=False,
     process_mib=128,
-    early_steps=(6600, 3.0),
 )
 
 _AMD = "AMD's repository of ROCm"
@@ -348,16 +297,15 @@ HIP = Backend(
     in_ik_llama=False,
     maintained_in_ik_llama=False,
     options={"GGML_HIP": "ON"},
-    off={},
+    off=(),
     off_in_ik_llama=(),
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
-    rocwmma=True,
     architecture=Form(
         expression=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
         example="gfx1151",
         title="architecture",
         remedy="load the kernel's driver amdgpu there",
-        options={"GPU_TARGETS": EVERY_BUILD, "AMDGPU_TARGETS": (0, GPU_TARGETS_SINCE - 1)},
+        option="GPU_TARGETS",
         target=str,
         since={},
         left_out=(),
@@ -382,9 +330,9 @@ HIP = Backend(
         of_services=(),
     ),
     libraries=(
-        Library("hip-headers", "hip/hip_runtime.h", (), _AMD, 0),
-        Library("hipblas", "hipblas/hipblas.h", (), _AMD, 0),
-        Library("rocblas", "rocblas/rocblas.h", (), _AMD, 0),
+        Library("hip-headers", "hip/hip_runtime.h", (), _AMD),
+        Library("hipblas", "hipblas/hipblas.h", (), _AMD),
+        Library("rocblas", "rocblas/rocblas.h", (), _AMD),
     ),
     device="ROCm{}",
     any_vendor=False,
@@ -397,7 +345,6 @@ HIP = Backend(
     pads_rows=True,
     maps_weights=False,
     process_mib=512,
-    early_steps=(8500, 1.6),
 )
 
 _NVIDIA = "NVIDIA's repository of CUDA"
@@ -407,16 +354,15 @@ CUDA = Backend(
     in_ik_llama=True,
     maintained_in_ik_llama=True,
     options={"GGML_CUDA": "ON"},
-    off={"GGML_CUDA_NCCL": (8644, None)},
+    off=("GGML_CUDA_NCCL",),
     off_in_ik_llama=("GGML_NCCL",),
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
-    rocwmma=False,
     architecture=Form(
         expression=r"\d+\.\d",
         example="8.6",
         title="compute capability",
         remedy="install the driver's nvidia-smi there",
-        options={"CMAKE_CUDA_ARCHITECTURES": EVERY_BUILD},
+        option="CMAKE_CUDA_ARCHITECTURES",
         target=cuda_architecture,
         since={
             "8.0": "11.0",
@@ -443,14 +389,14 @@ CUDA = Backend(
         compilers=("bin/nvcc",),
         compiler_query="",
         components={},
-        # C++17, and cuda_bf16.h, which ggml-cuda includes in all trees that were read (0.3.16 to 0.3.36; ggml-org/llama.cpp#21968).
+        # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
         minimum="11.0",
         environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
         not_of_system=(),
         host_compiler="CUDAHOSTCXX",
         of_services=(),
     ),
-    libraries=(Library("cublas", "cublas_v2.h", (), _NVIDIA, 0),),
+    libraries=(Library("cublas", "cublas_v2.h", (), _NVIDIA),),
     device="CUDA{}",
     any_vendor=False,
     device_files=("char-nvidia*",),
@@ -462,7 +408,6 @@ CUDA = Backend(
     pads_rows=True,
     maps_weights=False,
     process_mib=512,
-    early_steps=(5000, 1.6),
 )
 
 METAL = Backend(
@@ -471,10 +416,9 @@ METAL = Backend(
     in_ik_llama=True,
     maintained_in_ik_llama=False,
     options={"GGML_METAL": "ON"},
-    off={},
+    off=(),
     off_in_ik_llama=(),
     all_quants="",
-    rocwmma=False,
     architecture=None,
     minimum_cmake=(3, 14),
     toolkit=None,
@@ -490,7 +434,6 @@ METAL = Backend(
     pads_rows=False,
     maps_weights=True,
     process_mib=128,
-    early_steps=(3000, 1.6),
 )
 
 _INTEL = "Intel's repository of oneAPI"
@@ -500,10 +443,9 @@ SYCL = Backend(
     in_ik_llama=False,
     maintained_in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
-    off={"GGML_SYCL_SUPPORT_LEVEL_ZERO_API": (8644, None)},
+    off=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
     off_in_ik_llama=(),
     all_quants="",
-    rocwmma=False,
     architecture=None,
     minimum_cmake=(3, 20),
     toolkit=Toolkit(
@@ -530,14 +472,13 @@ SYCL = Backend(
         of_services=("LD_LIBRARY_PATH",),
     ),
     libraries=(
-        Library("mkl", "oneapi/mkl.hpp", (), _INTEL, 0),
-        Library("dnnl", "dnnl.hpp", (), _INTEL, 0),
+        Library("mkl", "oneapi/mkl.hpp", (), _INTEL),
+        Library("dnnl", "dnnl.hpp", (), _INTEL),
         Library(
             "level-zero-driver",
             "",
             ("usr/lib*/libze_intel_gpu.so.1", "usr/lib/*/libze_intel_gpu.so.1"),
             "Intel's repository of drivers for graphics",
-            0,
         ),
     ),
     device="SYCL{}",
@@ -552,9 +493,8 @@ SYCL = Backend(
     pads_rows=True,
     maps_weights=False,
     process_mib=512,
-    early_steps=(0, 1.0),
 )
-"""Of Intel's graphics, by Level Zero. Read in the trees of builds 6170, 8643 and 11063; it has not been run."""
+"""Of Intel's graphics, by Level Zero. Read in the tree of build 11063; it has not been run."""
 
 RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 BACKENDS = tuple(RECORDS)
@@ -578,10 +518,9 @@ OPENSSL = Library(
         )
     ),
     "",
-    0,
 )
 """What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
-IBVERBS = Library("ibverbs", "infiniband/verbs.h", (), "", 0)
+IBVERBS = Library("ibverbs", "infiniband/verbs.h", (), "")
 """What RDMA is built with. A package for development brings what programs need of it when they run."""
 RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN.name, "vulkan-driver": VULKAN.name}
 """What programs that others compiled need when they run → their backend, empty for each. The loader of Vulkan needs the driver's file."""
@@ -597,7 +536,7 @@ LIBRARIES = {
     **{library.name: library for record in RECORDS.values() for library in record.libraries},
     OPENSSL.name: OPENSSL,
     IBVERBS.name: IBVERBS,
-    **{name: Library(name, "", files, "", 0) for name, files in _RUNTIME_FILES.items()},
+    **{name: Library(name, "", files, "") for name, files in _RUNTIME_FILES.items()},
 }
 DECLARED_TOOLS = {
     record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
@@ -638,10 +577,10 @@ def tools(backend: str) -> list[str]:
     return [*BUILD_TOOLS, *([own.command] if own else [])]
 
 
-def libraries(backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
+def libraries(backend: str, fork: str = capabilities.MAINLINE) -> list[str]:
     """What else it needs, by the names of LIBRARIES."""
-    build = 0 if fork == capabilities.IK_LLAMA else generation
-    return [library.name for library in RECORDS[backend].libraries if library.since <= build]
+    own = RECORDS[backend].libraries
+    return [library.name for library in own if library.of_ik_llama or fork == capabilities.MAINLINE]
 
 
 def service_environment(backend: str, of_build: Mapping[str, str], compiled: bool) -> dict[str, str]:
@@ -665,11 +604,6 @@ def is_on(value: str) -> bool:
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
 
 
-def among(generation: int, builds: Builds) -> bool:
-    first, last = builds
-    return first <= generation <= (generation if last is None else last)
-
-
 def without(unusable: Collection[str], given: Mapping[str, str]) -> dict[str, str]:
     """Options that leave out of the programs what the host's processor announces and programs cannot use.
 
@@ -684,7 +618,6 @@ def without(unusable: Collection[str], given: Mapping[str, str]) -> dict[str, st
 def cmake_options(
     backend: str,
     architectures: list[str],
-    generation: int,
     all_quants: bool = False,
     fork: str = capabilities.MAINLINE,
     tls: bool = False,
@@ -692,9 +625,8 @@ def cmake_options(
     """Options for a build.
 
     :param architectures: of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
-    :param generation: build number that says which options the tree knows.
     :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
-    :param fork: whose tree it is; generation does not count for ik_llama.cpp.
+    :param fork: whose tree it is.
     :param tls: whether llama-server speaks TLS.
     """
     record = RECORDS[backend]
@@ -704,24 +636,16 @@ def cmake_options(
     else:
         options = {
             **COMMON_OPTIONS,
-            "LLAMA_BUILD_EXAMPLES": "OFF",
-            **{name: "OFF" for name, builds in {**OFF, **record.off}.items() if among(generation, builds)},
+            **dict.fromkeys((*OFF, *record.off), "OFF"),
         }
     options.update(record.options)
-    known = TLS_OPTIONS if fork == capabilities.IK_LLAMA else _known(TLS_OPTIONS, generation)
-    options.update(dict.fromkeys(known if tls else (), "ON"))
+    options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
     form = record.architecture
     if form:
-        targets = ";".join(form.target(architecture) for architecture in architectures)
-        options.update({name: targets for name, builds in form.options.items() if among(generation, builds)})
+        options[form.option] = ";".join(form.target(architecture) for architecture in architectures)
     if all_quants and record.all_quants:
         options[record.all_quants] = "ON"
     return options
-
-
-def _known(names: Collection[str], generation: int) -> list[str]:
-    """Options that a tree of llama.cpp may know."""
-    return [name for name in names if among(generation, OPTION_BUILDS.get(name, EVERY_BUILD))]
 
 
 def backend_of(identity: str) -> str | None:

@@ -29,8 +29,6 @@ class Family(NamedTuple):
     source: str
     quantised: float = 1.0
     """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
-    early: float = 1.0
-    """So many times as long took prompts with builds of FIRST_BUILD and before."""
     factor: float = 1.26
     """The speed is that of the table times or through this, in four of five measurements of machines that the table was not fitted to."""
 
@@ -59,11 +57,11 @@ FAMILIES = {
     "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=1.4),
     "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=1.4),
     "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.6),
-    "strix": Family(0.86, 1.1, 0.3, FITTED, early=3.4),
-    "strix-hip": Family(0.88, 2.1, 0.32, FITTED, early=3.4),
+    "strix": Family(0.86, 1.1, 0.3, FITTED),
+    "strix-hip": Family(0.88, 2.1, 0.32, FITTED),
     "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.34),
     "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34),
-    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", early=4.0, factor=1.5),
+    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", factor=1.5),
     "processor": Family(0.7, 1.5, 1.0, FITTED, 1.35, factor=1.34),
     "server": Family(0.42, 2.0, 1.0, FITTED, 1.35, factor=1.5),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
@@ -97,10 +95,6 @@ OTHER_TYPE = TypeCost(1.0, 1.0)
 @functools.lru_cache(maxsize=64)
 def cost_of_type(name: str) -> TypeCost:
     return next((cost for pattern, cost in TYPES if re.match(pattern, name)), OTHER_TYPE)
-
-
-FIRST_BUILD, LAST_BUILD = 6000, 8700
-"""Of llama.cpp, between which prompts of some families became faster."""
 
 
 class Known(NamedTuple):

@@ -33,31 +33,21 @@ MEASURING = "llama-bench"
 
 
 class Spelling(NamedTuple):
-    """How an option is written.
+    """How an option of one fork is written.
 
     :param words: the first one is written, the others mean the same.
-    :param first: first build that has it. Where only some builds were read, the oldest one in which it was seen.
-    :param last: last build that has it.
     :param form: VALUE, LIST or SWITCH.
     :param means: of a switch, the value that it stands for.
     :param written: whether the plan writes it.
     :param unlisted: those of its words that the program takes and does not list in its help.
-    :param values: what it takes, where builds differ in that; empty where everything is given to it.
     """
 
+    fork: str
     words: tuple[str, ...]
-    first: int = 0
-    last: int | None = None
-    fork: str = MAINLINE
     form: str = VALUE
     means: str = ""
     written: bool = True
     unlisted: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
-
-    def has(self, build: int, fork: str) -> bool:
-        """Whether this build has it."""
-        return fork == self.fork and self.first <= build and (self.last is None or build <= self.last)
 
     def names(self) -> Iterator[str]:
         """Its words as the help of the program lists them."""
@@ -74,7 +64,6 @@ class Option(NamedTuple):
     :param silent: values that are never written.
     :param implied: values for which nothing is written where no spelling can say them.
     :param remedy: what to do instead of giving it, where no variable sets it.
-    :param replaced: what happened to it after its last build.
     :param adds: what devices hold with it beside what is planned.
     :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
     """
@@ -88,7 +77,6 @@ class Option(NamedTuple):
     silent: tuple[str, ...] = ()
     implied: tuple[str, ...] = ()
     remedy: str = ""
-    replaced: str = ""
     program: str = SERVER
     secret: bool = False
     adds: str = ""
@@ -98,12 +86,12 @@ class Option(NamedTuple):
         """Whether only the plan sets it."""
         return bool(self.variable or self.remedy)
 
-    def spelled(self, build: int, fork: str) -> list[Spelling]:
-        """Its spellings in this build."""
-        return [spelling for spelling in self.spellings if spelling.has(build, fork)]
+    def spelled(self, fork: str) -> list[Spelling]:
+        """Its spellings in this fork."""
+        return [spelling for spelling in self.spellings if spelling.fork == fork]
 
     def words(self) -> set[str]:
-        """All its words, of whatever build."""
+        """All its words, of both forks."""
         return {word for spelling in self.spellings for word in spelling.words}
 
     def instead(self) -> str:
@@ -112,82 +100,39 @@ class Option(NamedTuple):
 
 
 class UnknownOption(ValueError):
-    """A build has no way to say a value of an option."""
+    """A fork has no way to say a value of an option."""
 
 
 def _in(
-    fork: str,
-    words: str,
-    first: int = 0,
-    last: int | None = None,
-    form: str = VALUE,
-    means: str = "",
-    written: bool = True,
-    unlisted: str = "",
-    values: str = "",
+    fork: str, words: str, form: str = VALUE, means: str = "", written: bool = True, unlisted: str = ""
 ) -> Spelling:
-    return Spelling(
-        tuple(words.split()), first, last, fork, form, means, written, tuple(unlisted.split()), tuple(values.split())
-    )
+    return Spelling(fork, _split(words), form, means, written, _split(unlisted))
 
 
-def _both(words: str, form: str = VALUE, written: bool = True) -> tuple[Spelling, Spelling]:
-    """The same in all builds of llama.cpp and of ik_llama.cpp."""
-    return _in(MAINLINE, words, form=form, written=written), _in(IK_LLAMA, words, form=form, written=written)
+def _both(words: str, form: str = VALUE, means: str = "", written: bool = True) -> tuple[Spelling, Spelling]:
+    """The same in llama.cpp and ik_llama.cpp."""
+    alike = _in(MAINLINE, words, form, means, written)
+    return alike, alike._replace(fork=IK_LLAMA)
 
 
-def _split(environment: str) -> tuple[str, ...]:
-    return tuple(environment.split())
+def _split(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
 
 
-DIRECT_IO = (7668, 10104)
-LOAD_MODE_SINCE = 10105
-"""First build with --load-mode (#20834)."""
-AUTO_SINCE = 10458
-"""Oldest build that was read with the load modes auto (#26081) and mmap+mlock, and with mlock that does not map (#26135): the tree of 0.3.35."""
-SEPARATE_MODES_UNTIL = 10883
-"""Last build that takes the older spellings of load modes; b10884 ends with «invalid argument» (tscibilia/home-ops#3804)."""
-FIT_SINCE = 7437
-"""Oldest build in which --fit was seen (#18097); it came with #16653 in December 2025."""
-TRACE_SINCE = 9138
-"""From about here on the sizes of buffers need -lv 4 (#23021 of 13 May 2026; seen in b9181). Before that they are logged without it."""
-SEPARATE_MODES = "--mmap --no-mmap -dio --direct-io -ndio --no-direct-io --mlock"
-PROMPT_CACHE_SINCE = 6800
-"""From here on --cache-ram is there for sure: #16391 was merged on 2025-10-09, about b6740. Its default is 8192 MiB."""
-SLEEP_SINCE = 7549
-"""Oldest build in which --sleep-idle-seconds was seen (#18228 of 21 December 2025)."""
-FUSED_SINCE = 3928
-"""First commit of ik_llama.cpp that fuses experts by itself; flash attention is its default, too."""
-OVERRIDE_LISTED, PROJECTOR_LISTED, EXPERTS_LISTED, REPACK_LISTED = 4742, 4742, 4768, 4768
-"""First commits of ik_llama.cpp whose help lists all words of these options, which are older."""
-OLD_PRESETS = "--embd-bge-small-en-default --embd-e5-small-en-default --embd-gte-small-default"
-PRESETS = "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec"
-LATER_PRESETS = """
---embd-gemma-default --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
---vision-gemma-12b-default
+PRESETS = """
+--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec
+--fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
 """
 """Each stands for a model of upstream's and its settings."""
 
 TABLE: tuple[Option, ...] = (
+    Option("rpc", _both("--rpc", form=LIST), "llama_worker_endpoints", environment=_split("LLAMA_ARG_RPC")),
     Option(
-        "rpc",
-        _both("--rpc", LIST),
-        "llama_worker_endpoints",
-        environment=_split("LLAMA_ARG_RPC"),
-    ),
-    Option(
-        "device",
-        (_in(MAINLINE, "--device -dev", form=LIST), _in(IK_LLAMA, "--device -dev", 3933, form=LIST)),
-        "llama_worker_endpoints",
-        environment=_split("LLAMA_ARG_DEVICE"),
+        "device", _both("--device -dev", form=LIST), "llama_worker_endpoints", environment=_split("LLAMA_ARG_DEVICE")
     ),
     Option(
         "override-tensor",
-        (
-            _in(MAINLINE, "--override-tensor -ot", form=LIST),
-            _in(IK_LLAMA, "--override-tensor -ot", 0, OVERRIDE_LISTED - 1, LIST, unlisted="--override-tensor -ot"),
-            _in(IK_LLAMA, "--override-tensor -ot", OVERRIDE_LISTED, form=LIST),
-        ),
+        _both("--override-tensor -ot", form=LIST),
         "llama_server_override_tensor",
         optional=True,
         environment=_split("LLAMA_ARG_OVERRIDE_TENSOR"),
@@ -211,10 +156,13 @@ TABLE: tuple[Option, ...] = (
     Option(
         "model-of-a-registry",
         (
-            _in(MAINLINE, "--docker-repo -dr", 8643, written=False),
-            _in(MAINLINE, OLD_PRESETS, 0, 8642, SWITCH, written=False),
-            _in(MAINLINE, PRESETS, form=SWITCH, written=False),
-            _in(MAINLINE, LATER_PRESETS, 8643, form=SWITCH, written=False),
+            _in(MAINLINE, "--docker-repo -dr", written=False),
+            _in(
+                MAINLINE,
+                PRESETS,
+                form=SWITCH,
+                written=False,
+            ),
         ),
         "llama_model_path",
         environment=_split("LLAMA_ARG_DOCKER_REPO"),
@@ -232,29 +180,19 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "tensor-split",
-        _both("--tensor-split -ts", LIST),
+        _both("--tensor-split -ts", form=LIST),
         "llama_server_tensor_split",
         environment=_split("LLAMA_ARG_TENSOR_SPLIT"),
     ),
     Option(
         "split-mode",
-        tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
+        _both("--split-mode -sm", written=False),
         environment=_split("LLAMA_ARG_SPLIT_MODE"),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
         "workers connect to each other at their port + 1000, which the firewall closes, so that loading would hang",
     ),
-    Option(
-        "context",
-        _both("--ctx-size -c"),
-        "llama_server_context",
-        environment=_split("LLAMA_ARG_CTX_SIZE"),
-    ),
-    Option(
-        "parallel",
-        _both("--parallel -np"),
-        "llama_server_parallel",
-        environment=_split("LLAMA_ARG_N_PARALLEL"),
-    ),
+    Option("context", _both("--ctx-size -c"), "llama_server_context", environment=_split("LLAMA_ARG_CTX_SIZE")),
+    Option("parallel", _both("--parallel -np"), "llama_server_parallel", environment=_split("LLAMA_ARG_N_PARALLEL")),
     Option(
         "cache-type-k",
         _both("--cache-type-k -ctk"),
@@ -274,11 +212,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "flash-attention",
         (
-            _in(MAINLINE, "--flash-attn -fa", 0, 6324, SWITCH, "on"),
-            _in(MAINLINE, "--flash-attn -fa", 6325),
-            _in(IK_LLAMA, "--flash-attn -fa", 0, FUSED_SINCE - 1, SWITCH, "on"),
-            _in(IK_LLAMA, "--no-flash-attn -no-fa", FUSED_SINCE, form=SWITCH, means="off"),
-            _in(IK_LLAMA, "--flash-attn -fa", 3985),
+            *_both("--flash-attn -fa"),
+            _in(IK_LLAMA, "--no-flash-attn -no-fa", form=SWITCH, means="off"),
         ),
         "llama_server_flash_attention",
         optional=True,
@@ -286,27 +221,22 @@ TABLE: tuple[Option, ...] = (
         implied=("auto", "on", "off"),
     ),
     Option(
-        "threads",
-        _both("--threads -t"),
-        "llama_server_threads",
-        optional=True,
-        environment=_split("LLAMA_ARG_THREADS"),
+        "threads", _both("--threads -t"), "llama_server_threads", optional=True, environment=_split("LLAMA_ARG_THREADS")
     ),
     Option(
         "prompt-cache",
-        (_in(MAINLINE, "--cache-ram -cram", PROMPT_CACHE_SINCE), _in(IK_LLAMA, "--cache-ram -cram", 4840)),
+        _both("--cache-ram -cram"),
         "llama_server_prompt_cache_mib",
         optional=True,
         environment=_split("LLAMA_ARG_CACHE_RAM"),
         implied=("0",),
     ),
-    Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds", SLEEP_SINCE),), "llama_server_idle_seconds", optional=True),
+    Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds", optional=True),
     Option(
         "context-checkpoints",
         (
-            _in(MAINLINE, "--ctx-checkpoints -ctxcp", 8643),
-            _in(MAINLINE, "--swa-checkpoints", 6170),
-            _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt", 4840),
+            _in(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"),
+            _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt"),
         ),
         optional=True,
         environment=_split("LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_SWA_CHECKPOINTS"),
@@ -315,13 +245,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "load-mode",
         (
-            _in(MAINLINE, "--no-mmap", 0, LOAD_MODE_SINCE - 1, SWITCH, "none"),
-            _in(MAINLINE, "-dio --direct-io", *DIRECT_IO, SWITCH, "dio"),
-            _in(MAINLINE, "--mmap -ndio --no-direct-io", *DIRECT_IO, SWITCH, written=False),
-            _in(MAINLINE, "--mlock", 0, LOAD_MODE_SINCE - 1, SWITCH, "mmap+mlock"),
-            _in(MAINLINE, SEPARATE_MODES, LOAD_MODE_SINCE, SEPARATE_MODES_UNTIL, SWITCH, written=False),
-            _in(MAINLINE, "--load-mode -lm", LOAD_MODE_SINCE, AUTO_SINCE - 1, values="mmap none dio"),
-            _in(MAINLINE, "--load-mode -lm", AUTO_SINCE),
+            _in(MAINLINE, "--load-mode -lm"),
             _in(IK_LLAMA, "--no-mmap", form=SWITCH, means="none"),
             _in(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
         ),
@@ -335,8 +259,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "warmup",
         (
-            *(spelling._replace(means="off") for spelling in _both("--no-warmup", SWITCH)),
-            _in(MAINLINE, "--warmup", 8643, form=SWITCH, written=False),
+            *_both("--no-warmup", form=SWITCH, means="off"),
+            _in(MAINLINE, "--warmup", form=SWITCH, written=False),
         ),
         "llama_server_warmup",
         optional=True,
@@ -351,7 +275,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "api-key",
-        tuple(spelling._replace(written=False) for spelling in _both("--api-key")),
+        _both("--api-key", written=False),
         "llama_server_api_key_file",
         environment=_split("LLAMA_API_KEY LLAMA_ARG_API_KEY"),
         secret=True,
@@ -372,26 +296,30 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "token-of-a-registry",
-        tuple(spelling._replace(written=False) for spelling in _both("--hf-token -hft")),
+        _both("--hf-token -hft", written=False),
         environment=_split("HF_TOKEN LLAMA_ARG_HF_TOKEN"),
-        remedy="remove it: every account of the host could read the token, and llama-server reads a model that is on the head already",
+        remedy="remove it: every account of the host could read the token, and "
+        "llama-server reads a model that is on the head already",
         secret=True,
     ),
     Option(
         "print-and-end",
         (
-            *(spelling._replace(written=False) for spelling in _both("-h --help --usage --version", SWITCH)),
-            _in(MAINLINE, "--completion-bash --list-devices", form=SWITCH, written=False),
-            _in(MAINLINE, "--cache-list -cl", 8643, form=SWITCH, written=False),
-            _in(MAINLINE, "--license", 8643, 9434, SWITCH, written=False),
+            _in(
+                MAINLINE,
+                "-h --help --usage --version --completion-bash --list-devices --cache-list -cl",
+                form=SWITCH,
+                written=False,
+            ),
+            _in(IK_LLAMA, "-h --help --usage --version", form=SWITCH, written=False),
         ),
         remedy="remove it, because llama-server would print something and end",
     ),
     Option(
         "fit",
         (
-            _in(MAINLINE, "--fit -fit", FIT_SINCE),
-            _in(IK_LLAMA, "--fit", 4349, form=SWITCH, written=False),
+            _in(MAINLINE, "--fit -fit"),
+            _in(IK_LLAMA, "--fit", form=SWITCH, written=False),
         ),
         environment=_split("LLAMA_ARG_FIT"),
         implied=("off",),
@@ -399,29 +327,28 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "models-preset",
-        (_in(MAINLINE, "--models-preset", 8643),),
+        (_in(MAINLINE, "--models-preset"),),
         "llama_models",
         optional=True,
         environment=_split("LLAMA_ARG_MODELS_PRESET"),
     ),
     Option(
         "models-max",
-        (_in(MAINLINE, "--models-max", 8643),),
+        (_in(MAINLINE, "--models-max"),),
         "llama_models",
         optional=True,
         environment=_split("LLAMA_ARG_MODELS_MAX"),
     ),
     Option(
         "models-folder",
-        (_in(MAINLINE, "--models-dir", 8643, written=False),),
+        (_in(MAINLINE, "--models-dir", written=False),),
         "llama_models",
         environment=_split("LLAMA_ARG_MODELS_DIR"),
     ),
     Option(
         "log-verbosity",
         (
-            _in(MAINLINE, "--log-verbosity -lv --verbosity", 0, TRACE_SINCE - 1, written=False),
-            _in(MAINLINE, "--log-verbosity -lv --verbosity", TRACE_SINCE),
+            _in(MAINLINE, "--log-verbosity -lv --verbosity"),
             _in(IK_LLAMA, "--verbosity", written=False),
         ),
         environment=_split("LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
@@ -431,15 +358,15 @@ TABLE: tuple[Option, ...] = (
     Option(
         "repack",
         (
-            _in(MAINLINE, "--no-repack -nr", 6170, form=SWITCH, means="off"),
-            _in(MAINLINE, "--repack", 8643, form=SWITCH, means="on", written=False),
+            _in(MAINLINE, "--no-repack -nr", form=SWITCH, means="off"),
+            _in(MAINLINE, "--repack", form=SWITCH, means="on", written=False),
         ),
         environment=_split("LLAMA_ARG_REPACK LLAMA_ARG_NO_REPACK"),
         implied=("off",),
     ),
     Option(
         "log-disable",
-        _both("--log-disable", SWITCH),
+        _both("--log-disable", form=SWITCH),
         optional=True,
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
@@ -454,7 +381,7 @@ TABLE: tuple[Option, ...] = (
         "unified",
         (
             _in(MAINLINE, "--kv-unified -kvu", form=SWITCH, means="on"),
-            _in(MAINLINE, "--no-kv-unified -no-kvu", 8643, form=SWITCH, means="off"),
+            _in(MAINLINE, "--no-kv-unified -no-kvu", form=SWITCH, means="off"),
         ),
         environment=_split("LLAMA_ARG_KV_UNIFIED LLAMA_ARG_NO_KV_UNIFIED LLAMA_ARG_KV_SPLIT"),
         memory="unified",
@@ -478,54 +405,46 @@ TABLE: tuple[Option, ...] = (
     Option(
         "experts-on-the-processor",
         (
-            _in(MAINLINE, "--cpu-moe -cmoe", form=SWITCH),
-            _in(MAINLINE, "--n-cpu-moe -ncmoe"),
-            _in(IK_LLAMA, "--cpu-moe -cmoe", 3833, EXPERTS_LISTED - 1, SWITCH, unlisted="-cmoe"),
-            _in(IK_LLAMA, "--n-cpu-moe -ncmoe", 3833, EXPERTS_LISTED - 1, unlisted="-ncmoe"),
-            _in(IK_LLAMA, "--cpu-moe -cmoe", EXPERTS_LISTED, form=SWITCH),
-            _in(IK_LLAMA, "--n-cpu-moe -ncmoe", EXPERTS_LISTED),
+            *_both("--cpu-moe -cmoe", form=SWITCH),
+            *_both("--n-cpu-moe -ncmoe"),
         ),
         optional=True,
         environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE"),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
-        "those of the first ten: the plan counts these",
+        r"those of the first ten: the plan counts these",
     ),
     Option(
         "feed-forward-on-the-processor",
-        (_in(MAINLINE, "--n-cpu-ffn -ncffn", 11063),),
+        (_in(MAINLINE, "--n-cpu-ffn -ncffn"),),
         optional=True,
         environment=_split("LLAMA_ARG_N_CPU_FFN"),
         remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for those of the first ten layers: "
-        "the plan counts these",
+        r"the plan counts these",
     ),
     Option(
         "kv-offload",
         (
-            *_both("--no-kv-offload -nkvo", SWITCH),
-            _in(MAINLINE, "--kv-offload -kvo", 8643, form=SWITCH),
+            _in(MAINLINE, "--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH),
+            _in(IK_LLAMA, "--no-kv-offload -nkvo", form=SWITCH),
         ),
         environment=_split("LLAMA_ARG_KV_OFFLOAD LLAMA_ARG_NO_KV_OFFLOAD"),
         memory=UNPLANNED,
     ),
     Option(
         "slots-with-a-cache-of-their-own",
-        (_in(MAINLINE, "--kv-unified-per-slot", 11063),),
+        (_in(MAINLINE, "--kv-unified-per-slot"),),
         environment=_split("LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
         memory=UNPLANNED,
     ),
     Option(
-        "lazy-mode",
-        (_in(MAINLINE, "--lazy-mode -lzm", 11063),),
-        environment=_split("LLAMA_ARG_LAZY_MODE"),
-        memory=UNPLANNED,
+        "lazy-mode", (_in(MAINLINE, "--lazy-mode -lzm"),), environment=_split("LLAMA_ARG_LAZY_MODE"), memory=UNPLANNED
     ),
     Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED, adds="adapters"),
     Option(
         "draft",
         (
-            *_both("--model-draft -md"),
-            _in(MAINLINE, "--hf-repo-draft -hfd -hfrd"),
-            _in(MAINLINE, "--spec-draft-model --spec-draft-hf", 9435),
+            _in(MAINLINE, "--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
+            _in(IK_LLAMA, "--model-draft -md"),
         ),
         environment=_split(
             "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO"
@@ -536,9 +455,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         SPECULATION,
         (
-            _in(MAINLINE, "--spec-type", 8643, 9434, written=False),
-            _in(MAINLINE, "--spec-type", 9435),
-            _in(IK_LLAMA, "--spec-type", 4192, written=False),
+            _in(MAINLINE, "--spec-type"),
+            _in(IK_LLAMA, "--spec-type", written=False),
         ),
         environment=_split("LLAMA_ARG_SPEC_TYPE"),
         memory=UNPLANNED,
@@ -546,18 +464,15 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "drafted",
-        (_in(MAINLINE, "--spec-draft-n-max", 9435, written=False),),
+        (_in(MAINLINE, "--spec-draft-n-max", written=False),),
         environment=_split("LLAMA_ARG_SPEC_DRAFT_N_MAX"),
     ),
-    Option("drafted-by-ngrams", (_in(MAINLINE, "--spec-ngram-mod-n-max", 9435, written=False),)),
+    Option("drafted-by-ngrams", (_in(MAINLINE, "--spec-ngram-mod-n-max", written=False),)),
     Option(
         "projector",
         (
-            _in(MAINLINE, "--mmproj --mmproj-url"),
-            _in(MAINLINE, "-mm -mmu", 8643),
-            _in(IK_LLAMA, "--mmproj"),
-            _in(IK_LLAMA, "--mmproj-url", 3896, PROJECTOR_LISTED - 1, unlisted="--mmproj-url"),
-            _in(IK_LLAMA, "--mmproj-url", PROJECTOR_LISTED),
+            _in(MAINLINE, "--mmproj --mmproj-url -mm -mmu"),
+            _in(IK_LLAMA, "--mmproj --mmproj-url"),
         ),
         environment=_split("LLAMA_ARG_MMPROJ LLAMA_ARG_MMPROJ_URL"),
         memory=UNPLANNED,
@@ -566,16 +481,15 @@ TABLE: tuple[Option, ...] = (
     Option(
         "draft-device",
         (
-            _in(MAINLINE, "--device-draft -devd", 6170),
-            _in(MAINLINE, "--spec-draft-device", 9435, written=False),
-            _in(IK_LLAMA, "--device-draft -devd", 3933),
+            *_both("--device-draft -devd"),
+            _in(MAINLINE, "--spec-draft-device", written=False),
         ),
     ),
     Option(
         "draft-layers",
         (
-            _in(MAINLINE, "--gpu-layers-draft -ngld --n-gpu-layers-draft", 6170),
-            _in(MAINLINE, "--spec-draft-ngl", 9435, written=False),
+            _in(MAINLINE, "--gpu-layers-draft -ngld --n-gpu-layers-draft"),
+            _in(MAINLINE, "--spec-draft-ngl", written=False),
             _in(IK_LLAMA, "--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
         ),
         environment=_split("LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
@@ -583,80 +497,57 @@ TABLE: tuple[Option, ...] = (
     Option(
         "draft-tensors",
         (
-            _in(MAINLINE, "--override-tensor-draft -otd", 6170, form=LIST),
-            _in(MAINLINE, "--spec-draft-override-tensor", 9435, form=LIST),
-            _in(MAINLINE, "--cpu-moe-draft -cmoed", 6170, form=SWITCH),
-            _in(MAINLINE, "--spec-draft-cpu-moe", 9435, form=SWITCH),
-            _in(MAINLINE, "--n-cpu-moe-draft -ncmoed", 6170),
-            _in(MAINLINE, "--spec-draft-n-cpu-moe --spec-draft-ncmoe", 9435),
+            _in(MAINLINE, "--override-tensor-draft -otd --spec-draft-override-tensor", form=LIST),
+            _in(MAINLINE, "--cpu-moe-draft -cmoed --spec-draft-cpu-moe", form=SWITCH),
+            _in(MAINLINE, "--n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe"),
         ),
         environment=_split(
             "LLAMA_ARG_CPU_MOE_DRAFT LLAMA_ARG_N_CPU_MOE_DRAFT LLAMA_ARG_SPEC_DRAFT_CPU_MOE LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"
         ),
     ),
     Option(
-        "draft-context",
-        (_in(MAINLINE, "--ctx-size-draft -cd", 6170, 9434), _in(IK_LLAMA, "--ctx-size-draft -cd", 3933)),
-        environment=_split("LLAMA_ARG_CTX_SIZE_DRAFT"),
-    ),
-    Option(
         "draft-cache-type-k",
         (
-            _in(MAINLINE, "--cache-type-k-draft -ctkd", 6170),
-            _in(MAINLINE, "--spec-draft-type-k", 9435),
-            _in(IK_LLAMA, "--cache-type-k-draft -ctkd", 3933),
+            _in(MAINLINE, "--cache-type-k-draft -ctkd --spec-draft-type-k"),
+            _in(IK_LLAMA, "--cache-type-k-draft -ctkd"),
         ),
         environment=_split("LLAMA_ARG_CACHE_TYPE_K_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
     ),
     Option(
         "draft-cache-type-v",
         (
-            _in(MAINLINE, "--cache-type-v-draft -ctvd", 6170),
-            _in(MAINLINE, "--spec-draft-type-v", 9435),
-            _in(IK_LLAMA, "--cache-type-v-draft -ctvd", 3933),
+            _in(MAINLINE, "--cache-type-v-draft -ctvd --spec-draft-type-v"),
+            _in(IK_LLAMA, "--cache-type-v-draft -ctvd"),
         ),
         environment=_split("LLAMA_ARG_CACHE_TYPE_V_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
     ),
     Option(
         "projector-offload",
         (
-            _in(MAINLINE, "--no-mmproj-offload", 6170, form=SWITCH, means="off"),
-            _in(MAINLINE, "--mmproj-offload", 8643, form=SWITCH, means="on", written=False),
-            _in(IK_LLAMA, "--no-mmproj-offload", 4840, form=SWITCH, means="off"),
+            *_both("--no-mmproj-offload", form=SWITCH, means="off"),
+            _in(MAINLINE, "--mmproj-offload", form=SWITCH, means="on", written=False),
         ),
         environment=_split("LLAMA_ARG_MMPROJ_OFFLOAD LLAMA_ARG_NO_MMPROJ_OFFLOAD"),
     ),
     Option(
         "projector-device",
-        (_in(MAINLINE, "--mmproj-device -mmdev", 11063, written=False),),
+        (_in(MAINLINE, "--mmproj-device -mmdev", written=False),),
         environment=_split("MTMD_BACKEND_DEVICE"),
     ),
-    Option(
-        "fused-experts",
-        (_in(IK_LLAMA, "-fmoe --fused-moe", 0, FUSED_SINCE - 1, SWITCH),),
-        replaced="does by itself",
-    ),
-    Option("no-fused-experts", (_in(IK_LLAMA, "--no-fused-moe -no-fmoe", FUSED_SINCE, form=SWITCH),)),
+    Option("no-fused-experts", (_in(IK_LLAMA, "--no-fused-moe -no-fmoe", form=SWITCH),)),
     Option("latent-attention", (_in(IK_LLAMA, "--mla-use -mla"),), memory="latent_attention"),
     Option("attention-batch", (_in(IK_LLAMA, "--attention-max-batch -amb"),), memory="attention_batch"),
     Option("fewer-experts", (_in(IK_LLAMA, "--smart-expert-reduction -ser"),)),
-    Option(
-        "repack-at-start",
-        (
-            _in(IK_LLAMA, "--run-time-repack -rtr", 0, REPACK_LISTED - 1, SWITCH, unlisted="-rtr"),
-            _in(IK_LLAMA, "--run-time-repack -rtr", REPACK_LISTED, form=SWITCH),
-        ),
-    ),
-    Option("grouped-experts", (_in(IK_LLAMA, "--grouped-expert-routing -ger", 3912, form=SWITCH),)),
-    Option("hadamard-keys", (_in(IK_LLAMA, "--k-cache-hadamard -khad", 4041, form=SWITCH),)),
-    Option("merged-attention", (_in(IK_LLAMA, "--merge-qkv -mqkv", 3940, form=SWITCH),)),
-    Option("merged-experts", (_in(IK_LLAMA, "--merge-up-gate-experts -muge", 4109, form=SWITCH),)),
+    Option("repack-at-start", (_in(IK_LLAMA, "--run-time-repack -rtr", form=SWITCH),)),
+    Option("grouped-experts", (_in(IK_LLAMA, "--grouped-expert-routing -ger", form=SWITCH),)),
+    Option("hadamard-keys", (_in(IK_LLAMA, "--k-cache-hadamard -khad", form=SWITCH),)),
+    Option("merged-attention", (_in(IK_LLAMA, "--merge-qkv -mqkv", form=SWITCH),)),
+    Option("merged-experts", (_in(IK_LLAMA, "--merge-up-gate-experts -muge", form=SWITCH),)),
     Option(
         "address",
         (
-            _in(MAINLINE, "-H --host"),
-            _in(IK_LLAMA, "-H --host"),
-            _in(IK_LLAMA, "--Host", 4033, written=False),
+            *_both("-H --host"),
+            _in(IK_LLAMA, "--Host", written=False),
         ),
         "llama_worker_endpoints",
         program=WORKER,
@@ -665,7 +556,7 @@ TABLE: tuple[Option, ...] = (
         "worker-port",
         (
             *_both("-p --port"),
-            _in(IK_LLAMA, "-P --Port", 4033, written=False),
+            _in(IK_LLAMA, "-P --Port", written=False),
         ),
         "llama_worker_endpoints",
         program=WORKER,
@@ -674,34 +565,24 @@ TABLE: tuple[Option, ...] = (
         "worker-device",
         (
             _in(MAINLINE, "-d --device"),
-            _in(IK_LLAMA, "-d -dev --device", 4033),
+            _in(IK_LLAMA, "-d -dev --device"),
         ),
         "llama_worker_endpoints",
         program=WORKER,
     ),
     Option(
         "processor",
-        (_in(IK_LLAMA, "-cpu", 4033, form=SWITCH, means="CPU"),),
+        (_in(IK_LLAMA, "-cpu", form=SWITCH, means="CPU"),),
         "llama_worker_endpoints",
+        implied=("CPU",),
         program=WORKER,
     ),
-    Option(
-        "worker-threads",
-        _both("-t --threads"),
-        "llama_worker_endpoints",
-        program=WORKER,
-    ),
+    Option("worker-threads", _both("-t --threads"), "llama_worker_endpoints", program=WORKER),
     Option(
         "tensor-cache",
-        tuple(spelling._replace(means="on") for spelling in _both("-c --cache", SWITCH)),
+        _both("-c --cache", form=SWITCH, means="on"),
         "llama_worker_endpoints",
         optional=True,
-        program=WORKER,
-    ),
-    Option(
-        "worker-memory",
-        (_in(MAINLINE, "-m --mem", 0, 6789, written=False), _in(IK_LLAMA, "-m --mem", 0, 4032, written=False)),
-        "llama_worker_endpoints",
         program=WORKER,
     ),
 )
@@ -710,7 +591,7 @@ _OPTIONS = {option.name: option for option in TABLE}
 _SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
 _ENVIRONMENT = {name: option for option in TABLE for name in option.environment}
 TWO_VALUES = {"--lora-scaled", "--control-vector-scaled", "--control-vector-layer-range"}
-"""Options of llama-server that take two values in some builds."""
+"""Options of llama-server that take two values."""
 SWITCHES = frozenset(
     _split("""
     --agent --backend-sampling --cache-idle-slots --cache-prompt --check-tensors --cont-batching --cors-credentials
@@ -725,7 +606,7 @@ SWITCHES = frozenset(
     -sp -v
     """)
 )
-"""Options of llama-server that are not in the table and take no value in any build that was read."""
+"""Options of llama-server that are not in the table and take no value."""
 LISTS_ALL = {MAINLINE}
 """Forks whose llama-server lists every option that it takes."""
 
@@ -742,7 +623,7 @@ def of_name(name: str) -> Option:
 
 
 def of_word(word: str) -> Option | None:
-    """The option of llama-server that an argument gives, in whatever build."""
+    """The option of llama-server that an argument gives, of either fork."""
     return _SERVER.get(normalize(word))
 
 
@@ -804,23 +685,23 @@ def meaning(word: str) -> str:
 
 
 def forks_of(word: str) -> set[str]:
-    """Which of llama.cpp and ik_llama.cpp know an argument's option by this word, in some build."""
+    """Which of llama.cpp and ik_llama.cpp know an argument's option by this word."""
     option = of_word(word)
     return {spelling.fork for spelling in (option.spellings if option else ()) if normalize(word) in spelling.words}
 
 
-def render(name: str, value: str | Iterable[str] | None, build: int, fork: str = MAINLINE) -> list[str]:
-    """An option of llama-server in the command line; nothing for None and for a list without entries.
+def render(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -> list[str]:
+    """An option in the command line of its program; nothing for None and for a list without entries.
 
-    :raises UnknownOption: this build cannot say this value.
+    :raises UnknownOption: this fork cannot say this value.
     """
     option = _OPTIONS[name]
     text = value if value is None or isinstance(value, str) else ",".join(value)
     if not text or text in option.silent:
         return []
-    spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
+    spellings = [spelling for spelling in option.spelled(fork) if spelling.written]
     for spelling in spellings:
-        if spelling.form != SWITCH and (not spelling.values or text in spelling.values):
+        if spelling.form != SWITCH:
             return [spelling.words[0], text]
     for spelling in spellings:
         if spelling.means == text:
@@ -830,30 +711,11 @@ def render(name: str, value: str | Iterable[str] | None, build: int, fork: str =
     raise UnknownOption(f"{name} {text}")
 
 
-def supported_values(name: str, build: int, fork: str = MAINLINE) -> list[str]:
-    """The values that a build can say of an option of llama-server with few values, the usual ones first."""
+def supported_values(name: str, fork: str) -> list[str]:
+    """The values that a fork can say of an option of llama-server by switches alone, the usual ones first."""
     option = _OPTIONS[name]
-    spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
-    values = dict.fromkeys(value for one in spellings for value in (one.means, *one.values) if value)
+    values = dict.fromkeys(one.means for one in option.spelled(fork) if one.written and one.means)
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
-
-
-def first_with_value(name: str, value: str, build: int, fork: str = MAINLINE) -> int | None:
-    """The first build after this one that can say a value of an option of llama-server; None where none can."""
-    spellings = [one for one in _OPTIONS[name].spellings if one.fork == fork and one.written and one.first > build]
-    valued = [one for one in spellings if one.form != SWITCH and (not one.values or value in one.values)]
-    return min((one.first for one in spellings if one.means == value or one in valued), default=None)
-
-
-def render_worker(name: str, value: str, flags: Iterable[str]) -> list[str]:
-    """An option of rpc-server in the command line; nothing where the program does not have it.
-
-    :param flags: short words that it has, without dashes.
-    """
-    for spelling in _OPTIONS[name].spellings:
-        if spelling.written and spelling.words[0].lstrip("-") in flags:
-            return [spelling.words[0]] if spelling.form == SWITCH else [spelling.words[0], value]
-    return []
 
 
 def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
@@ -866,31 +728,18 @@ def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
     return [word, value] if word else []
 
 
-def listed(program: str, build: int, fork: str) -> dict[str, bool]:
-    """Words of the table that the help of this build lists, and whether each takes a value."""
+def listed(program: str, fork: str) -> dict[str, bool]:
+    """Words of the table that the help of this fork's program lists, and whether each takes a value."""
     return {
         word: spelling.form != SWITCH
         for option in TABLE
         if option.program == program
-        for spelling in option.spelled(build, fork)
+        for spelling in option.spelled(fork)
         for word in spelling.names()
     }
 
 
-def _of_two_forms() -> set[str]:
-    forms: dict[str, set[bool]] = {}
-    for option in TABLE:
-        for spelling in option.spellings:
-            for word in spelling.words:
-                forms.setdefault(word, set()).add(spelling.form == SWITCH)
-    return {word for word, kinds in forms.items() if len(kinds) > 1 and word.startswith("--")}
-
-
-OF_TWO_FORMS = _of_two_forms()
-"""Long words that take a value in some builds and none in others."""
-
-
-def unlisted(word: str, build: int, fork: str) -> bool:
-    """Whether llama-server of this build takes a word that its help does not list."""
+def unlisted(word: str, fork: str) -> bool:
+    """Whether llama-server of this fork takes a word that its help does not list."""
     option = of_word(word)
-    return option is not None and any(word in spelling.unlisted for spelling in option.spelled(build, fork))
+    return option is not None and any(word in spelling.unlisted for spelling in option.spelled(fork))

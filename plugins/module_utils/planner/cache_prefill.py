@@ -72,17 +72,17 @@ def of_worker(
     unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
     if not worker.cache or not rows or unknown:
         return None
-    flags, processor = release.capabilities.worker_flags, backends.CPU.device
+    fork, processor = release.fork, backends.CPU.device
     return CachePrefill(
         tensors=tuple(rows),
         fork=release.fork,
         argv=(
             f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
-            *options.render_worker("address", LOOPBACK, flags),
-            *options.render_worker("worker-device", processor, flags),
-            *options.render_worker("processor", processor, flags),
-            *options.render_worker("tensor-cache", "on", flags),
-            *options.render_worker("worker-port", "", flags)[:-1],
+            *options.render("address", LOOPBACK, fork),
+            *options.render("worker-device", processor, fork),
+            *options.render("processor", processor, fork),
+            *options.render("tensor-cache", "on", fork),
+            options.render("worker-port", "0", fork)[0],
         ),
     )
 

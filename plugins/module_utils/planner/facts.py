@@ -161,11 +161,6 @@ class Facts(NamedTuple):
         return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
 
 
-class _Headers(NamedTuple):
-    version: Name
-    architectures: tuple[Word, ...]
-
-
 class _Toolchain(NamedTuple):
     backend: Backend
     prefix: Path
@@ -173,7 +168,6 @@ class _Toolchain(NamedTuple):
     version: Annotated[str, Text(r"\d+(\.\d+)*")]
     compiler: Optional[Path]
     libraries: Optional[tuple[Name, ...]]
-    rocwmma: Optional[_Headers]
     components: Optional[Mapping[str, Path]]
 
 
@@ -202,7 +196,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         cpu=_without_null(facts.cpu),
         toolchains=None
         if toolchains is None
-        else tuple({"compiler": None, "rocwmma": None, **_without_null(toolchain)} for toolchain in toolchains),
+        else tuple({"compiler": None, **_without_null(toolchain)} for toolchain in toolchains),
         rates={device: rate._replace(gb_per_s=float(f"{rate.gb_per_s:.2g}")) for device, rate in facts.rates.items()},
     )
 

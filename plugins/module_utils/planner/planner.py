@@ -251,12 +251,8 @@ class Lending(NamedTuple):
     """The head's own device → what the operator lets it hold."""
 
 
-def _lending(
-    cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool, bounded: bool
-) -> Lending:
-    """:param selects: whether llama-server can be told which devices to use.
-    :param bounded: whether devices hold no more than their drivers show as their own.
-    """
+def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, bounded: bool) -> Lending:
+    """:param bounded: whether devices hold no more than their drivers show as their own."""
     head = cluster.hosts[cluster.head]
     declared = {
         name: [
@@ -268,7 +264,7 @@ def _lending(
         for name, host in cluster.hosts.items()
     }
     lends = [entry.device.device for entry in declared[head.name]]
-    driven = devices.driven_by_head(head.facts, lends, serves, selects)
+    driven = devices.driven_by_head(head.facts, lends, serves)
     names_of_driven = [name for name, _device in driven]
     limits = devices.limits_of_head(driven, cluster.server)
     shares = {}
@@ -300,7 +296,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     release = wanted[serves]
     secured = serves if cluster.server.tls else None
     bounded = predicates.VULKAN_MEMORY not in cluster.accepted
-    lending = _lending(cluster, built, serves, release.capabilities.device_name is not None, bounded)
+    lending = _lending(cluster, built, serves, bounded)
     equipped = {
         name: _equip(
             names.of(cluster.name),
@@ -340,7 +336,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     server_settings.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving and cluster.within is None:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
-    lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
+    lent = devices.of_workers([*serving, *others], cluster.places, bounded)
     case = layout.Case(
         cluster.server,
         cluster.placement,
@@ -617,13 +613,7 @@ def _equip(
         backends=built,
         tools=requirements.tools_of(host, built, catalogue, wanted, secured),
         optional_tools=requirements.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
-        workers=tuple(
-            devices.with_heap(
-                workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend))),
-                facts,
-            )
-            for worker in declared
-        ),
+        workers=tuple(devices.with_heap(worker, facts) for worker in declared),
     )
 
 

@@ -182,7 +182,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
     argv = [f"{serving.facts.prefix}/releases/{serving.build}/bin/llama-server"]
     for name, value in values:
         try:
-            argv += options.render(name, value, release.generation, release.fork)
+            argv += options.render(name, value, release.fork)
         except options.UnknownOption:
             raise Refusal(_unknown(name, value, release)) from None
     counts = [COUNTS] * bool((serving.metrics or serving.page) and COUNTS not in server.extra_args)
@@ -200,11 +200,9 @@ def _crashes_with_amx(serving: Serving) -> bool:
     )
 
 
-def _device_names(release: Release, placed: device_load.Placed) -> list[str] | None:
-    """What --device names, in the order of the plan; None where llama-server has no such option. Workers are numbered as --rpc lists them."""
-    name: str | None = release.capabilities.device_name
-    if name is None:
-        return None
+def _device_names(release: Release, placed: device_load.Placed) -> list[str]:
+    """What --device names, in the order of the plan. Workers are numbered as --rpc lists them."""
+    name = release.capabilities.device_name
     endpoints = [worker.endpoint for worker in placed.lent()]
     return [
         name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
@@ -216,11 +214,9 @@ def _device_names(release: Release, placed: device_load.Placed) -> list[str] | N
 
 def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
-    known = options.supported_values(name, release.generation, release.fork)
-    first = options.first_with_value(name, str(value), release.generation, release.fork)
+    known = options.supported_values(name, release.fork)
     ways = f"use {' or '.join(known)}" if known else "leave it out"
-    newer = f", or {'use ' * (not known)}a build from b{first} on" if first and release.mainline else ""
-    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: {ways}{newer}"
+    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: {ways}"
 
 
 def _readable(serving: Serving, name: str) -> str | None:
@@ -255,4 +251,4 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
 
 def unmapped_mode(release: Release) -> str:
     """The fastest way to read a model without mmap."""
-    return "dio" if {"direct-io", "load-mode"} & set(release.capabilities.server_flags) else "none"
+    return "dio" if release.mainline else "none"

@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    compute_buffers,
     gguf,
     kv_cache,
     tensor_types,
@@ -209,7 +208,7 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
             raise Refusal(
                 f"llama_server_{field} is {getattr(server, field)!r}: use one of {', '.join(kv_cache.CACHE_TYPES)}"
             )
-    _check_flash(server, release)
+    _check_flash(server)
     try:
         ipaddress.IPv4Address(server.host)
     except ValueError:
@@ -217,15 +216,12 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
     _check_ports(name, server, declared)
 
 
-def _check_flash(server: Server, release: Release) -> None:
+def _check_flash(server: Server) -> None:
     """Refuses quantised values without flash attention, of which llama-server and that of ik_llama.cpp make no context."""
-    asked, kind = server.flash_attention, server.cache_type_v
-    by_itself = release.generation >= (compute_buffers.AUTO_FLASH_SINCE if release.mainline else options.FUSED_SINCE)
-    if kind in kv_cache.WHOLE or asked == "on" or (by_itself and asked != "off"):
+    if server.cache_type_v in kv_cache.WHOLE or server.flash_attention != "off":
         return
-    given = "'off'" if asked == "off" else f"{repr(asked) if asked else 'not set'}, which is off in {release.ref}"
     raise Refusal(
-        f"llama_server_cache_type_v is {kind}, which needs flash attention, and llama_server_flash_attention is {given}: set it to 'on', or "
+        f"llama_server_cache_type_v is {server.cache_type_v}, which needs flash attention, and llama_server_flash_attention is 'off': set it to 'on', or "
         "llama_server_cache_type_v to f16"
     )
 
@@ -282,8 +278,8 @@ def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
 
 
 def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
-    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has, or that only older builds have."""
-    fork, build = release.fork, release.generation
+    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has."""
+    fork = release.fork
     strange = [word for word in given if fork not in options.forks_of(word)]
     if strange:
         owner = options.IK_LLAMA if release.mainline else options.MAINLINE
@@ -296,13 +292,6 @@ def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
             f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {fork}: "
             f"remove them, or {remedy}"
         )
-    for word, option in given.items():
-        since = max((spelling.last or 0 for spelling in option.spellings), default=0) + 1
-        if option.replaced and build >= since:
-            raise Refusal(
-                f"llama_server_extra_args has {word}, which {fork} {option.replaced} since its commit {since} and no longer knows: "
-                "remove it"
-            )
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
@@ -352,12 +341,6 @@ def check_types(path: str, summary: ModelSummary, release: Release, variable: st
         raise Refusal(
             f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
-        )
-    later = tensor_types.of_later_builds(kinds, release.fork, release.generation)
-    if later:
-        raise Refusal(
-            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} does not have ({', '.join(sorted(later))}): set "
-            f"{variable} to build {max(later.values())} of {release.fork} or a newer one, or use a file of the model without these types"
         )
 
 

@@ -313,15 +313,6 @@ class PatchRequest(NamedTuple):
     files: tuple[str, ...] = ()
 
 
-class SourceTree(NamedTuple):
-    """What a tree says of itself; None where it does not."""
-
-    commit: str | None
-    generation: int | None
-    """About its build number, by its day."""
-    protocol: str | None
-
-
 class ReleaseRequest(NamedTuple):
     """``llama_release`` or ``llama_release_<backend>``, with what the controller has looked up."""
 
@@ -338,7 +329,8 @@ class ReleaseRequest(NamedTuple):
     patches: tuple[PatchRequest, ...] = ()
     fast_load: bool = False
     """``llama_build_fast_load``."""
-    tree: SourceTree | None = None
+    protocol: str | None = None
+    """Of RPC, as its tree says it."""
     checksums: tuple[tuple[str, str], ...] = ()
     """Archive of compiled programs, and its sha256: and digits."""
     why: str = ""
@@ -416,8 +408,6 @@ class Worker(NamedTuple):
     cache_mib: int = 0
     cache_why: str = ""
     environment: Mapping[str, str] = {}
-    hides_other_devices: bool = False
-    """Whether its environment hides the other devices of its backend."""
     tunnel: Tunnel | None = None
     """None where the head reaches it at its own address."""
     rdma: bool = False

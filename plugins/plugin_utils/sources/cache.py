@@ -90,7 +90,7 @@ def exclusive_folder(name: str, variable: str, purpose: str) -> Iterator[Path]:
     """A folder of the cache that no other run uses meanwhile, without what killed runs left there.
 
     :param name: see folder.
-    :param purpose: what this run does there, for one that waits: «fetches b8600».
+    :param purpose: what this run does there, for one that waits: «fetches b11434».
     :raises CacheError: see folder; also in place of every OSError of the body.
     """
     path = folder(name, variable)

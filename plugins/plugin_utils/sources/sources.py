@@ -39,7 +39,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     PatchRequest,
     ReleaseRequest,
-    SourceTree,
 )
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import (
     bounded_process,
@@ -279,55 +278,23 @@ def _look_up(request: ReleaseRequest, find: Callable[[str], str]) -> ReleaseRequ
             request = request._replace(commit=_commit_of(request.repository, request.ref))
         if request.build is None:
             request = request._replace(build=_build_of(request.repository, request.ref, str(request.commit)))
-    return request._replace(tree=_tree_of(request))
+    return request._replace(protocol=_protocol_of(request))
 
 
-def _tree_of(request: ReleaseRequest) -> SourceTree | None:
-    """What the tree of a release says of itself, where its name or its build does not say enough; None where nothing has to be asked, or where
-    an archive or repository cannot be read now.
-
-    :raises Refusal: it is a release of llama-cpp-python of which nothing is known, and its archive cannot be read.
-    """
-    build = request.build
-    if request.source == "pypi" and build is None:
-        return None if request.version in capabilities.PYPI_TREES else _tree_of_pypi(request)
-    if request.source not in release_request.COMPILED or request.fork != capabilities.MAINLINE or (build or 0) < 1:
+def _protocol_of(request: ReleaseRequest) -> str | None:
+    """What the tree of a release says of its RPC protocol, where its build does not; None where nothing has to be asked, or where an archive or repository
+    cannot be read now."""
+    build = request.build or 0
+    if request.source not in release_request.COMPILED or request.fork != capabilities.MAINLINE:
         return None
-    if capabilities.tells_protocol(build or 0):
+    if build < capabilities.OLDEST[request.fork] or capabilities.protocol_of(build):
         return None
     release = releases.release_of(request, {}).as_plan()
     with suppress(AnsibleError, git.GitError, OSError, archives.DamagedError):
         if request.source == "git" and not _kept_commit(release, _folder()):
             git.commit_of(request.repository, request.ref)
-        return SourceTree(None, None, source_metadata.cached(fetch(release).path).protocol)
+        return source_metadata.protocol_of(fetch(release).path)
     return None
-
-
-def _tree_of_pypi(request: ReleaseRequest) -> SourceTree:
-    version = request.version
-    wanted = ReleasePlan(
-        source="pypi",
-        ref=f"pypi-{version}",
-        build=None,
-        commit=request.commit or "unknown",
-        generation=0,
-        protocol=None,
-        id="",
-        version=version,
-        checksum=request.checksum,
-    )
-    try:
-        tree = source_metadata.cached(fetch(wanted).path)
-    except AnsibleError as error:
-        raise Refusal(str(error)) from None
-    except (OSError, archives.DamagedError) as error:
-        why = validation.printable(error) or type(error).__name__
-        raise Refusal(
-            f"llama_release has the version {version!r}, whose source archive cannot be read ({why}): add build, the llama.cpp build number "
-            "of its vendor/llama.cpp"
-        ) from None
-    generation = capabilities.build_of_day(tree.day, tree.protocol) if tree.day else None
-    return SourceTree(tree.commit, generation, tree.protocol)
 
 
 def _read(patch: PatchRequest, find: Callable[[str], str]) -> PatchRequest:

@@ -57,7 +57,7 @@ def model(gib, layers=61, **more):
     }
 
 
-def strix_halos(count, gib, backend="hip", build=8600, **variables):
+def strix_halos(count, gib, backend="hip", build=11434, **variables):
     """Hosts as in the notes of a cluster of four; the head is one of the workers."""
     variables = {"llama_accept_advisories": ["head-lends-to-itself"], **variables}
     cluster = Cluster()

@@ -316,7 +316,11 @@ class Builder(Installer):
             r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
             self.log.read_text(errors="replace"),
         )
-        added = {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT", *(backends.TLS_OPTIONS if self.build.tls else ())}
+        added = {
+            "LLAMA_BUILD_NUMBER",
+            "LLAMA_BUILD_COMMIT",
+            *(set().union(*backends.TLS_OPTIONS.values()) if self.build.tls else ()),
+        }
         return tuple(sorted(set(unused.group(1).split()) - added)) if unused else ()
 
 

@@ -41,7 +41,7 @@ def check(
         if not known.known:
             checked.warnings.append(f"{where} lists no options in its help: the planned options were not checked")
             continue
-        for problem in capabilities.problems(program, argv[1:], known, release.generation, fork):
+        for problem in capabilities.problems(program, argv[1:], known, fork):
             option = options.owned(program, problem.word)
             sentences = checked.errors if option or fork in options.LISTS_ALL else checked.warnings
             sentences.append(f"{where} {_sentence(problem, option)}")

@@ -4,7 +4,7 @@
 """An upper bound of the compute buffer of a device: what llama.cpp reserves for the results of the layers that it works on.
 
 Without flash attention the scores of all heads are there at once, for each token that is computed and each one of the context. With it
-there are masks alone. Learnt from src/llama-graph.cpp of the builds in kv_cache.READ, and from build_deepseek2 of ik_llama.cpp's commit 3770.
+there are masks alone. Learnt from src/llama-graph.cpp, and from build_deepseek2 of ik_llama.cpp.
 """
 
 from __future__ import annotations
@@ -34,24 +34,21 @@ LATENT_COPIES = 2
 MASK_TOKENS = 64
 """Masks are made for a multiple of so many tokens: GGML_KQ_MASK_PAD."""
 
-AUTO_FLASH_SINCE = 6325
-"""First build that tries flash attention where nothing is said of it (#15434)."""
 FLASH_SIZES = (40, 64, 72, 80, 96, 112, 128, 256)
 """Sizes of heads for which CUDA, HIP, Metal, Vulkan and processors have flash attention, where keys and values have one type: supports_op of
-builds 8643 and 11063. RPC says yes to all."""
+build 11063. RPC says yes to all."""
 NO_FLASH = ("grok",)
 """Architectures for which llama.cpp switches it off."""
 
 
-def uses_flash(summary: ModelSummary, settings: kv_cache.Settings, generation: int) -> bool:
+def uses_flash(summary: ModelSummary, settings: kv_cache.Settings) -> bool:
     """Whether it is sure that attention is computed without scores."""
     if settings.fork == IK_LLAMA:
-        return kv_cache.flashes(settings, generation)
-    flash = settings.flash_attention or ("auto" if generation >= AUTO_FLASH_SINCE else "off")
-    if summary.architecture in NO_FLASH or flash == "off":
+        return settings.flash()
+    if summary.architecture in NO_FLASH or settings.flash_attention == "off":
         return False
     alike = settings.type_k == settings.type_v and summary.key_dimension == summary.value_dimension
-    return flash == "on" or (alike and summary.key_dimension in FLASH_SIZES)
+    return settings.flash_attention == "on" or (alike and summary.key_dimension in FLASH_SIZES)
 
 
 def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
@@ -63,11 +60,11 @@ def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: 
     return -(-heads // min(heads, -(-scores // limit)))
 
 
-def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, generation: int, context: int) -> int:
+def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
     """Bytes of the heads that ik_llama.cpp makes of its compressed cache with ``-mla 2`` and 3, as many at a time as ``-amb`` allows."""
     if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT:
         return 0
-    if kv_cache.latent_mode(settings, generation) < 2 or not uses_flash(summary, settings, generation):
+    if kv_cache.latent_mode(settings) < 2 or not uses_flash(summary, settings):
         return 0
     heads = summary.heads
     key = summary.number("attention.key_length_mla") or summary.key_dimension
@@ -79,16 +76,13 @@ def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, generation:
     return LATENT_COPIES * size
 
 
-def bound(summary: ModelSummary, settings: kv_cache.Settings, generation: int) -> int:
-    """Upper bound of a device's compute buffer in bytes: scores or masks, states, and the logits.
-
-    :param generation: build number of the release.
-    """
+def bound(summary: ModelSummary, settings: kv_cache.Settings) -> int:
+    """Upper bound of a device's compute buffer in bytes: scores or masks, states, and the logits."""
     context, heads, width = kv_cache.pad(settings.context, 256), summary.heads, summary.width
     inner = summary.number("ssm.inner_size") or 0
     states = RECURRENT_STATES * inner + summary.vocabulary
-    windows = any(kv_cache.window_size(summary, build) for build in kv_cache.readings(generation))
-    if uses_flash(summary, settings, generation):
+    windows = kv_cache.window_size(summary) > 0
+    if uses_flash(summary, settings):
         scores = FLASH_MASKS * (1 + windows) * context
         states += FLASH_STATES * width
         states += FLASH_HEADS * heads * (summary.key_dimension + summary.value_dimension)
@@ -96,4 +90,4 @@ def bound(summary: ModelSummary, settings: kv_cache.Settings, generation: int) -
         scores = (_heads_at_once(summary, settings, context) + MASKS + COPIES * windows) * context
         states += STATES * width
     tokens = kv_cache.pad(settings.tokens, MASK_TOKENS)
-    return FLOAT * tokens * (scores + states) + _whole_heads(summary, settings, generation, context)
+    return FLOAT * tokens * (scores + states) + _whole_heads(summary, settings, context)

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What llama.cpp caches for each layer of a model: keys and values, and the states of recurrent layers.
 
-Learnt from the sources of three builds, READ: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the
-constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp. Of ik_llama.cpp, llama_kv_cache_init of src/llama.cpp in its commits
-3770 and 4840.
+Learnt from the sources of build 11063: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the
+constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp. Of ik_llama.cpp, llama_kv_cache_init of src/llama.cpp in its commit 4840: its
+caches are planned as upper bounds.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import FUSED_SINCE, IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA, MAINLINE
 
-OLD, MIDDLE, NEW = READ = (6170, 8643, 11063)
-"""Builds whose sources were read: the trees of llama-cpp-python 0.3.16, 0.3.20 and 0.3.36."""
 MEASURED = 11669
-"""Newest build whose every buffer in the log is what the sources of NEW say: Debian's llama.cpp 0.7.0."""
+"""Newest build whose every buffer in the log is what these sources say: Debian's llama.cpp 0.7.0."""
 
 MAX_LAYERS = 512
-"""Of a model that llama.cpp loads: LLAMA_MAX_LAYERS in llama-hparams.h of every build that was read, and of ik_llama.cpp."""
+"""Of a model that llama.cpp loads: LLAMA_MAX_LAYERS in llama-hparams.h and of ik_llama.cpp."""
 
 CACHE_TYPES = {
     "f32": 4.0,
@@ -63,8 +61,6 @@ class Window(NamedTuple):
     """Of the window, where the file does not tell."""
     fixed: bool = False
     """Whether the file does not matter for the size."""
-    since: int = OLD
-    """Build of READ from which on there is a window."""
 
 
 WINDOWS = {
@@ -85,7 +81,7 @@ WINDOWS = {
     "mellum": Window(4),
     "mimo2": Window(None),
     "muse-glimmer": Window(4),
-    "olmo2": Window(4, since=MIDDLE),
+    "olmo2": Window(4),
     "plamo3": Window(8),
     "smallthinker": Window(4, dense_first=True, size=4096, fixed=True),
     "spark2_5": Window(None),
@@ -113,14 +109,8 @@ HYBRID = NO_HEADS | INTERVAL | BOTH
 
 LATENT = frozenset(("deepseek2", "kimi-linear", "mistral4"))
 """Architectures that cache one compressed vector a token (MLA) where the file says the size of the heads made of it."""
-NO_LATENT_VALUES = 7991
-"""First build of which it is known that it caches no values for them: #19067, of January 2026, is in this build of February 2026."""
-IK_LLAMA_READ = 3770
-"""The oldest commit of ik_llama.cpp whose cache was read."""
-IK_LLAMA_LATENT_SINCE = 3983
-"""First commit of ik_llama.cpp that uses MLA without -mla: gpt_params in common/common.h."""
-KEPT_NEXT = {"exaone-moe": (MIDDLE,)}
-"""Architectures that cache for the layers that predict further tokens, too, in these builds. Others leave them out."""
+IK_LLAMA_LATENT_MODE = 3
+"""``-mla`` of ik_llama.cpp where nothing is said: gpt_params in common/common.h."""
 
 
 class Layer(NamedTuple):
@@ -160,58 +150,49 @@ class Settings(NamedTuple):
         """That are computed at once on a device."""
         return min(self.micro_batch, self.batch, self.context)
 
-    def flash(self, build: int) -> bool:
+    def flash(self) -> bool:
         """Whether values are stored for flash attention: auto means that until llama-server has tried it, and quantised ones need it."""
         if self.type_v not in WHOLE:
             return True
-        return (self.flash_attention or ("off" if build == OLD else "auto")) != "off"
+        return self.flash_attention != "off"
 
 
-def readings(generation: int) -> tuple[int, ...]:
-    """The builds of READ that tell what this one does: itself, or its neighbours, which it is like where both agree."""
-    if generation in READ or generation < OLD or generation > NEW:
-        return (min(max(generation, OLD), NEW),)
-    above = next(build for build in READ if build > generation)
-    return READ[READ.index(above) - 1], above
-
-
-def is_known_build(generation: int) -> bool:
-    """Whether builds that were read or measured stand on both sides of this one: what any other does may differ from all of them."""
-    return OLD <= generation <= MEASURED
+def is_known_build(build: int) -> bool:
+    """Whether a build that was measured is as new as this one: what a newer one caches may differ."""
+    return build <= MEASURED
 
 
 def pad(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def windowed(summary: ModelSummary, build: int) -> list[bool]:
+def windowed(summary: ModelSummary) -> list[bool]:
     """Of each layer whether it attends to a sliding window only."""
     layers, architecture = summary.layers, summary.architecture
-    if architecture in ("lfm2", "lfm2moe") and window_size(summary, build):
-        return [build != OLD and heads > 0 for heads in _kv_heads(summary)]
-    if not window_size(summary, build):
+    if architecture in ("lfm2", "lfm2moe") and window_size(summary):
+        return [heads > 0 for heads in _kv_heads(summary)]
+    if not window_size(summary):
         return [False] * layers
     window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
-    if summary.listed(pattern) is not None and (build == NEW or window.period is None):
+    if summary.listed(pattern) is not None:
         return [bool(entry) for entry in summary.by_layer(pattern)]
     period, stored = window.period or 0, summary.number(pattern)
-    if build != OLD and stored is not None:
-        period = stored
+    period = period if stored is None else stored
     last = layers - next_layers(summary)
     dense = 0 if window.dense_first else period - 1
     return [index < last and (not period or index % period != dense) for index in range(layers)]
 
 
-def window_size(summary: ModelSummary, build: int) -> int:
+def window_size(summary: ModelSummary) -> int:
     """Tokens of the sliding window; 0 where there is none."""
     size = summary.number("attention.sliding_window")
     architecture = summary.architecture
     if architecture in ("lfm2", "lfm2moe"):
-        return size or 0 if build != OLD and architecture == "lfm2" else 0
+        return size or 0 if architecture == "lfm2" else 0
     window = WINDOWS.get(architecture)
-    if window is None or build < window.since or (architecture == "exaone4" and summary.layers != EXAONE4_LAYERS):
+    if window is None or (architecture == "exaone4" and summary.layers != EXAONE4_LAYERS):
         return 0
-    if (architecture in SIZE_NEEDED and not size) or (size == 0 and build != OLD):
+    if (architecture in SIZE_NEEDED and not size) or size == 0:
         return 0
     return window.size if window.size and (window.fixed or size is None) else size or 0
 
@@ -257,10 +238,10 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
     return [not is_known_architecture(summary)] * layers
 
 
-def _cached_layers(summary: ModelSummary, build: int) -> list[bool]:
+def _cached_layers(summary: ModelSummary) -> list[bool]:
     """Of each layer whether it has keys and values of its own."""
     layers, architecture = summary.layers, summary.architecture
-    last = layers if build in KEPT_NEXT.get(architecture, ()) else layers - next_layers(summary)
+    last = layers - next_layers(summary)
     if architecture == "gemma3n":
         last = min(last, GEMMA3N_LAYERS)
     if architecture == "gemma4":
@@ -276,23 +257,19 @@ def is_latent(summary: ModelSummary) -> bool:
     return summary.architecture in LATENT and bool(summary.number("attention.key_length_mla"))
 
 
-def layers_of(summary: ModelSummary, build: int, flash: bool, latent_values: bool) -> list[Layer]:
+def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[Layer]:
     """What each layer keeps.
 
     :param summary: of a model, header_summary.summarize.
-    :param build: one of READ.
     :param flash: whether values are stored for flash attention.
     :param latent_values: whether values are cached where keys are compressed, too.
     """
-    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), recurrent_layers(summary)
-    cached, state = _cached_layers(summary, build), _state(summary)
+    heads, windows, recurrent = _kv_heads(summary), windowed(summary), recurrent_layers(summary)
+    cached, state = _cached_layers(summary), _state(summary)
     key, value = summary.key_dimension, summary.value_dimension
-    key_of, value_of = {False: key, True: key}, {False: value, True: value}
-    if build != OLD:
-        lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
-        key_of[True], value_of[True] = (
-            whole if length is None else length for length, whole in zip(lengths, (key, value))
-        )
+    lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
+    windowed_key, windowed_value = (whole if length is None else length for length, whole in zip(lengths, (key, value)))
+    key_of, value_of = {False: key, True: windowed_key}, {False: value, True: windowed_value}
     values = [value_of[window] * count for window, count in zip(windows, heads)]
     if not flash:
         values = [max(values)] * len(values)
@@ -310,19 +287,12 @@ def layers_of(summary: ModelSummary, build: int, flash: bool, latent_values: boo
     ]
 
 
-def cells(summary: ModelSummary, settings: Settings, build: int) -> tuple[int, int]:
+def cells(summary: ModelSummary, settings: Settings) -> tuple[int, int]:
     """Tokens that a layer's cache has room for: of a layer that attends to everything, and of one with a window."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
-    seen = window_size(summary, build) * (parallel if settings.unified else 1) + settings.tokens
-    if build == OLD:
-        multiple = 256 if settings.flash(build) else 32
-        each = pad(-(-context // streams), multiple)
-        if summary.architecture in HYBRID:
-            each = pad(context, multiple)
-        short = min(each, pad(seen, multiple))
-    else:
-        each = pad(pad(context, 256) // streams, 256)
-        short = pad(min(each, seen), 256)
+    seen = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
+    each = pad(pad(context, 256) // streams, 256)
+    short = pad(min(each, seen), 256)
     return each * streams, (each if settings.full_window else short) * streams
 
 
@@ -331,75 +301,59 @@ def is_known_architecture(summary: ModelSummary) -> bool:
     return summary.architecture in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
-def _sizes(summary: ModelSummary, settings: Settings, build: int, latent_values: bool) -> list[int]:
-    full, short = cells(summary, settings, build)
-    sizes = []
-    for layer in layers_of(summary, build, settings.flash(build), latent_values):
-        type_k, type_v = settings.type_k, settings.type_v
-        if layer.windowed and build == MIDDLE:
-            type_k = type_v = "f16"
-        a_token = layer.key * CACHE_TYPES[type_k] + layer.value * CACHE_TYPES[type_v]
-        sizes.append(int((short if layer.windowed else full) * a_token) + layer.state * settings.parallel)
-    return sizes
+def _sizes(summary: ModelSummary, settings: Settings, latent_values: bool = False) -> list[int]:
+    full, short = cells(summary, settings)
+    key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
+    return [
+        int((short if layer.windowed else full) * (layer.key * key + layer.value * value))
+        + layer.state * settings.parallel
+        for layer in layers_of(summary, settings.flash(), latent_values)
+    ]
 
 
-def flashes(settings: Settings, generation: int) -> bool:
-    """Whether ik_llama.cpp of this commit uses flash attention: its default since FUSED_SINCE."""
-    flash = settings.flash_attention or ("on" if generation >= FUSED_SINCE else "off")
-    return flash != "off" or settings.type_v not in WHOLE
-
-
-def latent_mode(settings: Settings, generation: int) -> int:
+def latent_mode(settings: Settings) -> int:
     """``-mla`` of ik_llama.cpp, or its default."""
-    default = 3 if generation >= IK_LLAMA_LATENT_SINCE else 0
-    return default if settings.latent_attention is None else settings.latent_attention
+    return IK_LLAMA_LATENT_MODE if settings.latent_attention is None else settings.latent_attention
 
 
-def _latent_token(summary: ModelSummary, settings: Settings, commit: int) -> tuple[float, float] | None:
+def _latent_token(summary: ModelSummary, settings: Settings) -> tuple[float, float] | None:
     """Bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None where it attends to whole heads.
 
     Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which keeps values too.
     """
-    mode = latent_mode(settings, commit)
+    mode = latent_mode(settings)
     rank, rotated = summary.number("attention.kv_lora_rank") or 0, summary.number("rope.dimension_count") or 0
     compressed = is_latent(summary) and summary.kv_heads == 1
     if summary.architecture not in LATENT or not mode or not (compressed or (rank and rotated)):
         return None
     width, values = (summary.key_dimension, summary.value_dimension) if compressed else (rank + rotated, rank)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
-    if flashes(settings, commit):
-        return width * key, values * value if commit < IK_LLAMA_READ else 0.0
+    if settings.flash():
+        return width * key, 0.0
     whole = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
     return width * max(key, value), 0.0 if mode > 1 and whole else values * value
 
 
-def _sizes_of_ik_llama(summary: ModelSummary, settings: Settings, commit: int) -> list[int]:
-    """Upper bounds. One cache serves all requests, every layer holds the whole context, those that predict further tokens too."""
-    alike = settings._replace(
-        unified=True, full_window=True, flash_attention="on" if flashes(settings, commit) else "off"
-    )
+def _sizes_of_ik_llama(summary: ModelSummary, settings: Settings) -> list[int]:
+    """Upper bounds. One cache serves all requests, every layer holds the whole context with heads of one size, those that predict further tokens too."""
+    alike = settings._replace(unified=True, full_window=True)
+    summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
     if is_latent(summary) and summary.kv_heads == 1:
         key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
         plain = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
     else:
         plain = summary.without_key("nextn_predict_layers")
-    token = _latent_token(summary, settings, commit)
+    token = _latent_token(summary, settings)
     if token is None:
-        return _sizes(plain, alike, OLD, True)
-    return [int(cells(plain, alike, OLD)[0] * sum(token))] * summary.layers
+        return _sizes(plain, alike, True)
+    return [int(cells(plain, alike)[0] * sum(token))] * summary.layers
 
 
-def sizes(summary: ModelSummary, settings: Settings, generation: int) -> tuple[list[int], bool]:
+def sizes(summary: ModelSummary, settings: Settings, build: int) -> tuple[list[int], bool]:
     """Bytes that are kept for each layer, and whether they are exact; an upper bound where not.
 
-    :param generation: build number of the release.
+    :param build: number of the release.
     """
     if settings.fork == IK_LLAMA:
-        return _sizes_of_ik_llama(summary, settings, generation), False
-    by_build = [
-        _sizes(summary, settings, build, build == OLD and generation < NO_LATENT_VALUES)
-        for build in readings(generation)
-    ]
-    most = [max(layer) for layer in zip(*by_build)]
-    alike = all(size == most for size in by_build)
-    return most, alike and is_known_architecture(summary) and is_known_build(generation)
+        return _sizes_of_ik_llama(summary, settings), False
+    return _sizes(summary, settings), is_known_architecture(summary) and is_known_build(build)

@@ -26,7 +26,7 @@ of gemma3's form with one picture (121.25 MiB of 4096 patches, width 1152, inner
 FIXED = frozenset(("mlp", "ldp", "ldpv2", "adapter", "gemma3", "idefics3", "internvl", "llama4", "janus_pro"))
 """Projectors whose pictures all have the size that the header says."""
 PATCHES = 16384
-"""Assumed of all others: 4096 tokens of four patches each, as most have at most (set_limit_image_tokens of builds 8643 to 11063)."""
+"""Assumed of all others: 4096 tokens of four patches each, as most have at most (set_limit_image_tokens of build 11063)."""
 BATCHED, PICTURES = frozenset(("internvl",)), 4
 """Of FIXED, those of which so many pictures are computed at once as give 1024 tokens: four (support_batch in models.h of build 11063). One of gemma3 was
 seen in the log where four were sent."""

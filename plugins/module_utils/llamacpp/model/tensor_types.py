@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of tensors in GGUF files: their numbers, their sizes, and which builds load them.
+"""The types of tensors in GGUF files: their numbers, their sizes, and which fork loads them.
 
-Read in ggml.h, and type_traits of ggml.c, of the builds in kv_cache.READ, and of ik_llama.cpp's commit 4840 (8337e4cd).
+Read in ggml.h, and type_traits of ggml.c, of build 11063, and of ik_llama.cpp's commit 4840 (8337e4cd).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.kv_cache import MIDDLE, OLD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA, MAINLINE
 
 
@@ -131,30 +130,7 @@ ONLY_OF = {
 }
 """Fork → names of the types that only it has."""
 
-FIRST = {
-    MAINLINE: {"NVFP4": OLD + 1, "Q1_0": MIDDLE + 1, "Q2_0": MIDDLE + 1},
-    IK_LLAMA: {
-        "IQ5_KS": 3696,
-        "IQ5_KS_R4": 3699,
-        **dict.fromkeys(("IQ2_KT", "IQ3_KT", "IQ4_KT"), 3707),
-        "IQ3_KS": 3778,
-        "IQ2_KL": 3800,
-        "IQ1_KT": 3810,
-        "MXFP4": 3834,
-        "Q8_K_R16": 3853,
-        "Q1_0": 4382,
-        "MXFP4_R8": 4751,
-    },
-}
-"""Fork → type → first build that may have it: of llama.cpp the one after the newest that was read and lacks it, of ik_llama.cpp the commit that
-added it to ggml.h (3770 has all others)."""
-
 
 def of_others(kinds: Collection[str], fork: str) -> list[str]:
     """Those of the types that only another fork has."""
     return sorted(kind for other, names in ONLY_OF.items() if other != fork for kind in names & set(kinds))
-
-
-def of_later_builds(kinds: Collection[str], fork: str, build: int) -> dict[str, int]:
-    """Those of the types that only later builds of the fork have, each with the first one that may have it."""
-    return {kind: first for kind, first in FIRST[fork].items() if kind in kinds and first > build}

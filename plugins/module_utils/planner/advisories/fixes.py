@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Fixes,
     Remedy,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
@@ -43,32 +42,6 @@ def server_becomes(**fields: Any) -> Callable[[AdvisoryContext, Finding], Change
 
 def accept(text: str) -> Remedy:
     return Remedy(text, lambda _context, _finding: [Fix({}, accepts=True)])
-
-
-def newer(first: int) -> Fixes:
-    """Releases of the serving backend from a build on."""
-    return lambda context, _finding: remedies.newer_releases(context.cluster, context.release_variables, first)
-
-
-def builds_outside_range(first: int, last: int) -> Fixes:
-    return lambda context, _finding: remedies.releases_outside(context.cluster, context.release_variables, first, last)
-
-
-def patch_of(path: str) -> Fixes:
-    """A patch of a file of the tree, where the hosts compile it."""
-
-    def fixes(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
-        variables = context.release_variables
-        request = remedies.patched(releases.requested(variables[0], context.cluster.releases), path)
-        compiled = context.release.source in release_request.COMPILED
-        shown = {"variables": remedies.listed(variables)}
-        return [Fix(shown, (remedies.releasing(variables, request),))] if compiled else []
-
-    return fixes
-
-
-def safe_releases(context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    return remedies.newer_releases(context.cluster, finding.values["variables"], capabilities.SECURITY_FLOOR)
 
 
 def serve_by(backend: str) -> Fixes:
@@ -97,10 +70,7 @@ def modes_without_mmap(context: AdvisoryContext, _finding: Finding) -> list[Fix]
 
 
 def knowing_architecture(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
-    first = capabilities.ARCHITECTURES.get(context.summary.architecture)
-    if first:
-        return remedies.newer_releases(context.cluster, context.release_variables, first)
-    release = f"a build that knows it, which is newer than {capabilities.NEWEST_READ}"
+    release = f"a build that knows it, which is newer than {capabilities.OLDEST[capabilities.MAINLINE]}"
     return [Fix({"variables": remedies.listed(context.release_variables), "release": release})]
 
 
@@ -145,7 +115,7 @@ def smaller_buffers(context: AdvisoryContext, _finding: Finding) -> Iterator[Fix
         fields.update(more)
         return found
 
-    if not compute_buffers.uses_flash(summary, settings, context.generation):
+    if not compute_buffers.uses_flash(summary, settings):
         yield take("set llama_server_flash_attention to 'on'", flash_attention="on")
     if fork == options.IK_LLAMA and not 0 < (settings.attention_batch or 0) <= int(ATTENTION_BATCH):
         words = ("-amb", ATTENTION_BATCH)
@@ -271,8 +241,8 @@ def maintained(context: AdvisoryContext, finding: Finding) -> list[Fix]:
     return remedies.other_backends(context.cluster, finding.hosts, wanted)
 
 
-def switch_to_mainline(context: AdvisoryContext, _finding: Finding) -> list[Fix]:
-    variables = context.release_variables
+def switch_to_mainline(context: AdvisoryContext, finding: Finding) -> list[Fix]:
+    variables = finding.values.get("variables", context.release_variables)
     newest = remedies.releasing(variables, release_request.tagged(remedies.newest_known()))
     return [Fix({"variables": remedies.listed(variables)}, (newest,))]
 
@@ -320,17 +290,3 @@ def similar_name(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
 
 def no_similar_name(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
     return [Fix({})] if finding.values["meant"] == "none" else []
-
-
-def without_option(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    return [Fix({}, (remedies.on_hosts(finding.hosts, _without_cmake(finding.values["option"])),))]
-
-
-def releases_with_option(_context: AdvisoryContext, finding: Finding) -> list[Fix]:
-    first, last = backends.OPTION_BUILDS[finding.values["option"]]
-    variables = finding.values["variables"]
-    return [
-        Fix({"variables": remedies.listed(variables)}, (remedies.releasing(variables, release_request.tagged(build)),))
-        for build in (last, max(first, capabilities.SECURITY_FLOOR), first)
-        if build and first <= build <= (last or build)
-    ]

@@ -11,13 +11,11 @@ import re
 from collections.abc import Iterable
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     backends,
     capabilities,
     fast_load,
-    options,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, server_settings
@@ -28,27 +26,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
 
-THREE_ENDPOINTS_HANG = (10620, 10819)
-"""Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
-RDNA35_GARBAGE = (10040, 10864)
-"""From the build that lets integrated devices read the host's buffers (#24233) to the last before #28604 ended that."""
-READING = "ggml/src/ggml-cuda/ggml-cuda.cu"
-"""The file of llama.cpp that says whether they do: an operator's own patch of it is taken as the remedy, as those of #25863 and #28211 are."""
-RDNA35 = ("gfx1150", "gfx1151")
 SLOW_LOAD_S = 60
 """Predicted seconds of a load from which on it is said what would shorten it; assumed."""
 RPC_LIMITS = "RPC on "
 """What limits such a load, as the estimate names it."""
 FASTER_PIPELINED = 1.25
 """So many times as fast have prompts to be predicted with the pipeline before it is said."""
-CHUNKED_SENDS = 6141
-"""First build that sends a tensor in pieces (#15188)."""
-LARGEST_SEND = 1 << 31
-"""Bytes that macOS does not send or receive at once."""
-SENDING = "ggml/src/ggml-rpc/ggml-rpc.cpp"
-"""The file of llama.cpp that sends tensors."""
-WIDE_MODELS = ("qwen3moe", 4096)
-"""Architecture and least width of models that were seen to abort over RPC before that, on Linux too: Qwen3 235B and 480B."""
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 FAULTY_FIRMWARE = "20251125"
@@ -74,25 +57,20 @@ OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllam
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 DEFAULT_CONTEXT = 8192
 """Of llama_server_context: who leaves it out asks for no more than the model has."""
-READS_NO_OPTION_FILES = 8643
-"""The newest tree that was read in which llama-server reads no file of options; that of 11063 does."""
 
 
-def security_floor(context: AdvisoryContext) -> Cases:
-    """One case for all builds of llama.cpp, and one for each commit of a fork."""
-    floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
-    cases: Cases = []
-    old: dict[str, list[str]] = {}
+def remote_code(context: AdvisoryContext) -> Cases:
+    """One case for each commit of a fork."""
+    known, cases = capabilities.OLDEST[capabilities.IK_LLAMA], []
     for identifier, release in context.plan.releases.items():
-        build, fork, variables = release.generation, release.fork, context.variables_of(identifier)
-        if fork:
-            checked = f", which is newer than {known}, the last one that was checked" if build > known else ""
-            cases.append((None, {"builds": f"commit {build} of {fork}{checked}", "variables": variables}))
-        elif build < floor:
-            old.setdefault(f"build {build} ({remedies.listed(variables)})", variables)
-    if old:
-        variables = [variable for own in old.values() for variable in own]
-        cases.append((None, {"builds": remedies.listed(sorted(old)), "variables": variables}))
+        if release.fork:
+            number = release.generation
+            checked = f", which is newer than {known}, the last one that was checked" if number > known else ""
+            values = {
+                "builds": f"commit {number} of {release.fork}{checked}",
+                "variables": context.variables_of(identifier),
+            }
+            cases.append((None, values))
     return cases
 
 
@@ -302,31 +280,11 @@ def unsized_devices(context: AdvisoryContext) -> Cases:
     ]
 
 
-def unknown_options(context: AdvisoryContext) -> Cases:
-    cases: Cases = []
-    for name, host in context.plan.hosts.items():
-        set_for = {
-            (option, build.release)
-            for build in host.builds
-            if not context.plan.releases[build.release].fork
-            for option in build.cmake_options
-        }
-        for option, identifier in sorted(set_for):
-            first, last = backends.OPTION_BUILDS.get(option, (0, None))
-            generation = context.plan.releases[identifier].generation
-            if not first <= generation <= (last or generation):
-                known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
-                variables = context.variables_of(identifier)
-                values = {"option": option, "build": generation, "known": known, "variables": variables}
-                cases.append((name, values))
-    return cases
-
-
 def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
-    """The devices of the head, if llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does
-    so in older builds. Workers on other hosts get their tensors by RPC and map nothing."""
+    """The devices of the head, if llama-server maps the model's file for devices that share memory with the processor. The default of
+    ik_llama.cpp does so. Workers on other hosts get their tensors by RPC and map nothing."""
     mode = context.plan.head.load_mode
-    chosen = mode in (None, "auto") and not (context.release.mainline and context.generation >= options.AUTO_SINCE)
+    chosen = mode in (None, "auto") and not context.release.mainline
     maps = chosen or mode in ("mmap", "mmap+mlock")
     return [device for device in context.used if maps and device.host == context.plan.head.host]
 
@@ -394,53 +352,6 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
             where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
             cases.append((device.host, {"where": where}))
     return cases
-
-
-def _sends_whole_tensors(context: AdvisoryContext) -> bool:
-    """Whether a tensor goes to a worker in one piece, and no patch changes how it is sent."""
-    patched = any(SENDING in patch.files for patch in context.release.patches)
-    remote = any(device.endpoint for device in context.used)
-    return context.release.mainline and context.generation < CHUNKED_SENDS and remote and not patched
-
-
-def wide_tensor(context: AdvisoryContext) -> Cases:
-    largest = context.summary.largest_tensor_bytes or 0
-    concerned = {context.plan.head.host, *(device.host for device in context.used if device.endpoint)}
-    mac = [name for name in sorted(concerned) if context.cluster.places[name].facts.system == "Darwin"]
-    if not _sends_whole_tensors(context) or largest < LARGEST_SEND or not mac:
-        return []
-    return [(mac[0], {"build": context.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
-
-
-def wide_model(context: AdvisoryContext) -> Cases:
-    architecture, width = WIDE_MODELS
-    is_one = context.summary.architecture == architecture and context.summary.width >= width
-    if not is_one or not _sends_whole_tensors(context):
-        return []
-    return [(None, {"build": context.generation, "model": context.summary.name, "first": CHUNKED_SENDS})]
-
-
-def three_endpoints(context: AdvisoryContext) -> Cases:
-    endpoints = [device.endpoint for device in context.used if device.endpoint]
-    first, last = THREE_ENDPOINTS_HANG
-    if not context.release.mainline or len(endpoints) < 3 or not first <= context.generation <= last:
-        return []
-    return [(None, {"count": len(endpoints), "build": context.generation, "first": first, "last": last})]
-
-
-def garbage(context: AdvisoryContext) -> Cases:
-    first, last = RDNA35_GARBAGE
-    patched = any(READING in patch.files for patch in context.release.patches)
-    if not context.release.mainline or not first <= context.generation <= last or patched:
-        return []
-    return [
-        (
-            device.host,
-            {"where": f"{device.name} of {device.host} ({device.architecture})", "build": context.generation},
-        )
-        for device in context.used
-        if device.backend == "hip" and device.architecture in RDNA35
-    ]
 
 
 def cache_kernels(context: AdvisoryContext) -> Cases:
@@ -664,7 +575,7 @@ def option_files(context: AdvisoryContext) -> Cases:
     """Only llama-server reads them."""
     head = context.cluster.head
     files = context.cluster.hosts[head].facts.option_files
-    reads = context.release.mainline and context.generation > READS_NO_OPTION_FILES
+    reads = context.release.mainline
     return [(head, {"files": " and ".join(files)})] if files and reads else []
 
 

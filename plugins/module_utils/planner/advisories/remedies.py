@@ -25,15 +25,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Fix,
     Remedy,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
     Endpoint,
     Host,
-    PatchRequest,
     Quantisation,
     ReleaseRequest,
 )
@@ -297,11 +294,6 @@ def releasing(variables: Iterable[str], request: ReleaseRequest) -> Change:
     return change
 
 
-def patched(request: ReleaseRequest, path: str) -> ReleaseRequest:
-    """The same release with a patch of this file of the tree."""
-    return request._replace(patches=(*request.patches, PatchRequest("/patch", "0" * 64, (path,))))
-
-
 def with_environment(host: Host, workers: int, environment: Mapping[str, str]) -> Host:
     endpoints = host.endpoints or (Endpoint(),) * workers
     return host._replace(
@@ -320,44 +312,7 @@ def with_root(facts: Facts) -> Facts:
 
 
 def newest_known() -> int:
-    trees = [*capabilities.PYPI_TREES.values(), *capabilities.PACKAGED_TREES.values()]
-    return max(int(tree["generation"]) for tree in trees)
-
-
-def _named(request: ReleaseRequest, build: int) -> str:
-    """A build as the source of this release names it: of PyPI the version that carries it or one after it."""
-    if request.source != "pypi":
-        return f"build {build}"
-    trees = sorted((tree["generation"], version) for version, tree in capabilities.PYPI_TREES.items())
-    fitting = [version for generation, version in trees if generation >= build]
-    return f"version {fitting[0]}" if fitting else f"build {build} (source: git)"
-
-
-def newer_releases(cluster: Cluster, variables: Sequence[str], first: int) -> list[Fix]:
-    """Fixes: a release from the build ``first`` on, where all up to the newest one that is known will do, or else to this build alone."""
-    request = releases.requested(variables[0], cluster.releases)
-    shown = {"variables": listed(variables)}
-    name = _named(request, first)
-    from_here, newest = (
-        releasing(variables, release_request.tagged(build)) for build in (first, max(first, newest_known()))
-    )
-    return [
-        Fix({**shown, "release": f"{name} or newer"}, (from_here, newest)),
-        Fix({**shown, "release": f"build {first}"}, (from_here,)),
-    ]
-
-
-def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, last: int) -> list[Fix]:
-    """Fixes: a release before the build ``first`` or after ``last``."""
-    request = releases.requested(variables[0], cluster.releases)
-    shown = {"variables": listed(variables)}
-    earlier, later = (releasing(variables, release_request.tagged(build)) for build in (first - 1, last + 1))
-    before, after = f"a build before {first}", f"one from {_named(request, last + 1)} on"
-    return [
-        Fix({**shown, "release": f"{before} or {after}"}, (earlier, later)),
-        Fix({**shown, "release": after}, (later,)),
-        Fix({**shown, "release": before}, (earlier,)),
-    ]
+    return max(capabilities.PACKAGED_TREES.values())
 
 
 def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str]) -> list[Fix]:

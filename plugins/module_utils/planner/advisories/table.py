@@ -46,10 +46,10 @@ ADVISORIES = (
     Advisory(
         "rpc-remote-code-execution",
         "error",
-        predicates.security_floor,
+        predicates.remote_code,
         "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
         (
-            Remedy("set {variables} to {release}", fixes.safe_releases),
+            Remedy("set {variables} to a release of llama.cpp", fixes.switch_to_mainline),
             fixes.accept("let nobody but the head reach the workers, and accept this advisory"),
         ),
         "CVE-2026-34159",
@@ -167,51 +167,6 @@ ADVISORIES = (
             Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", fixes.unified_heap),
         ),
         THREAD.format(28571),
-    ),
-    Advisory(
-        "wide-tensor-send",
-        "error",
-        predicates.wide_tensor,
-        "The model has a tensor of {mib} MiB, which build {build} sends in one piece. macOS refuses 2 GiB and more, and the head aborts while loading.",
-        (
-            Remedy("set {variables} to {release}", fixes.newer(predicates.CHUNKED_SENDS)),
-            Remedy("add pull request 15188 to patches of {variables}", fixes.patch_of(predicates.SENDING)),
-        ),
-        THREAD.format(15055),
-    ),
-    Advisory(
-        "wide-model-abort",
-        "error",
-        predicates.wide_model,
-        "Build {build} is older than {first}. Such builds were seen to abort over RPC with models like {model} (Qwen3 with 235 billion parameters or more).",
-        (
-            Remedy("set {variables} to {release}", fixes.newer(predicates.CHUNKED_SENDS)),
-            Remedy("add pull request 15188 to patches of {variables}", fixes.patch_of(predicates.SENDING)),
-        ),
-        THREAD.format(15055),
-    ),
-    Advisory(
-        "three-endpoints-hang",
-        "error",
-        predicates.three_endpoints,
-        "The plan uses {count} workers with build {build}. Builds {first} to {last} were seen to hang with three or more.",
-        (
-            Remedy("set {variables} to {release}", fixes.builds_outside_range(*predicates.THREE_ENDPOINTS_HANG)),
-            fixes.always("set llama_placement to fastest", lambda _context, _finding: remedies.placing("fastest")),
-        ),
-        THREAD.format(28487),
-    ),
-    Advisory(
-        "hip-garbage",
-        "error",
-        predicates.garbage,
-        "Build {build} computes wrong results with HIP on {where}, without any error message.",
-        (
-            Remedy("set {variables} to {release}", fixes.builds_outside_range(*predicates.RDNA35_GARBAGE)),
-            Remedy("set llama_server_backend to {backend}", fixes.serve_by("vulkan")),
-            Remedy("set llama_backend of {hosts} to {backend}", fixes.build_for("vulkan")),
-        ),
-        THREAD.format(28211),
     ),
     Advisory(
         "cache-kernels",
@@ -510,17 +465,6 @@ ADVISORIES = (
         predicates.unsized_devices,
         "llama-server does not use {where}: the memory is not known.",
         (fixes.always("set memory_mib of the device in llama_hardware of {hosts}"),),
-        "docs/variables.md",
-    ),
-    Advisory(
-        "cmake-option-unknown",
-        "warning",
-        predicates.unknown_options,
-        "{option} is set for {hosts}, but has no effect: build {build} does not know it, only builds {known} do.",
-        (
-            Remedy("remove {option} from llama_build_cmake_options of {hosts}", fixes.without_option),
-            Remedy("set {variables} to one of these builds", fixes.releases_with_option),
-        ),
         "docs/variables.md",
     ),
     Advisory(

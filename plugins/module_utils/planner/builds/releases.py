@@ -32,7 +32,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Release,
     ReleaseRequest,
     Server,
-    SourceTree,
 )
 
 
@@ -64,7 +63,6 @@ class _Tree(NamedTuple):
 
     build: int | None = None
     commit: str = "unknown"
-    generation: int | None = None
     protocol: str | None = None
 
 
@@ -97,12 +95,10 @@ def _release_of(request: ReleaseRequest, package: str) -> Release:
 
 
 def _tree_of(request: ReleaseRequest, known: Mapping[str, Any]) -> _Tree:
-    found = request.tree or SourceTree(None, None, None)
     return _Tree(
         known.get("build") if request.build is None else request.build,
-        request.commit or found.commit or known.get("commit", "unknown"),
-        found.generation or known.get("generation"),
-        found.protocol or known.get("protocol"),
+        request.commit or known.get("commit", "unknown"),
+        request.protocol,
     )
 
 
@@ -179,11 +175,6 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
             f"llama_release is one of {capabilities.IK_LLAMA}, which this collection cannot link for {backend}, but "
             f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
-    if architectures and release.mainline and release.generation < capabilities.OLDEST:
-        raise Refusal(
-            f"llama_release is build {release.generation}, older than b{capabilities.OLDEST}, which is not planned for: use a newer build; where the number is "
-            "one of another project (Lemonade's are), add build, llama.cpp's own"
-        )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
@@ -209,33 +200,25 @@ def _package_version(packaged: Mapping[str, str | None]) -> str:
 
 
 def _packaged_tree(request: ReleaseRequest, version: str) -> _Tree:
-    """The tree from which a package was built. A version not known here is newer than all that are."""
-    newest = list(capabilities.PACKAGED_TREES.values())[-1]
-    known = capabilities.PACKAGED_TREES.get(version, {"generation": newest["generation"] + 1})
-    tree = _Tree(**known)
-    return tree if request.build is None else tree._replace(build=request.build, generation=request.build)
+    """The tree from which a package was built."""
+    return _Tree(request.build or capabilities.PACKAGED_TREES.get(version))
 
 
 def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree: _Tree) -> Release:
     """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies."""
-    generation, fork = tree.generation or tree.build, request.fork
-    if generation is None or generation < 1:
-        raise Refusal(f"llama_release has the build {generation!r}: add build, the llama.cpp build number of {ref}")
-    protocol = tree.protocol
-    if not capabilities.tells_protocol(generation):
-        protocol = protocol or capabilities.protocol_of_commit(tree.commit)
-    able = capabilities.of_build(generation, protocol, fork)
-    if fork != capabilities.MAINLINE and able.protocol is None:
+    build, fork = tree.build, request.fork
+    if build is None or build < 1:
+        raise Refusal(f"llama_release has the build {build!r}: add build, the {fork} build number of {ref}")
+    if build < capabilities.OLDEST[fork]:
         raise Refusal(
-            f"llama_release has the build {generation} of {fork}, whose RPC protocol cannot be detected: use "
-            f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
+            f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one; "
+            "where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
         )
+    able = capabilities.of_build(build, tree.protocol, fork)
     patches = tuple(PatchPlan(*patch) for patch in request.patches)
     if request.why:
         origin = {**origin, "why": request.why}
-    release = Release(
-        "", request.source, ref, tree.build, tree.commit, generation, fork, able.protocol, origin, patches, able
-    )
+    release = Release("", request.source, ref, build, tree.commit, build, fork, able.protocol, origin, patches, able)
     if request.fast_load:
         release = release._replace(patches=(*patches, _fast_load_patch(release)))
     places = {"path", "url", "checksums", "why", "protocol", "id"} | (
@@ -400,21 +383,21 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
         accelerators=tools["version"],
         toolkit=toolkit["prefix"] if toolkit else None,
     )
-    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit, tls), tools["environment"], tls)
+    return _Kind(_sha(kind), _options(host, backend, release, server, tls), tools["environment"], tls)
 
 
-def _options(
-    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None, tls: bool
-) -> dict[str, str]:
+def _options(host: Host, backend: str, release: Release, server: Server, tls: bool) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
     options = {
-        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork, tls),
+        **backends.cmake_options(backend, architectures, all_quants, release.fork, tls),
         **host.cmake_options,
         **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
     }
-    without = [name for name in backends.TLS_OPTIONS if not backends.is_on(host.cmake_options.get(name, "ON"))]
+    without = [
+        name for name in backends.TLS_OPTIONS[release.fork] if not backends.is_on(host.cmake_options.get(name, "ON"))
+    ]
     if tls and without:
         raise Refusal(
             f"llama_build_cmake_options of {host.name} has {without[0]}: {host.cmake_options[without[0]]!r}, so llama-server would be built without TLS, but "
@@ -425,19 +408,14 @@ def _options(
             f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, but a release holds programs without shared libraries: remove it, and what "
             "needs it (GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
         )
-    if backends.RECORDS[backend].rocwmma and backends.is_on(options.get(backends.ROCWMMA, "")):
-        toolchains.check_rocwmma(host.name, toolkit, release.generation, architectures)
     return options
 
 
 def _check_rdma(host: Host, release: Release) -> None:
     """:raises Refusal: programs of this release cannot have it."""
-    first, _last = backends.OPTION_BUILDS[backends.RDMA]
-    if not host.rdma or (
-        release.source in release_request.COMPILED and release.mainline and release.generation >= first
-    ):
+    if not host.rdma or (release.source in release_request.COMPILED and release.mainline):
         return
     raise Refusal(
         f"llama_transport is rdma, but llama_release of {host.name} does not compile it ({release.ref}): use source: pypi, git or archive of "
-        f"llama.cpp with build {first} or newer, or set llama_transport to plain"
+        "llama.cpp, or set llama_transport to plain"
     )

@@ -132,12 +132,12 @@ def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
     return True
 
 
-def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
+def _missing_libraries(facts: Facts, backend: str, fork: str = capabilities.MAINLINE) -> list[str]:
     """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
     if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
         return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
-    return [name for name in backends.libraries(backend, generation, fork) if facts.toolchain.get(name, True) is None]
+    return [name for name in backends.libraries(backend, fork) if facts.toolchain.get(name, True) is None]
 
 
 def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
@@ -234,14 +234,10 @@ def _needs_of_compiler(
     host: Host, backend: str, beside: list[str], release: Release, packages: Mapping[str, str], present: set[str]
 ) -> Needs:
     facts = host.facts
-    libraries = backends.libraries(backend, release.generation, release.fork)
+    libraries = backends.libraries(backend, release.fork)
     architectures = facts.architectures(backend)
     toolkit = toolchains.choose(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
-    missing = (
-        toolchains.missing_libraries(toolkit)
-        if toolkit
-        else _missing_libraries(facts, backend, release.generation, release.fork)
-    )
+    missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
     # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
     elsewhere = {tool: packages[tool] for tool in missing if tool in packages and facts.toolchain.get(tool)}
     libraries_or_packages = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))

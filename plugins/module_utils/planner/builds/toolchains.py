@@ -17,9 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 Toolchain = Mapping[str, Any]
 """As facts/toolchains.py describes it."""
 
-ROCWMMA_SINCE = {"gfx1151": "7.2"}
-"""Architecture → first ROCm whose rocWMMA supports it, where the headers themselves cannot be read."""
-
 MINIMUM_COMPILER = "9"
 """First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
 
@@ -98,7 +95,7 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     if backend not in backends.TOOLKITS or not version:
         return []
     compiler = f"{prefix}/{backends.TOOLKITS[backend].compilers[0]}" if prefix else None
-    return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler, "rocwmma": None}]
+    return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler}]
 
 
 def _newest(
@@ -192,45 +189,3 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
     left_out = known.not_of_system if prefix == names.SYSTEM else ()
     variables = {name: text.format(**values) for name, text in known.environment.items() if name not in left_out}
     return {name: text for name, text in variables.items() if text}
-
-
-def _check_declared_rocwmma(where: str, toolkit: Toolchain | None, architectures: list[str]) -> None:
-    """Of a host that was not asked, the declared version of ROCm stands for that of the headers."""
-    if not toolkit or not toolkit["version"]:
-        return
-    for target in architectures:
-        since = ROCWMMA_SINCE.get(target.split(":", maxsplit=1)[0])
-        if since and numbers(toolkit["version"]) < numbers(since):
-            raise Refusal(
-                f"{where}, but rocWMMA supports {target} from ROCm {since} on, and ROCm {toolkit['version']} is declared there: install a "
-                "newer ROCm with rocWMMA and give its version in llama_hardware.toolchain, or leave it out"
-            )
-
-
-def check_rocwmma(name: str, toolkit: Toolchain | None, generation: int, architectures: list[str]) -> None:
-    """Refuses rocWMMA where the tree, the headers or the architecture do not allow it."""
-    option = backends.ROCWMMA
-    where = f"llama_build_cmake_options of {name} has {option}"
-    first, last = backends.OPTION_BUILDS[option]
-    if not first <= generation <= (last or generation):
-        raise Refusal(f"{where}, but build {generation} does not know it (builds {first} to {last} do): leave it out")
-    if not toolkit or "links" not in toolkit:
-        _check_declared_rocwmma(where, toolkit, architectures)
-        return
-    headers = toolkit["rocwmma"]
-    if not headers:
-        raise Refusal(
-            f"{where}, but {toolkit['prefix']}/include has no rocWMMA headers: install rocWMMA's development package for "
-            f"ROCm {toolkit['version']}, or leave it out"
-        )
-    if not headers["architectures"]:
-        raise Refusal(
-            f"{where}, but the rocWMMA {headers['version']} headers in {toolkit['prefix']}/include are incomplete: rocwmma/internal/config.hpp "
-            "is missing or names no architecture. Install them from AMD's packages, or leave it out"
-        )
-    unsupported = [target for target in architectures if target.split(":")[0] not in headers["architectures"]]
-    if unsupported:
-        raise Refusal(
-            f"{where}, but rocWMMA {headers['version']} in {toolkit['prefix']}/include does not support {', '.join(unsupported)} (it supports "
-            f"{', '.join(headers['architectures'])}): install a newer ROCm with rocWMMA and name it in llama_build_toolchain, or leave it out"
-        )

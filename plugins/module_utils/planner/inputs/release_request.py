@@ -53,7 +53,7 @@ def request_of(value: Any) -> ReleaseRequest:
     The controller looks up what is missing (plugin_utils/sources/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` sha256 and files.
     """
-    form = f"use a build like b8600, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
+    form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
@@ -191,8 +191,8 @@ def _check_place(value: Mapping[str, Any]) -> None:
 
 
 def _git_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRequest:
-    """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b8600 is the tag
-    of build 8600."""
+    """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b11434 is the tag
+    of build 11434."""
     repository = value.get("repository", capabilities.FORKS[request.fork])
     ref, commit, build = value.get("ref"), value.get("commit"), request.build
     if (
@@ -206,7 +206,7 @@ def _git_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRe
     named = "fork" not in value and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository)
     if not isinstance(ref, str) or not re.fullmatch(r"\w[\w./+=@#-]*", ref, re.ASCII) or ".." in ref:
         raise Refusal(
-            f"llama_release has the ref {ref!r}: use a tag like b8600, a branch, or a commit with all its digits, in quotes"
+            f"llama_release has the ref {ref!r}: use a tag like b11434, a branch, or a commit with all its digits, in quotes"
         )
     if re.fullmatch(WHOLE_COMMIT, ref):
         commit = value.get("commit", ref)

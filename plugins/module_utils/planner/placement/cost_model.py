@@ -43,21 +43,18 @@ FACTORS = {MEASURED: 1.2, ASSUMED: 1.6}
 """Source of a rate → its factor, where the family does not say it."""
 
 
-def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name, generation: int = 0) -> Rate:
-    """What llama.cpp reaches of a row's figures.
-
-    :param generation: build; 0 is a new one.
-    """
+def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name) -> Rate:
+    """What llama.cpp reaches of a row's figures."""
     family = device_rates.family_of(row.family, backend)
-    reached, node_us = 1000 * row.tflops * family.prompt_share, family.node_us
-    if generation:
-        first, last = device_rates.FIRST_BUILD, device_rates.LAST_BUILD
-        reached /= family.early ** min(1, max(0, (last - generation) / (last - first)))
-        since, longer = backends.RECORDS[backend].early_steps
-        node_us *= longer if generation < since else 1
+    reached = 1000 * row.tflops * family.prompt_share
     factor = max(FACTORS.get(source, family.factor), row.spread)
     return Rate(
-        round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(node_us, 2), family.quantised, factor
+        round(row.gb_per_s * family.share, 1),
+        round(reached, 1),
+        source,
+        round(family.node_us, 2),
+        family.quantised,
+        factor,
     )
 
 
@@ -74,11 +71,8 @@ def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
     return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED, factor=FACTORS[MEASURED])
 
 
-def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
-    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind.
-
-    :param generation: build.
-    """
+def rate_of(device: Device, facts: Facts) -> Rate:
+    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind."""
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
@@ -87,7 +81,7 @@ def rate_of(device: Device, facts: Facts, generation: int) -> Rate:
     if not row and accelerator.unified:
         row = device_rates.ASSUMED["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
-    rate = rate_of_row(row, source, accelerator.backend, generation)
+    rate = rate_of_row(row, source, accelerator.backend)
     return _measured(rate, facts, device.name, accelerator.name)
 
 
@@ -222,12 +216,6 @@ def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
     return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
 
 
-RECOMPUTES_SINCE = (3, 5)
-"""Protocol from which on a worker keeps the graph, so that the head does not send it again for each token."""
-IK_RECOMPUTES_SINCE = 4033
-"""The same as a commit of ik_llama.cpp."""
-RECOMPUTES_SINCE_BUILD = 7183
-
 KEEPS_SEVERAL_SINCE = 8
 """Protocol from which on it is assumed to keep more than the last graph. Up to 7, as read in the tree of 0.3.36, one to which a token comes more than
 once gets each of them again."""
@@ -240,30 +228,20 @@ MAC_MS = 2.0
 """So much more where a worker on macOS is reached over a network: most owners measure 0.5 to 3, one pair 32."""
 BOARD = 4
 """So many times as long takes a small board: 16 ms were seen for each worker."""
-WAITS = {False: 2, True: 1}
-"""Whether the worker keeps the graph → round trips of each visit: the head waits for what the worker's one graph gives, and before for an answer to
-its command in older protocols. Inputs are sent without an answer. Read in the trees of 0.3.16 to 0.3.36, counted with 0.3.36 (docs/performance.md)."""
+WAITS = 1
+"""Round trips of each visit: the head waits for what the worker's graph gives, and sends inputs without an answer (docs/performance.md)."""
 NODE_US = {False: 3.5, True: 0.3}
-"""The same → microseconds for each node of a worker's part of the graph."""
+"""Whether the worker keeps its graph → microseconds for each node of its part of the graph."""
 NODE_BYTES = {False: 420, True: 0}
 """The same → bytes on the wire for each node: 1.4 tensors of 296 bytes."""
 TOKEN_BYTES = 5000
 """Bytes on the wire for each worker besides: protocol 8, counted on loopback."""
 
 
-def keeps_graph(release: Release) -> bool:
-    """Whether workers of this release keep the graph from token to token."""
-    if not release.mainline:
-        return release.generation >= IK_RECOMPUTES_SINCE
-    if release.protocol:
-        return tuple(map(int, release.protocol.split(".")[:2])) >= RECOMPUTES_SINCE
-    return release.generation >= RECOMPUTES_SINCE_BUILD
-
-
 def _sends_graphs(release: Release, visits: int) -> bool:
-    """Whether the head sends a worker the graphs of each token."""
+    """Whether the head sends a worker the graphs of each token again: a worker keeps the last one."""
     major = int(release.protocol.split(".")[0]) if release.mainline and release.protocol else 0
-    return not keeps_graph(release) or (visits > 1 and major < KEEPS_SEVERAL_SINCE)
+    return visits > 1 and major < KEEPS_SEVERAL_SINCE
 
 
 class Link(NamedTuple):
@@ -323,7 +301,7 @@ def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> fl
     keeps = not _sends_graphs(release, visits)
     work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
     if link.kind != "loopback":
-        work += WAKE_MS + visits * WAITS[keeps_graph(release)] * link.round_trip_ms
+        work += WAKE_MS + visits * WAITS * link.round_trip_ms
     wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / link.gbit / 1e6
     return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
 

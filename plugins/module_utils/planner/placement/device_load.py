@@ -21,18 +21,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import compute_buffers, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Worker
 
 ROWS = frozenset(("token_embd", "position_embd", "token_types"))
-STAYS = {kv_cache.OLD: ROWS | {"token_embd_norm"}, kv_cache.MIDDLE: ROWS, kv_cache.NEW: ROWS | {"per_layer_token_embd"}}
-"""Build → beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
-WITH_FIRST_LAYER = {
-    kv_cache.OLD: frozenset(),
-    kv_cache.MIDDLE: frozenset(("token_embd_norm",)),
-    kv_cache.NEW: frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm")),
-}
-"""Build → those that go with the first layer. Others go with the output."""
+STAYS = ROWS | {"per_layer_token_embd"}
+"""Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
+WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
+"""Those that go with the first layer. Others go with the output."""
 READ_BY_ROW = frozenset(("gemma4", "qwen4exp"))
 """Architectures of which ``--lazy-mode auto`` leaves per_layer_token_embd in the file where it has more than LARGE_TABLE (0.3.36)."""
 LARGE_TABLE = 4 << 30
@@ -66,7 +63,7 @@ def _short_of(row: TensorGroup) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _parts(summary: ModelSummary, build: int) -> tuple[list[Part], list[Part]]:
+def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     """The tensors that llama-server loads, and those of which devices get copies."""
     layers, last = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
@@ -80,7 +77,7 @@ def _parts(summary: ModelSummary, build: int) -> tuple[list[Part], list[Part]]:
         if beginning in WITH_EACH_DEVICE:
             copies.append(Part(row.name, row.bytes, None))
             continue
-        unit = None if beginning in STAYS[build] else 0 if beginning in WITH_FIRST_LAYER[build] else layers
+        unit = None if beginning in STAYS else 0 if beginning in WITH_FIRST_LAYER else layers
         parts.append(Part(row.name, row.bytes, unit, short))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
@@ -127,7 +124,7 @@ class Load:
         self,
         summary: ModelSummary,
         settings: kv_cache.Settings,
-        generation: int,
+        build: int,
         overrides: Sequence[tuple[str, str]] = (),
     ) -> None:
         """
@@ -137,19 +134,15 @@ class Load:
         self.summary = summary
         self.layers: int = summary.layers
         self.units: int = self.layers + 1
-        self.compute = compute_buffers.bound(summary, settings, generation)
-        self.kv, self.kv_exact = kv_cache.sizes(summary, settings, generation)
+        self.compute = compute_buffers.bound(summary, settings)
+        self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
-        builds = kv_cache.readings(generation)
-        if summary.tensors is not None:
-            readings = [_parts(summary, build) for build in builds]
-            known = kv_cache.is_known_architecture(summary) and kv_cache.is_known_build(generation)
-            self.weights_exact = known and all(entry == readings[0] for entry in readings)
-        else:
-            readings, self.weights_exact = [_parts_without_names(summary)], False
-        parts, self.copies = readings[-1]
+        named = summary.tensors is not None
+        known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
+        self.weights_exact = named and known and kv_cache.is_known_architecture(summary)
+        parts, self.copies = _parts(summary) if named else _parts_without_names(summary)
         self.parts = _with_overrides(parts, overrides)
-        windows = kv_cache.windowed(summary, builds[-1])
+        windows = kv_cache.windowed(summary)
         self.copied = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
         for part in self.parts:
@@ -232,10 +225,10 @@ def _on_head(load: Load, units: tuple[int, ...]) -> int:
 def load_of(
     summary: ModelSummary,
     settings: kv_cache.Settings,
-    generation: int,
+    build: int,
     overrides: tuple[tuple[str, str], ...] = (),
 ) -> Load:
-    return Load(summary, settings, generation, overrides)
+    return Load(summary, settings, build, overrides)
 
 
 def _float32(value: float) -> float:

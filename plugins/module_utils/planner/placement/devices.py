@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
@@ -53,7 +53,7 @@ def reads_by_row(server: Server, release: Release, own: Iterable[Device], facts:
     given = server_settings.given_option(server, "lazy-mode")
     inside = any(shares_memory(device, facts) and not backends.RECORDS[device.backend].maps_weights for device in own)
     mode = given[1] if given else "auto"
-    return "lazy-mode" in release.capabilities.server_flags and (mode == "on" or (mode == "auto" and not inside))
+    return release.mainline and (mode == "on" or (mode == "auto" and not inside))
 
 
 def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:
@@ -120,7 +120,7 @@ def with_heap(worker: Worker, facts: Facts) -> Worker:
     return worker._replace(environment={backends.UNIFIED_HEAP: "true", **worker.environment})
 
 
-def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Release, bounded: bool) -> list[Device]:
+def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], bounded: bool) -> list[Device]:
     """The devices that workers lend.
 
     :param bounded: whether they lend no more than their driver shows as their own.
@@ -130,7 +130,7 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Relea
             host=worker.host,
             backend=worker.backend,
             name=worker.device,
-            buffer=release.capabilities.buffer_name.format(endpoint=worker.endpoint),
+            buffer=capabilities.BUFFER.format(endpoint=worker.endpoint),
             capacity_mib=worker.capacity_mib,
             environment=worker.environment,
             worker=worker,
@@ -140,25 +140,22 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Relea
     return [_with_visible_memory(device, hosts[device.host].facts) if bounded else device for device in devices]
 
 
-def _visible(facts: Facts, lent: Collection[str], backend: str, selects: bool) -> list[tuple[str, Accelerator]]:
+def _visible(facts: Facts, lent: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
-    backend. Where others are hidden, only those before the first one that it lends.
-
-    :param selects: whether llama-server can be told which devices to use.
-    """
+    backend. Where others are hidden, only those before the first one that it lends."""
     same = same_device.canonical_device_names(facts)
     taken = {same[name] for name in lent if name in same}
     of_backend = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
     free = [(name, device) for name, device in of_backend if same[name] not in taken]
     if backends.hiding(backend):
         return [*itertools.takewhile(lambda entry: same[entry[0]] not in taken, of_backend)]
-    return free if selects or len(free) == len(of_backend) else []
+    return free
 
 
-def driven_by_head(facts: Facts, lent: Collection[str], backend: str, selects: bool) -> list[tuple[str, Accelerator]]:
+def driven_by_head(facts: Facts, lent: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
     llama.cpp does it. One whose memory is not known is left out."""
-    known = [entry for entry in _visible(facts, lent, backend, selects) if entry[1].memory_mib]
+    known = [entry for entry in _visible(facts, lent, backend) if entry[1].memory_mib]
     own = [entry for entry in known if not entry[1].unified]
     lends_better = any(
         name in lent and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
@@ -216,7 +213,7 @@ def of_single_host(host: Host, backend: str, server: Server | None = None, taken
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
     :param taken: names of those that it uses by other backends.
     """
-    driven = driven_by_head(host.facts, taken, backend, selects=True)
+    driven = driven_by_head(host.facts, taken, backend)
     own = [name for name, _accelerator in driven]
     limits: Mapping[str, int] = {}
     if server:
@@ -234,7 +231,7 @@ def environment_of_head(
     environment: dict[str, str] = {}
     if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    seen = len(_visible(facts, lent, backend, selects=True))
+    seen = len(_visible(facts, lent, backend))
     if hiding and uses_own and seen < len(accelerators):
         environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
     elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:

@@ -192,7 +192,7 @@ def works_of(case: Case) -> list[cost_model.Work]:
             cost_model.Work(
                 host=device.host,
                 device=device.buffer,
-                rate=cost_model.rate_of(device, host.facts, case.release.generation),
+                rate=cost_model.rate_of(device, host.facts),
                 link=link_of(device.wire, host, case.places) if device.endpoint else None,
                 **share._asdict(),
             )
@@ -303,7 +303,7 @@ def of_plan(case: Case, moved: bool) -> Estimate:
         network_ms_per_token=round(sum(cost_model.link_ms(case.release, work) for work in lent), 3),
         bound="at least" if moved and links else "about",
         visits=visits,
-        crossings=2 * cost_model.WAITS[cost_model.keeps_graph(case.release)] * visits,
+        crossings=2 * cost_model.WAITS * visits,
         links=links,
     )
 
@@ -472,7 +472,7 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     kept = load.on_head() - load.in_file(devices.reads_by_row(case.server, case.release, direct, host.facts))
     tables = kept if kept > workers.reserve_mib(host.facts.memory_mib, shared=True) * MIB // 2 else 0
     works = []
-    by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts, case.release.generation).gb_per_s)
+    by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts).gb_per_s)
     tight = any(
         entry.capacity_mib * MIB < share.weights + share.kv + load.compute
         for entry, share in zip(case.placed.devices, case.placed.shares())
@@ -482,7 +482,7 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
         start = end - _units_held(sizes[:end], [device], kept)
         lent = device.backend != case.backends_of[host.name][0]
         link = cost_model.LINKS["loopback"] if lent else None
-        works.append(part_of(cost_model.rate_of(device, host.facts, case.release.generation), start, link))
+        works.append(part_of(cost_model.rate_of(device, host.facts), start, link))
         accelerator = devices.accelerator_of(host.facts, device.name)
         room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
         end = start

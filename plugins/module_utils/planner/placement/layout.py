@@ -50,7 +50,7 @@ def device_costs(
     nodes = cost_model.nodes_per_layer(summary)
     costs_of = {}
     for device in devices:
-        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts, release.generation))
+        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
             link = estimate.link_of(device.wire, hosts[device.host], hosts)
             once = cost_model.worker_ms(release, 0, link)
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 def lay_out(case: Case) -> device_load.Placed:
     """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
     own = [device for device in case.devices if not device.worker]
-    own.sort(key=lambda device: -cost_model.rate_of(device, case.facts, case.release.generation).gb_per_s)
+    own.sort(key=lambda device: -cost_model.rate_of(device, case.facts).gb_per_s)
     places = list(auxiliary_models.candidate_places(case.model, case.server, case.release, own))
     whole, tried = {device.buffer: device for device in case.devices}, []
     taken = (case.server.prompt_cache_mib or 0) * MIB
@@ -130,16 +130,15 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         text = f"the model does not fit into the memory of {case.head}: {missing} MiB are missing; add a worker"
         return device_load.Placed((), (), load, 0, (text,) if missing else (), missing_mib=missing)
     first = load.units - gpu_layers
-    selects = case.release.capabilities.device_name is not None
     spare = workers.reserve_mib(case.facts.memory_mib, shared=True) * MIB // 2
     tables = max(0, load.on_head() - in_file - spare)
     devices = auxiliary_models.beside_memory(devices, tables + taken, case.head, case.facts)
     every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
-        placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
+        placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers), True
     else:
         candidates = _candidates(load, devices, device_costs(devices, case.hosts, case.release, model.summary))
-        placed, fits = _fastest(_ordered(candidates, load, selects), load, first, every, selects)
+        placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
     few = not fits and len(placed.devices) < len(devices)
     missing = _missing_on_head(case.facts, load, first, beside)
@@ -157,21 +156,15 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
 
 
 def _as_asked(
-    split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int, selects: bool
+    split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int
 ) -> device_load.Placed:
-    """The operator's own split between the devices that have a share or tensors of overrides.
-
-    :param selects: whether llama-server can be told which devices to use.
-    """
+    """The operator's own split between the devices that have a share or tensors of overrides."""
     if len(split) != len(devices) or min(split) < 0 or not any(split):
         raise Refusal(
             f"llama_server_tensor_split is {list(split)}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
             + ", ".join(device.label for device in devices)
         )
     used = [pair for pair in zip(devices, split) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
-    if not selects:
-        own = [pair for pair in zip(devices, split) if not pair[0].worker]
-        used = [*own, *(pair for pair in used if pair[0].worker)]
     return device_load.Placed(
         tuple(device for device, _share in used),
         tuple(share for _device, share in used),
@@ -188,9 +181,10 @@ class Candidate(NamedTuple):
     cost: DeviceCost
     place: solver.Place
 
-    def is_needed(self, selects: bool) -> bool:
-        """Whether llama-server uses it without units of its own, too. ``selects`` as of ``_ordered``."""
-        return bool(self.place.fixed) or not (selects or self.device.worker)
+    @property
+    def is_needed(self) -> bool:
+        """Whether llama-server uses it without units of its own, too."""
+        return bool(self.place.fixed)
 
 
 def _candidates(
@@ -245,14 +239,9 @@ def _place(
     )
 
 
-def _ordered(candidates: Sequence[Candidate], load: device_load.Load, selects: bool) -> list[Candidate]:
+def _ordered(candidates: Sequence[Candidate], load: device_load.Load) -> list[Candidate]:
     """The devices in the order in which llama-server takes layers: workers and then the head's own, each with the fastest last, which so gets
-    the output, whose result then need not cross the network. With overrides devices have the order of the layers that are there.
-
-    :param selects: whether llama-server can be told which devices to use; else it takes all of the head's own, then the workers.
-    """
-    if not selects:
-        return sorted(candidates, key=lambda candidate: candidate.device.worker is not None)
+    the output, whose result then need not cross the network. With overrides devices have the order of the layers that are there."""
     by_speed = sorted(candidates, key=lambda candidate: (candidate.device.worker is None, -candidate.place.group))
     layers: dict[str, list[int]] = {}
     for unit, devices in load.moved.items():
@@ -263,21 +252,21 @@ def _ordered(candidates: Sequence[Candidate], load: device_load.Load, selects: b
 
 
 def _as_many_as_possible(
-    candidates: Sequence[Candidate], first: int, every: bool, selects: bool
+    candidates: Sequence[Candidate], first: int, every: bool
 ) -> tuple[Sequence[Candidate], Sequence[int] | None]:
     """The devices, without those that are more than llama.cpp schedules over, and the units of each: the slowest workers are left out, or the smallest
-    where the model needs the room of the others. ``every`` and ``selects`` as of ``_fastest``."""
+    where the model needs the room of the others. ``every`` as of ``_fastest``."""
     by_speed = sorted(candidates, key=lambda one: (one.device.worker is None, -one.place.group, one.place.capacity))
     by_size = sorted(candidates, key=lambda one: (one.place.capacity, -one.place.group))
     for order in (by_speed, by_size):
         kept, used, units = list(candidates), list(candidates), None
         for leaving in (None, *order):
-            if leaving and (leaving.is_needed(selects) or leaving not in used):
+            if leaving and (leaving.is_needed or leaving not in used):
                 continue
             kept = [candidate for candidate in kept if candidate is not leaving]
             places = [candidate.place for candidate in kept]
             units = solver.solve([place._replace(base=place.base - solver.MUST * every) for place in places], first)
-            used = [one for one, count in zip(kept, units or ()) if count or one.is_needed(selects)]
+            used = [one for one, count in zip(kept, units or ()) if count or one.is_needed]
             if len(used) <= capabilities.MAX_DEVICES:
                 break
         if units is not None:
@@ -287,14 +276,13 @@ def _as_many_as_possible(
 
 
 def _fastest(
-    candidates: Sequence[Candidate], load: device_load.Load, first: int, every: bool, selects: bool
+    candidates: Sequence[Candidate], load: device_load.Load, first: int, every: bool
 ) -> tuple[device_load.Placed, bool]:
     """The placement of the fewest seconds, and whether the model fits; where not, the shares are those of the capacities.
 
     :param every: whether every device gets layers, as far as there are enough.
-    :param selects: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
     """
-    candidates, units = _as_many_as_possible(candidates, first, every, selects)
+    candidates, units = _as_many_as_possible(candidates, first, every)
     places, gpu_layers = [candidate.place for candidate in candidates], load.units - first
     if units is None:
         room = [max(0, place.capacity - place.fixed) for place in places]
@@ -307,7 +295,7 @@ def _fastest(
         ), False
     device_load.check(load, gpu_layers, units)
     why = _why(candidates, units, every)
-    kept = [index for index, candidate in enumerate(candidates) if units[index] or candidate.is_needed(selects)]
+    kept = [index for index, candidate in enumerate(candidates) if units[index] or candidate.is_needed]
     placed = device_load.Placed(
         tuple(candidates[index].device for index in kept),
         tuple(units[index] for index in kept),

@@ -53,15 +53,11 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
     :param works: estimate.works_of the case; empty where the model does not fit.
     """
     release, placed, facts = case.release, case.placed, case.hosts[case.head].facts
-    known = {
-        name
-        for name in ("prompt-cache", "context-checkpoints")
-        if options.of_name(name).spelled(release.generation, release.fork)
-    }
+    known = {name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)}
     servers = sum(any(names.is_head(port.service) for port in other.ports) for other in facts.neighbours)
     free = _free_mib(placed, facts, case.head)
     room = free // 2 // (1 + servers) // STEP_MIB * STEP_MIB
-    size = checkpoint_bytes(placed.load, server, release.generation)
+    size = checkpoint_bytes(placed.load, server)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
         checkpoints = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
@@ -73,10 +69,10 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
     return PromptCache(mib, checkpoints, checkpoints_mib)
 
 
-def checkpoint_bytes(load: device_load.Load, server: Server, generation: int) -> int:
+def checkpoint_bytes(load: device_load.Load, server: Server) -> int:
     """Of one checkpoint in every slot: caches of windows, and states. Other caches need none."""
     summary = load.summary
-    windows = kv_cache.windowed(summary, kv_cache.readings(generation)[-1])
+    windows = kv_cache.windowed(summary)
     full = server_settings.settings_of(server, summary).full_window
     saved = [
         (window and not full) or recurrent for window, recurrent in zip(windows, kv_cache.recurrent_layers(summary))

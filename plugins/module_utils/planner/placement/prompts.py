@@ -28,12 +28,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     device_load,
     estimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
-PIPELINE_SINCE = 6
-"""RPC protocol from which on its devices have events (ggml-org/llama.cpp#18626)."""
-PIPELINE_BUILD = 10809
-"""Oldest build that was seen with it."""
 WITHOUT_EVENTS = ("GGML_CUDA_NO_PEER_COPY", "GGML_SYCL_NO_PEER_COPY")
 """Options of cmake with which the head's own devices have no events."""
 COPIES = "GGML_SCHED_MAX_COPIES"
@@ -67,7 +63,7 @@ def at_depth(
     for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.generation, max(1, depth))):
         read[name] = read.get(name, 0.0) + cached
         attended[name] = attended.get(name, 0.0) + cells
-    mask = depth * MASK_BYTES[settings.flash(kv_cache.readings(case.release.generation)[-1])]
+    mask = depth * MASK_BYTES[settings.flash()]
     return [
         work._replace(
             read=work.read + read.get(work.device, 0.0) / cost_model.CACHE_SHARE,
@@ -81,16 +77,15 @@ def at_depth(
 
 @functools.lru_cache(maxsize=64)
 def _of_layers(
-    summary: ModelSummary, settings: kv_cache.Settings, generation: int, depth: int
+    summary: ModelSummary, settings: kv_cache.Settings, build: int, depth: int
 ) -> tuple[list[int], list[float]]:
     """Of each layer: bytes of cache that a token reads, and multiplications of its attention."""
     filled = settings._replace(context=depth, parallel=1)
-    build = kv_cache.readings(generation)[-1]
-    full, short = kv_cache.cells(summary, filled, build)
+    full, short = kv_cache.cells(summary, filled)
     heads = summary.by_layer("attention.head_count", summary.heads)
     each = summary.key_dimension + summary.value_dimension
-    layers = kv_cache.layers_of(summary, build, True, False)
-    return kv_cache.sizes(summary, filled, generation)[0], [
+    layers = kv_cache.layers_of(summary, True)
+    return kv_cache.sizes(summary, filled, build)[0], [
         float(head * each * (short if layer.windowed else full)) if layer.key else 0.0
         for head, layer in zip(heads, layers)
     ]
@@ -99,7 +94,7 @@ def _of_layers(
 def obstacles(case: estimate.Case, server: Server) -> list[str]:
     """What switches the pipeline off that this release would have, each as what to do about it (llama_context of build 11063)."""
     placed, steps = case.placed, []
-    if len(placed.devices) < 2 or not _has_events(case.release):
+    if len(placed.devices) < 2 or not case.release.mainline:
         return []
     if placed.gpu_layers < placed.load.units:
         steps.append("leave llama_server_gpu_layers out, so that all layers are on devices")
@@ -111,13 +106,6 @@ def obstacles(case: estimate.Case, server: Server) -> list[str]:
     switches = [name for name in WITHOUT_EVENTS if backends.is_on(given.get(name, ""))]
     switches += [COPIES] if given.get(COPIES) == "1" else []
     return steps + [f"remove {name} from llama_build_cmake_options of {case.head}" for name in switches]
-
-
-def _has_events(release: Release) -> bool:
-    """Whether its workers have them, and the head's own devices too: all backends of these builds."""
-    if release.protocol:
-        return release.mainline and int(release.protocol.split(".")[0]) >= PIPELINE_SINCE
-    return release.mainline and release.generation >= PIPELINE_BUILD
 
 
 def prompt_s(
@@ -180,13 +168,13 @@ def _hold_all(case: estimate.Case, settings: kv_cache.Settings) -> bool:
 
 
 def is_pipelined(case: estimate.Case, server: Server) -> bool:
-    return len(case.placed.devices) > 1 and _has_events(case.release) and not obstacles(case, server)
+    return len(case.placed.devices) > 1 and case.release.mainline and not obstacles(case, server)
 
 
 def is_overlapped(case: estimate.Case, server: Server) -> bool:
     """Whether devices compute different micro-batches at the same time. Workers need no pipeline for that, but may not be come to several times."""
     devices = case.placed.devices
-    several = len(devices) > 1 and _has_events(case.release)
+    several = len(devices) > 1 and case.release.mainline
     alone = (
         all(device.worker for device in devices)
         and not server.override_tensor

@@ -29,9 +29,6 @@ NONE, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
 NGRAM_MOD, DRAFT_MTP = "ngram-mod", "draft-mtp"
 WORDS = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
 """Value → that of --spec-type, where no header says it."""
-TYPES_SINCE, FURTHER_TYPES_SINCE = 9435, 10458
-"""Oldest builds that were read in which a draft model is loaded and not used without --spec-type, and with the types for special ones."""
-SINCE = {NGRAM: TYPES_SINCE, MTP: FURTHER_TYPES_SINCE}
 TAKES_BACK = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
 """Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
 IN_BLOCKS = {"draft-dflash", "draft-dspark"}
@@ -60,15 +57,10 @@ def check(server: Server, model: Model, release: Release) -> None:
         raise Refusal(
             f"llama_server_speculation is {kind}, and {given[0]} is given to llama-server too: remove one of them"
         )
-    if kind in SINCE and not release.mainline:
+    if kind in WORDS and not release.mainline:
         raise Refusal(
             f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, with which only draft and none are planned: "
             "use one of these, or a release of llama.cpp"
-        )
-    if release.generation < SINCE.get(kind, 0):
-        raise Refusal(
-            f"llama_server_speculation is {kind}, which is known of builds from b{SINCE[kind]} on, but {release.ref} is older: set llama_release to a "
-            "newer one, or leave it out"
         )
     if kind == DRAFT and not model.path_of(download_record.DRAFT):
         raise Refusal(
@@ -105,19 +97,17 @@ def type_of(model: Model, server: Server, release: Release) -> str:
         return ""
     if server.speculation in WORDS:
         return WORDS[server.speculation]
-    older = not release.mainline or release.generation < TYPES_SINCE
-    if older or not model.path_of(download_record.DRAFT):
+    if not release.mainline or not model.path_of(download_record.DRAFT):
         return ""
     tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
     special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
-    kind = special.get(model.draft.architecture if model.draft else "", "draft-simple")
     if _has_predicting_tensors(model):
-        kind = DRAFT_MTP
-    return kind if kind == "draft-simple" or release.generation >= FURTHER_TYPES_SINCE else ""
+        return DRAFT_MTP
+    return special.get(model.draft.architecture if model.draft else "", "draft-simple")
 
 
 def uncounted(model: Model, server: Server, release: Release) -> list[str]:
-    """What is not counted: the states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of builds 9435 to 11063), and buffers of
+    """What is not counted: the states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
     layers that predict further tokens."""
     given = server_settings.given_option(server, options.SPECULATION)
     kinds = set(given[1].split(",")) if given else {type_of(model, server, release)}
@@ -151,7 +141,7 @@ def of_plan(case: estimate.Case, model: Model, works: Sequence[cost_model.Work])
         facts = case.places[case.head].facts
         rate = cost_model.processor_rate(facts)
         if held.device:
-            rate = cost_model.rate_of(held.device, facts, release.generation)
+            rate = cost_model.rate_of(held.device, facts)
         nodes = model.draft.layers * cost_model.nodes_per_layer(model.draft)
         predicting_ms = passes * cost_model.generation_ms(rate, held.weights, nodes)
     elif kind == DRAFT_MTP:

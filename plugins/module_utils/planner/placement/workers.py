@@ -372,35 +372,14 @@ def usable(
     return [worker for worker in workers if worker.name in chosen]
 
 
-def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
-    """The worker; if its program has no option for the device, with an environment that hides all other devices.
-
-    :param devices: how many of its kind the host has.
-    """
-    visible = backends.RECORDS[worker.backend].visible
-    if "d" in release.capabilities.worker_flags or visible is None:
-        return worker
-    variable = visible.variable
-    if variable not in worker.environment and devices > 1:
-        value = visible.devices.format(re.sub(r"\D", "", worker.device))
-        worker = worker._replace(environment={**worker.environment, variable: value})
-    return worker._replace(hides_other_devices=variable in worker.environment)
-
-
 def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
-    flags = release.capabilities.worker_flags
-    device = options.render_worker("worker-device", worker.device, flags)
-    if not device and worker.device != backends.device_name(build.backend, 0) and not worker.hides_other_devices:
-        raise Refusal(
-            f"the worker {worker.name} of {worker.host} lends {worker.device}, but rpc-server of {build.release} can lend "
-            f"{backends.device_name(build.backend, 0)} only: declare only that one in llama_worker_endpoints, or set llama_release to a newer build"
-        )
-    return [
-        f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
-        *options.render_worker("address", worker.address, flags),
-        *options.render_worker("worker-port", str(worker.port), flags),
-        *device,
-        *(options.render_worker("processor", "CPU", flags) if worker.device == "CPU" else []),
-        *(options.render_worker("worker-threads", str(worker.threads), flags) if worker.threads else []),
-        *(options.render_worker("tensor-cache", "on", flags) if worker.cache else []),
-    ]
+    values = (
+        ("address", worker.address),
+        ("worker-port", str(worker.port)),
+        ("worker-device", worker.device),
+        ("processor", "CPU" if worker.device == "CPU" else None),
+        ("worker-threads", str(worker.threads) if worker.threads else None),
+        ("tensor-cache", "on" if worker.cache else None),
+    )
+    words = [word for name, value in values for word in options.render(name, value, release.fork)]
+    return [f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}", *words]

@@ -42,16 +42,13 @@ def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
     """
     program, *words = plan.head.argv
 
-    def render(name: str, value: str) -> list[str]:
-        return options.render(name, value, plan.release.generation)
-
     own = [word for pair in options.pairs(words) if _is_routers(pair[0]) for word in pair]
     return (
         program,
-        *render("models-preset", path),
-        *render("models-max", "1"),
+        *options.render("models-preset", path),
+        *options.render("models-max", "1"),
         *own,
-        *render("log-verbosity", "4"),
+        *options.render("log-verbosity", "4"),
     )
 
 
