@@ -60,7 +60,7 @@ def service(program, port, **changes):
 
 def state_of(prefix, planned):
     running, sockets = processes.of_account(str(prefix), None), processes.sockets()
-    return state.service_state(planned, running, prefix / "state", sockets)
+    return state.service_state(planned, running, sockets)
 
 
 def test_the_state_of_a_service(installation):

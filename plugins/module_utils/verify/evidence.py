@@ -180,7 +180,7 @@ def _links(prefix: str, names_of_hosts: Iterable[str]) -> dict[str, LinkMeasurem
 
 def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
     for service in host.services:
-        served = fallback.served(service, running, Path(host.state))
+        served = fallback.served(service, running)
         if served:
             return ServedFallback(served.name, served.since)
     return None

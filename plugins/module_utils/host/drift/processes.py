@@ -53,17 +53,6 @@ def _has_account(process: Path, uid: int) -> bool:
     return bool(uids and uids.groups() == (str(uid), str(uid)))
 
 
-def _runs_as_it_says(process: Path, argv: list[str]) -> bool:
-    """Whether a process runs the program of its command line. Where its program may not be read, its account has to do."""
-    try:
-        program = os.readlink(process / "exe")
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return program.removesuffix(" (deleted)") == os.path.realpath(argv[0])
-
-
 def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
     """Process → argv, of all of the account whose program or script is below the prefix.
 
@@ -88,7 +77,7 @@ def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
             except OSError:
                 continue
             below = any(word.startswith(prefix + "/") for word in argv[:2])
-            if below and not _in_container(entry) and _runs_as_it_says(entry, argv):
+            if below and not _in_container(entry):
                 running[int(entry.name)] = argv
     return running
 

@@ -58,16 +58,13 @@ HASHED_BYTES = 256 * 1024 * 1024
 """Files that are larger are compared by size alone."""
 
 
-def service_state(
-    service: ServicePlan, running: Mapping[int, list[str]], folder: Path, sockets: processes.Sockets
-) -> ServiceState:
-    """How a planned service stands. One that runs as a planned fallback, as its launcher says, runs as planned.
+def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
+    """How a planned service stands. One that runs as a planned fallback runs as planned.
 
     :param running: process → argv, of processes.of_account.
-    :param folder: in which the launcher of the head writes down what it does.
     """
     address, port = service.listens.rsplit(":", 1)
-    served = fallback.served(service, running, folder)
+    served = fallback.served(service, running)
     programs = [pid for pid, argv in running.items() if argv == list(service.process)]
     programs += [served.process] if served else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
@@ -75,8 +72,7 @@ def service_state(
     if launchers:
         actual = processes.environment_of((programs or launchers)[0])
         same = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
-        unplanned = fallback.unplanned_process(service, running, served)
-        state = (RUNNING if programs else WAITING) if same and not unplanned else DIFFERENT
+        state = (RUNNING if programs else WAITING) if same else DIFFERENT
     else:
         state = DIFFERENT if found else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
     return ServiceState(
@@ -302,9 +298,7 @@ def drift(planned: HostPlan) -> Drift:
     probes = port_probes.begin(planned.knocks, interfaces.addresses() if planned.knocks else [])
     running = processes.of_account(planned.prefix, planned.account)
     sockets = processes.sockets()
-    services = {
-        service.name: service_state(service, running, Path(planned.state), sockets) for service in planned.services
-    }
+    services = {service.name: service_state(service, running, sockets) for service in planned.services}
     defined = _defined(planned)
     manager = managers.manager_of(host.place_in(planned))
     installed = _installed(planned)
