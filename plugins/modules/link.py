@@ -11,11 +11,8 @@ description:
     systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
   - It removes what it has configured before and no link names any more, so an empty list leaves nothing behind.
-  - A link of the kind C(wireguard) gets its interface, too, and its peers with the keys that the plan has. The private key never leaves the host.
-  - Authorises the connected Thunderbolt devices that managed links name, and no others. One that is named by its UUID is enrolled with
-    C(boltctl), for good. By its route, or without C(boltctl), it is authorised until the next restart of the host.
-  - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, is configured or used by
-    something else, or if the address is in the network of another interface.
+  - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
+    or if the address is in the network of another interface. Files of others are left alone.
 notes:
   - Needs root on the host as soon as a link is to be managed.
   - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
@@ -23,17 +20,12 @@ extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.c
 options:
   links:
     description:
-      - The links of this host, as the plan has them in C(hosts.HOST.links). Those with C(manage) are configured, others only checked for their form.
-        Each needs a network of its own. Without C(mtu), the interface keeps what it has. C(thunderbolt) is the UUID or route of a device.
+      - The links of this host, as the plan has them in C(hosts.HOST.links). Those with C(manage) are configured.
+        Each needs a network of its own. Without C(mtu), the interface keeps what it has.
     type: list
     elements: dict
     required: true
-  key_only:
-    description: Only to make the host's private key of WireGuard where O(links) need one, so that a plan can have the public one, a fact of the host.
-    type: bool
-    default: false
 seealso:
-  - module: llamacpp.cluster.link_throughput
   - module: llamacpp.cluster.firewall
 """
 
@@ -64,7 +56,7 @@ from typing import NamedTuple, Optional
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, problems
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
@@ -73,7 +65,6 @@ class Arguments(NamedTuple):
     links: tuple[LinkPlan, ...]
     cluster: str = names.DEFAULT_CLUSTER
     prefix: Optional[str] = None
-    key_only: bool = False
 
 
 def main():
@@ -81,13 +72,9 @@ def main():
     arguments = typed_json.parse(Arguments, module.params)
     waiting = host_lock.hold(arguments.prefix, exclusive=not module.check_mode)
     system = System(names.of(arguments.cluster))
-    if arguments.key_only:
-        with errors.reported(module), waiting:
-            made = configuration.make_key(arguments.links, module.check_mode, system)
-        module.exit_json(changed=made, msg="This host gets a key of WireGuard." if made else "")
     with errors.reported(module), waiting:
         before, after = configuration.apply(arguments.links, module.check_mode, system)
-    texts = [f"{link.interface} has {link.address}." for link in problems.managed(arguments.links)]
+    texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]
     module.exit_json(
         changed=before != after,
         diff={"before": before, "after": after},

@@ -320,7 +320,7 @@ def test_every_kind_of_difference_is_found():
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
     monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
-    monkeypatch.setattr(state.configuration.problems, "problems", lambda *_arguments: ["eth0 carries the connection"])
+    monkeypatch.setattr(state.configuration, "_of_links", lambda *_arguments: ["eth0 carries the connection"])
     with pytest.raises(Refusal, match="carries the connection"):
         planned.drift()
 

@@ -11,10 +11,7 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection, network_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
@@ -193,16 +190,3 @@ def test_a_teardown_leaves_the_building_account_to_another_cluster():
     part = teardown.plan({"here": {"facts": alone}}, "night")["hosts"]["here"]
     assert part["accounts"] == ["llamacpp-build", "llamacpp-night"]
     assert (part["account"], part["build_account"]) == ("llamacpp-night", "llamacpp-build")
-
-
-def test_links_of_another_cluster_stay_and_are_refused(tmp_path):
-    link, night = LinkPlan("eth1", "10.99.0.12/24", None, None, manage=True), names.of("night")
-    for manager in ("networkd", "NetworkManager"):
-        system = System(root=tmp_path / manager)
-        files = network_files.planned([link], manager, night)
-        network_files.replace([], files, system)
-        assert network_files.installed(system) == {} == network_files.installed(System(names.of("nigh"), system.root))
-        assert network_files.installed(System(night, system.root)) == files
-        found = inspection.Inspection(None, {}, frozenset(), (), ())
-        assert "night" in network_files.foreign(link, found, system)
-        assert network_files.foreign(link._replace(interface="eth2"), found, system) is None

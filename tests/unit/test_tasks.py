@@ -81,10 +81,36 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair,
     plan = pair.plan()
     assert plan["links"] == ["worker1"]
     measured = yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text())
-    known = {name: trust_as_template(text) for name, text in measured.items()}
+    known = {name: trust_as_template(text) for name, text in measured.items() if isinstance(text, str)}
     templar = Templar(DataLoader(), {**known, "__llama_host_plan": plan["hosts"]["worker1"]})
     address = templar.template(trust_as_template("{{ [__llama_link_address, __llama_link_port] }}"))
     assert address == ["10.0.0.2", 50051]
+
+
+IPERF3, PING = ((ROOT / "tests/unit/data/links" / name).read_text() for name in ("iperf3.json", "ping.txt"))
+
+
+@pytest.mark.parametrize(
+    "lacking, sent, pinged, measured",
+    [
+        ([], {"rc": 0, "stdout": IPERF3}, {"stdout": PING}, (14390, 0.066, "")),
+        (
+            [],
+            {"rc": 1, "stdout": "{}"},
+            {"stdout": PING},
+            (None, 0.066, "not measured: iperf3 from a to 10.0.0.2 failed"),
+        ),
+        (["b"], {"skipped": True}, {}, (None, None, "iperf3 is not installed on b")),
+    ],
+)
+def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
+    text = yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text())
+    known = {name: trust_as_template(value) for name, value in text.items() if isinstance(value, str)}
+    found = {"results": [{"item": name, "rc": 2} for name in lacking]}
+    known.update(__llama_link_iperf3=found, __llama_link_sent=sent, __llama_link_pinged=pinged)
+    known.update(__llama_link_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
+    kept = {key: trust_as_template(value) for key, value in text["__llama_link_measured"].items()}
+    assert tuple(Templar(DataLoader(), known).template(kept).values()) == measured
 
 
 @pytest.mark.parametrize(

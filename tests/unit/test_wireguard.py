@@ -2,24 +2,15 @@
 
 import base64
 import json
-import pwd
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import wireguard
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPeer, LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
 from conftest import definition, typed
-from test_links import MANAGERS, machine_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
@@ -206,168 +197,6 @@ def test_facts_say_whether_the_kernel_has_it_and_no_private_key(tmp_path):
     found = wireguard.of_host(names.DEFAULT, tmp_path, ask)
     assert found["public_key"] == wireguard.public_key(PRIVATE)
     assert PRIVATE not in json.dumps(found)
-
-
-# ----------------------------------------------------------------------------------------------------------------- files
-
-
-def link(**changes):
-    peer = LinkPeer("worker1", "10.227.2.11", "192.0.2.11:51852", "192.0.2.10", KEYS["worker1"])
-    made = LinkPlan("wg-llama", "10.227.2.10/16", 1420, None, True, kind="wireguard", port=51852, peers=(peer,))
-    return made._replace(**changes)
-
-
-@pytest.fixture(params=MANAGERS)
-def keyed(tmp_path, monkeypatch, request):
-    """A machine under each manager, with a key and without the interface."""
-    machine = machine_of(tmp_path, monkeypatch)
-    machine.manager = request.param
-    user = SimpleNamespace(pw_uid=-1)
-    monkeypatch.setattr(pwd, "getpwnam", lambda name: {"systemd-network": user}[name])
-    machine.write("etc/wireguard-llamacpp.key", PRIVATE + "\n")
-    (machine.root / "etc/wireguard-llamacpp.key").chmod(0o600)
-    others = machine.run
-
-    def run(argv):
-        """As the kernel and the managers do."""
-        if argv[:3] == ["ip", "link", "del"]:
-            machine.remove(argv[-1])
-        if argv[1:] == ["reload"] or "up" in argv:
-            for each in configuration.network_files.links_of(machine.installed()):
-                if each.interface not in machine.addresses:
-                    machine.add(each.interface, each.address, type="65534", mtu=str(each.mtu))
-        return others(argv)
-
-    monkeypatch.setattr(machine, "run", run)
-    return machine
-
-
-def test_the_interface_gets_key_peers_address_and_mtu_once(keyed):
-    wanted = link()
-    before, after = keyed.apply(wanted, check=True)
-    assert "wg-llama: missing" in before
-    assert "wg-llama: 10.227.2.10/16, mtu 1420" in after
-    assert not keyed.installed()
-    keyed.apply(wanted)
-    device = keyed.root / DEVICES[keyed.manager]
-    for part in (PRIVATE, KEYS["worker1"], "192.0.2.11:51852", "10.227.2.11/32", "1420", "10.227.2.10/16"):
-        assert part in "".join(keyed.installed().values())
-    assert device.stat().st_mode & 0o777 == 0o600
-    assert not keyed.differs(wanted)
-    before, after = keyed.apply(wanted)
-    assert (before == after, keyed.commands) == (True, [])
-
-
-def test_no_text_that_is_shown_has_the_private_key_in_it_and_another_key_is_a_difference(keyed):
-    keyed.apply(link())
-    keyed.write("etc/wireguard-llamacpp.key", base64.b64encode(bytes(32)).decode() + "\n")
-    assert keyed.differs(link())
-    for text in keyed.apply(link(), check=True):
-        assert PRIVATE not in text
-        assert "(sha256 " in text
-
-
-def test_other_peers_are_given_to_a_new_interface(keyed):
-    keyed.apply(link())
-    keyed.apply(link(peers=(link().peers[0]._replace(public_key=KEYS["worker2"]),)))
-    assert keyed.commands[0] == "ip link del dev wg-llama"
-    assert KEYS["worker2"] in (keyed.root / DEVICES[keyed.manager]).read_text()
-
-
-def test_the_route_of_a_network_that_no_link_has_any_more_goes(keyed):
-    route = "ip route del unreachable 10.227.0.0/16 metric 4096"
-    keyed.apply(link())
-    assert route not in keyed.commands
-    keyed.apply(link(address="10.228.2.10/16"))
-    assert route in keyed.commands
-    keyed.apply(link())
-    keyed.remove("wg-llama")
-    keyed.apply()
-    assert route in keyed.commands
-
-
-def test_what_no_link_wants_any_more_goes_and_the_key_stays_for_a_way_back(keyed):
-    keyed.apply(link())
-    before, after = keyed.apply()
-    assert "10.227.2.10/16" in before
-    assert after == ""
-    assert "wg-llama" not in keyed.addresses
-    assert not keyed.installed()
-    assert not keyed.differs()
-    assert (keyed.root / "etc/wireguard-llamacpp.key").exists()
-
-
-@pytest.mark.parametrize("scope, marked", [("system", True), ("system", False), ("user", True)])
-def test_teardown_removes_the_key_of_the_whole_host(tmp_path, monkeypatch, scope, marked):
-    key = tmp_path / "wireguard.key"
-    key.write_text(PRIVATE)
-    monkeypatch.setattr(ownership.wireguard, "key_file", lambda _owner: key)
-    (tmp_path / "opt" / (".llamacpp.cluster" * marked)).mkdir(parents=True)
-    place = Place(scope, "systemd", str(tmp_path / "opt"), str(tmp_path / "cache"), str(tmp_path / "units"))
-    for check in (True, False):
-        assert key.exists()
-        assert (str(key) in ownership.remove(place, names.DEFAULT, "head", check)[0]) == (scope == "system")
-    assert key.exists() == (scope == "user")
-
-
-def test_an_interface_of_somebody_else_is_not_touched(keyed):
-    keyed.add("wg-llama", "10.8.0.1/24")
-    assert "has an interface wg-llama that is not this cluster's" in keyed.refuse(link())
-
-
-def test_without_a_key_nothing_changes_and_check_mode_says_so(keyed):
-    (keyed.root / "etc/wireguard-llamacpp.key").unlink()
-    lacking = link(peers=(link().peers[0]._replace(public_key=None),))
-    assert "made-by-the-run" in keyed.apply(lacking, check=True)[1]
-    assert "worker1, this host has no key of WireGuard: run site.yml" in keyed.refuse(lacking)
-
-
-def test_a_key_is_made_once_for_root_alone(keyed):
-    key = keyed.root / "etc/wireguard-llamacpp.key"
-    assert not configuration.make_key([link()], False, keyed.system)
-    key.unlink()
-    assert not configuration.make_key([link(kind="ethernet")], False, keyed.system)
-    assert configuration.make_key([link()], True, keyed.system)
-    assert not key.exists()
-    assert configuration.make_key([link()], False, keyed.system)
-    assert (key.stat().st_mode & 0o777, wireguard.public_key(key.read_text().strip()) is None) == (0o600, False)
-
-
-@pytest.mark.parametrize(
-    "text, mode", [(PRIVATE[:-5], 0o600), (f"# mine\n{PRIVATE}\n", 0o600), ("Schlüssel\n", 0o600), (PRIVATE, 0o644)]
-)
-def test_a_file_that_is_no_key_for_root_alone_gives_way_to_a_new_one(keyed, text, mode):
-    keyed.apply(link())
-    key = keyed.write("etc/wireguard-llamacpp.key", text).root / "etc/wireguard-llamacpp.key"
-    key.chmod(mode)
-    facts = wireguard.of_host(names.DEFAULT, keyed.root, lambda _argv: "")
-    assert (facts["public_key"], keyed.differs(link())) == (None, True)
-    assert PRIVATE not in "".join(keyed.apply(link(), check=True))
-    assert "this host has no key of WireGuard: run site.yml" in keyed.refuse(link())
-    assert configuration.make_key([link()], False, keyed.system)
-    assert key.stat().st_mode & 0o777 == 0o600
-    keyed.apply(link())
-    assert key.read_text().strip() in (keyed.root / DEVICES[keyed.manager]).read_text()
-
-
-def test_a_host_without_a_manager_is_told_of_stunnel(keyed):
-    keyed.manager = None
-    assert "start one of them, or set llama_transport to stunnel." in keyed.refuse(link())
-
-
-def test_no_host_goes_on_where_one_gets_no_key():
-    (play,) = [play for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) if play["name"] == "Plan"]
-    (task,) = [task for task in play["tasks"] if task["name"].startswith("Make keys of WireGuard")]
-    assert task["any_errors_fatal"]
-
-
-def test_the_module_makes_a_key_and_nothing_else(keyed, monkeypatch, call):
-    monkeypatch.setattr(link_module, "System", lambda _owner: keyed.system)
-    links = [typed_json.dump(link())]
-    assert not call(module=link_module, links=links, key_only=True)["changed"]
-    (keyed.root / "etc/wireguard-llamacpp.key").unlink()
-    assert call(module=link_module, links=links, key_only=True)["changed"]
-    assert not keyed.installed()
 
 
 # ---------------------------------------------------------------------------------------------------------------- verify

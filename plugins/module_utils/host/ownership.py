@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import network_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
@@ -160,7 +160,7 @@ def _foreign(place: host.Place, owner: names.Names) -> list[str]:
     services_of = [path for path, service in defined if service and owner.owns(service)]
     found = [str(path) for path in services_of if not host.is_own_definition(path)]
     if record.host_settings:
-        for of_others in (firewalls.foreign_names, network_files.foreign_files, kernel_parameters.foreign_files):
+        for of_others in (firewalls.foreign_names, configuration.foreign_files, kernel_parameters.foreign_files):
             found += of_others(System(owner))
     return found
 

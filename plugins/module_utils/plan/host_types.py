@@ -274,8 +274,6 @@ class LinkPlan(NamedTuple):
     """name of the host at its other end"""
     manage: bool
     """whether the run sets it up"""
-    thunderbolt: Optional[str] = None
-    """the device behind it"""
     kind: Optional[str] = None
     """of the link, as facts name it"""
     port: Absent[Port] = None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has for links: interfaces, those that must not be touched, Thunderbolt devices, and the service that configures interfaces."""
+"""What a host has for links: interfaces, those that must not be touched, and the service that configures interfaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import contextlib
 import ipaddress
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -35,17 +34,6 @@ class Interface(NamedTuple):
     mac: str
 
 
-class ThunderboltDevice(NamedTuple):
-    """A device or host that is connected by Thunderbolt or USB4."""
-
-    name: str
-    """its route, as sysfs has it"""
-    product: str
-    uuid: str
-    is_authorized: bool | None
-    """None for another host: the kernel asks for none"""
-
-
 class Inspection(NamedTuple):
     """What a host has for links."""
 
@@ -55,7 +43,6 @@ class Inspection(NamedTuple):
     """names of interfaces that must not be touched"""
     ssh: tuple[str, ...]
     """addresses of the controller and of this host, where Ansible is connected by SSH"""
-    thunderbolt: tuple[ThunderboltDevice, ...]
 
 
 def inspect(system: System) -> Inspection:
@@ -69,7 +56,6 @@ def inspect(system: System) -> Inspection:
         interfaces=_interfaces(addresses, system.root),
         protected=_protected(addresses, ssh, system),
         ssh=ssh,
-        thunderbolt=thunderbolt_devices(system.root),
     )
 
 
@@ -134,15 +120,3 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def thunderbolt_devices(root: Path) -> tuple[ThunderboltDevice, ...]:
-    found = []
-    for folder in sorted((root / "sys/bus/thunderbolt/devices").glob("*-*")):
-        uuid, product, authorized = (
-            text_of(folder / name).strip() for name in ("unique_id", "device_name", "authorized")
-        )
-        if uuid:
-            is_authorized = authorized != "0" if re.fullmatch(r"\d+", authorized) else None
-            found.append(ThunderboltDevice(folder.name, product, uuid, is_authorized))
-    return tuple(found)
