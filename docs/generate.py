@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -41,22 +41,24 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "where": "*endpoints* of *host*",
         "reason": "launchd does not filter addresses",
         "managers": "firewalld, ufw or nftables",
+        "scope": "system",
     },
     "external-worker": {"where": "*endpoints* of *host*"},
     "unlimited-server": {"reason": "launchd does not filter addresses"},
     "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
     "hip-mmap-slow": {"where": "*mib* of *memory* MiB on *device* of *host*"},
-    predicates.VULKAN_MEMORY: {
+    memory.VULKAN_MEMORY: {
         "where": "*device* of *host* gets 90112 MiB, and *limit* MiB are shown",
         "places": "environment in llama_worker_endpoints of *hosts*",
+        "serving": "hip",
+        "building": "hip",
     },
-    "architecture-unknown": {"release": "a build that knows it, which is newer than *build*"},
-    "rpc-in-clear": {"where": "*host* over ethernet"},
+    "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
     "link-peer": {"where": "llama_links[*index*].peer of *host*"},
     "link-networks": {"where": "*address* of *host* and *address* of *head*"},
     "thunderbolt-mtu": {"where": "llama_links[*index*] of *host* (*interface*)"},
     "thunderbolt-lanes": {"where": "*device* of *host*"},
-    "graphics-memory-limit": {"where": "*device* of *host*"},
+    "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
     "accelerator-unused": {"where": "*devices* on *host*"},
     "backend-left-out": {
@@ -72,7 +74,6 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "prompts-not-pipelined": {"steps": "remove llama_server_override_tensor"},
     "compute-over-capacity": {
         "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
-        "smaller": "set llama_server_flash_attention to 'on'",
     },
     "further-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
     "speculation-slower": {"type": "draft-simple", "source": "assumed"},
@@ -254,11 +255,11 @@ def advisories_table() -> str:
 
     lines = [
         f"| `{entry.id}` | {entry.severity} | {shown(entry.message, EXAMPLES.get(entry.id, {}))} "
-        f"| {shown('; '.join(remedy.text for remedy in entry.remedies), EXAMPLES.get(entry.id, {}))} | {entry.reference} |"
+        f"| {shown('; '.join(entry.remedies), EXAMPLES.get(entry.id, {}))} | {entry.reference} |"
         for entry in advisories.ADVISORIES
     ]
     return (
-        "| id | severity | what it says | remedies: those that help are shown | reference |\n|---|---|---|---|---|\n"
+        "| id | severity | what it says | remedies: those that are possible are shown | reference |\n|---|---|---|---|---|\n"
         + "\n".join(lines)
         + "\n"
     )

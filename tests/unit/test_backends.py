@@ -24,7 +24,8 @@ MAY_NAME = {
     "module_utils/llamacpp/backends.py",
     "module_utils/llamacpp/prebuilt.py",
     "module_utils/planner/advisories/table.py",
-    "module_utils/planner/advisories/predicates.py",
+    "module_utils/planner/advisories/hardware.py",
+    "module_utils/planner/advisories/memory.py",
     "module_utils/planner/placement/devices.py",
 }
 """The records, upstream's archives for them, the traps of one backend, and the sensors of one vendor's devices, read where no records are."""

@@ -89,7 +89,7 @@ def test_the_published_advisories_are_sentences(generate):
     assert "| With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port" in page
     assert "*device* of *host* gets 90112 MiB, and *limit* MiB are shown. Larger" in page
     for entry in table.ADVISORIES:
-        texts = [entry.message, *(remedy.text for remedy in entry.remedies)]
+        texts = [entry.message, *entry.remedies]
         keys = set(re.findall(r"{(\w+)}", " ".join(texts)))
         assert not keys & {"told", "remedy"}, entry.id
         assert generate.EXAMPLES.get(entry.id, {}).keys() <= keys, entry.id

@@ -6,9 +6,10 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import Cluster, complete, known_answer_of, typed
-from support.clusters import CARD, CUDA, GPU, TWO_CARDS, sized, strix_halos
+from support.clusters import CARD, CUDA, GPU, TREE, TWO_CARDS, sized, strix_halo, strix_halos
 
 WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
 
@@ -60,6 +61,24 @@ def test_workers_that_the_plan_does_not_use_stand_in(big_model):
         assert fallback["endpoint"] in used
         assert fallback["endpoint"] not in fallback["workers"]
         assert len(fallback["workers"]) == 2
+
+
+@pytest.mark.parametrize("accepted, spared", [([], False), (["cache-kernels"], True)])
+def test_what_an_error_refuses_is_no_fallback(big_model, accepted, spared):
+    """A Strix Halo stands in for a faster worker, with programs that lack kernels for the cache."""
+    types = {"llama_server_cache_type_k": "q8_0", "llama_server_cache_type_v": "q4_0"}
+    cluster = gpus(big_model, 2, 30, llama_accept_advisories=accepted, **types)
+    option = backends.RECORDS["hip"].all_quants
+    own = {"llama_backend": "hip", "llama_build_cmake_options": {option: "OFF"}}
+    cluster.add("worker3", "worker", address="192.0.2.13", facts=strix_halo(), **own)
+    for host in cluster.hosts.values():
+        host["variables"]["llama_release"] = {**TREE, "build": 11063}
+    plan = cluster.accepted()
+    assert {entry["host"] for entry in plan["placement"] if entry["layers"]} == {"worker1", "worker2"}
+    assert ["worker3" in str(entry["placement"]) for entry in plan["fallbacks"]] == [True, True] * spared
+    assert [entry["missing_mib"] for entry in plan["no_fallback"]] == [None, None] * (not spared)
+    for entry in plan["no_fallback"]:
+        assert entry["reason"].startswith("llama_server_cache_type_k is q8_0 and llama_server_cache_type_v is q4_0")
 
 
 def test_the_head_alone_may_be_a_fallback(big_model):

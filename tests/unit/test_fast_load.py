@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
@@ -91,13 +90,6 @@ def test_an_operator_cannot_ask_for_it_in_the_release(local, value):
 def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
     assert "llama_release is 'newest', which is not a valid form" in asked(local, llama_release="newest").reason()
     assert "llama_release is {'path': '/x'}, which" in asked(local, llama_release={"path": "/x"}).reason()
-
-
-def test_a_remedy_with_another_release_keeps_the_patch(local):
-    cluster = cluster_inputs.read("llama_cluster", asked(local).hosts)
-    changed = remedies.releasing(["llama_release"], release_request.tagged(11434))(cluster)
-    for requests in (changed.releases, changed.hosts["here"].releases):
-        assert requests["llama_release"] == release_request.tagged(11434)._replace(fast_load=True)
 
 
 def test_programs_with_and_without_it_are_not_of_the_same_source():

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import server
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import typed
@@ -61,7 +61,7 @@ def test_a_shorter_context_is_the_remedy_where_less_at_once_is_not_enough():
 
 
 def test_the_default_context_is_that_of_the_variable():
-    assert inventory.specification()["llama_server_context"]["default"] == predicates.DEFAULT_CONTEXT
+    assert inventory.specification()["llama_server_context"]["default"] == server.DEFAULT_CONTEXT
     cluster = cards_of(1, summary={"context": 4096})
     assert not advisories_of(cluster, "context-cut")
     assert cluster.plan()["head"]["context"] == 4096

@@ -554,7 +554,6 @@ REMEDIES = (
     (r"set (llama_server_context) to (\d+)", int),
     (r"[Ss]et (llama_server_backend) to (\w+)", str),
     (r"[Ss]et (llama_placement) to (\w+)", str),
-    (r"[Ss]et (llama_release) to build (\d+)", lambda build: f"b{build}"),
     (r"[Ss]et (llama_server_load_mode) to (\w+)", str),
     (r"add ([a-z0-9-]+) to llama_accept_advisories", None),
 )

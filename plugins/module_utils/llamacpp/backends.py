@@ -4,7 +4,7 @@
 """What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
 
 Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
-backend (planner/advisories/predicates.py, planner/advisories/table.py, planner/placement/devices.py). No field has a default: a new record says everything.
+backend (planner/advisories, planner/placement/devices.py). No field has a default: a new record says everything.
 """
 
 from __future__ import annotations

@@ -47,11 +47,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
     services,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import predicates, remedies, table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory, remedies, table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import unused_memory as idle
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
     AdvisoryContext,
-    Finding,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
@@ -157,21 +156,17 @@ def _in_turn(cluster: Cluster, found: Mapping[str, Any], catalogue: Catalogue, r
 
 
 class Planned(NamedTuple):
-    """A plan without remedies, and what these are chosen from."""
+    """A plan before remedies were tried, and what these are chosen from."""
 
     plan: Plan
-    context: AdvisoryContext
-    findings: list[Finding]
     idle: Sequence[idle.UnusedMemory]
     offered: Sequence[Quantisation]
     """That the repository of the model has."""
 
 
 def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> Plan:
-    """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
+    """The plan with what helps, when it is tried, a model that does not fit or whose compute buffers may not."""
     plan = planned.plan
-    if plan.fits and not planned.findings:
-        return plan
 
     def judged(changed: Cluster) -> Plan | None:
         try:
@@ -180,14 +175,18 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
             return None
 
     trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
-    room = [] if plan.fits else [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, planned.offered)]
-    offer = idle.sentence(planned.idle, trial)
-    return plan._replace(
-        reasons=(*plan.reasons, *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])),
-        advisories=tuple(
-            table.as_plan(finding, remedies.chosen(planned.context, finding, trial)) for finding in planned.findings
-        ),
-    )
+    if not plan.fits:
+        room = [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, planned.offered)]
+        fitting = [f"it fits this way: {', or '.join(room)}"] if room else []
+        return plan._replace(reasons=(*plan.reasons, *idle.sentence(planned.idle), *fitting))
+    if all(one.id != remedies.OVER_CAPACITY for one in plan.advisories):
+        return plan
+    smaller = remedies.for_smaller_buffers(trial)
+    advisories = [
+        one._replace(remedy=remedies.sentence(smaller)) if smaller and one.id == remedies.OVER_CAPACITY else one
+        for one in plan.advisories
+    ]
+    return plan._replace(advisories=tuple(advisories))
 
 
 def _judge(plan: Plan, accepted: frozenset[str]) -> Plan:
@@ -295,7 +294,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     )
     release = wanted[serves]
     secured = serves if cluster.server.tls else None
-    bounded = predicates.VULKAN_MEMORY not in cluster.accepted
+    bounded = memory.VULKAN_MEMORY not in cluster.accepted
     lending = _lending(cluster, built, serves, bounded)
     equipped = {
         name: _equip(
@@ -347,8 +346,7 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
         cluster.places,
     )
     placed = layout.lay_out(case)
-    request = releases.requested(releases.variable_of(serves, cluster.releases), cluster.releases)
-    unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
+    unused = idle.devices_of(equipped, case.devices, placed) if placed.reasons else []
     return _with_batches(Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused, cluster.server))
 
 
@@ -426,15 +424,9 @@ def _plan(prepared: Prepared, runtime_id: str, with_fallbacks: bool) -> Planned:
         plan = _write(prepared, laid, judged, runtime_id)
     plan = services.with_tunnels(plan)
     hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
-    context = _context(prepared, plan, laid)
-    findings = table.evaluate(context)
-    return Planned(
-        plan._replace(hosts=hosts, advisories=tuple(table.as_plan(finding, ["-"]) for finding in findings)),
-        context,
-        findings,
-        prepared.idle,
-        prepared.model.offered,
-    )
+    findings = table.evaluate(_context(prepared, plan, laid))
+    plan = plan._replace(hosts=hosts, advisories=tuple(map(table.as_plan, findings)))
+    return Planned(plan, prepared.idle, prepared.model.offered)
 
 
 def _context(prepared: Prepared, plan: Plan, laid: Laid) -> AdvisoryContext:
@@ -456,7 +448,7 @@ def _judge_fallbacks(
             served = plan._replace(head=head, placement=other.entries)
             met = table.evaluate(_context(prepared, served, other))
             errors = [
-                table.as_plan(one, ["-"]).message
+                one.message
                 for one in met
                 if one.advisory.severity == "error" and one.advisory.id not in known | prepared.cluster.accepted
             ]

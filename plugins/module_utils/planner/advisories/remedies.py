@@ -1,45 +1,35 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an operator can do about an advisory or a model that does not fit. Planning tries each remedy, and shows those that help.
-
-A change takes the cluster as the inventory and the facts describe it, and returns it as it is once the operator has acted.
-"""
+"""What an operator can do about a model that does not fit, or nearly does not: each remedy is tried, and those that help are shown."""
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
-    AdvisoryContext,
-    Change,
-    Finding,
-    Fix,
-    Remedy,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Cluster,
-    Endpoint,
-    Host,
-    Quantisation,
-    ReleaseRequest,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Quantisation
 
+Change = Callable[[Cluster], Cluster]
+"""Takes the cluster as the inventory and the facts describe it, and returns it as it is once the operator has acted."""
 Attempt = Callable[[Cluster], Optional[Plan]]
 """The plan of a changed cluster, without remedies; None where its input is refused."""
 
+OVER_CAPACITY = "compute-over-capacity"
+"""The advisory whose remedies are tried."""
 LEAST_CONTEXT = 1024
 """Tokens of a slot below which a shorter context is no remedy."""
+COUNTED_LAYERS = 4
+"""So many fewer layers than computed are tried."""
+MICRO_BATCHES = (256, 128, 64)
+ATTENTION_BATCH = "256"
+"""MiB; the default of newer commits of ik_llama.cpp."""
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -63,21 +53,6 @@ def _errors(plan: Plan) -> set[str]:
     return {entry.id for entry in plan.advisories if entry.severity == "error" and not entry.accepted}
 
 
-def _is_met(plan: Plan, finding: Finding) -> bool:
-    met = [entry for entry in plan.advisories if entry.id == finding.advisory.id and not entry.accepted]
-    return any(not finding.hosts or not entry.hosts or set(finding.hosts) & set(entry.hosts) for entry in met)
-
-
-class Effect(enum.IntEnum):
-    """What a fix does to the advisory that it is for."""
-
-    NONE = 0
-    LIFTS = 1
-    """The advisory is gone, whatever else is in the way."""
-    HELPS = 2
-    """The advisory is gone, the model fits and nothing new refuses the plan."""
-
-
 class Trial(NamedTuple):
     """Tries changes on a cluster whose plan needs remedies."""
 
@@ -86,46 +61,35 @@ class Trial(NamedTuple):
     """Of the cluster as it is, with advisories."""
     attempt: Attempt
 
-    def effect(self, fix: Fix, finding: Finding) -> Effect:
-        """What all changes of a fix have in common."""
-        if fix.accepts:
-            return Effect.HELPS if self.plan.fits else Effect.LIFTS
-        before, effect = _errors(self.plan), Effect.HELPS
-        for change in fix.changes:
-            plan = self.attempt(change(self.cluster))
-            if plan is None or _is_met(plan, finding):
-                return Effect.NONE
-            if not plan.fits or not _errors(plan) <= before:
-                effect = Effect.LIFTS
-        return effect
-
     def fits(self, change: Change) -> bool:
+        """Whether the model fits then, and nothing new refuses the plan."""
+        return self._planned(change) is not None
+
+    def lifts(self, change: Change, advisory: str) -> bool:
+        """The same, and the advisory is gone."""
+        plan = self._planned(change)
+        return plan is not None and all(entry.id != advisory for entry in plan.advisories)
+
+    def _planned(self, change: Change) -> Plan | None:
         plan = self.attempt(change(self.cluster))
-        return plan is not None and plan.fits and _errors(plan) <= _errors(self.plan)
+        return plan if plan and plan.fits and _errors(plan) <= _errors(self.plan) else None
 
 
-def chosen(context: AdvisoryContext, finding: Finding, trial: Trial) -> list[str]:
-    """The clauses of those remedies that help; where none does, of those that lift the advisory; else of all that there are."""
-    best: list[tuple[Effect, Remedy, Fix]] = []
-    for remedy in finding.advisory.remedies:
-        tried: tuple[Effect, Fix] | None = None
-        for fix in remedy.fixes(context, finding):
-            effect = trial.effect(fix, finding)
-            if tried is None or effect > tried[0]:
-                tried = effect, fix
-            if effect == Effect.HELPS:
-                break
-        if tried:
-            best.append((tried[0], remedy, tried[1]))
-    most = max((effect for effect, _remedy, _fix in best), default=Effect.NONE)
-    return [
-        remedy.text.format(**{**finding.values, "hosts": listed(finding.hosts), **fix.values})
-        for effect, remedy, fix in best
-        if effect == most
-    ]
+def serving(**fields: Any) -> Change:
+    return lambda cluster: cluster._replace(server=cluster.server._replace(**fields))
 
 
-def shorter_contexts(context: int, parallel: int) -> Iterator[int]:
+def _serving_without(roles: Sequence[str]) -> Change:
+    none: dict[str, Any] = dict.fromkeys(roles)
+    return lambda cluster: cluster._replace(model=cluster.model._replace(**none))
+
+
+def _holding(size: int) -> Change:
+    """The same model in files of so many bytes."""
+    return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
+
+
+def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:
     """Tokens of shorter contexts, the longest first.
 
     :param parallel: slots that share them.
@@ -135,37 +99,62 @@ def shorter_contexts(context: int, parallel: int) -> Iterator[int]:
         yield context
 
 
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to this one that fits, where all smaller ones do too; 0 where none does."""
+    least = 0
+    while least < count:
+        middle = (least + count + 1) // 2
+        least, count = (middle, count) if fits(middle) else (least, middle - 1)
+    return least
+
+
+def _without_bounds(cluster: Cluster) -> Cluster:
+    def unbounded(host: Host) -> Host:
+        return host._replace(endpoints=tuple(entry._replace(memory_mib=None) for entry in host.endpoints))
+
+    return cluster._replace(hosts={name: unbounded(host) for name, host in cluster.hosts.items()})
+
+
 def for_more_room(trial: Trial) -> list[str]:
     """Clauses that say how a model that does not fit does: each was tried."""
-    cluster, clauses = trial.cluster, []
-    shorter = shorter_contexts(min(cluster.server.context, trial.plan.head.context), cluster.server.parallel)
+    cluster, server, clauses = trial.cluster, trial.cluster.server, []
+    shorter = _shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)
     tokens = next((tokens for tokens in shorter if trial.fits(serving(context=tokens))), None)
     if tokens:
         clauses.append(f"set llama_server_context to {tokens}")
+    if server.parallel > 1 and trial.fits(serving(parallel=1)):
+        clauses.append("set llama_server_parallel to 1")
     bounded = [name for name, host in cluster.hosts.items() if any(entry.memory_mib for entry in host.endpoints)]
-    if bounded and trial.fits(on_hosts(bounded, _without_bounds)):
+    if bounded and trial.fits(_without_bounds):
         clauses.append(f"remove memory_mib from llama_worker_endpoints of {listed(bounded)}")
-    limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
+    limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(server, name)]
     if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
         clauses.append(f"remove {listed(limits)}")
-    lazy = ("--lazy-mode", "on")
-    if trial.fits(serving(extra_args=(*cluster.server.extra_args, *lazy))):
-        clauses.append(f"add {' '.join(lazy)} to llama_server_extra_args")
-    more, change = _with_half_the_reserve(trial)
-    if more and trial.fits(change):
-        clauses.append(f"leave half as much to the system, with {listed(more)}")
     unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None, "prompt_cache_mib": None}
-    own = [name for name, none in unset.items() if getattr(cluster.server, name) != none]
+    own = [name for name, none in unset.items() if getattr(server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
     beside = [role for role in (download_record.MMPROJ, download_record.DRAFT) if getattr(cluster.model, role)]
-    removed = [f"remove llama_model_{role}" for role in beside if trial.fits(serving_without([role]))]
-    if len(beside) > 1 and not removed and trial.fits(serving_without(beside)):
+    removed = [f"remove llama_model_{role}" for role in beside if trial.fits(_serving_without([role]))]
+    if len(beside) > 1 and not removed and trial.fits(_serving_without(beside)):
         removed = [f"remove {listed(f'llama_model_{role}' for role in beside)}"]
     clauses += removed
-    layers = _layers_beside_the_processor(trial)
-    if layers is not None and trial.fits(serving(gpu_layers=layers)):
+    start = _layers_beside_the_processor(trial)
+    counted = range(start, max(start - COUNTED_LAYERS, -1), -1)
+    layers = next((number for number in counted if trial.fits(serving(gpu_layers=number))), None)
+    if layers is not None:
         clauses.append(f"set llama_server_gpu_layers to {layers}")
     return clauses
+
+
+def _layers_beside_the_processor(trial: Trial) -> int:
+    """``llama_server_gpu_layers`` with which a head without workers holds the model, or with workers may hold it; -1 where the head has no such."""
+    best, entries = trial.plan.estimate.best_single_host, trial.plan.placement
+    if not any(entry.endpoint for entry in entries):
+        return best.gpu_layers if best.host == trial.cluster.head and best.gpu_layers is not None else -1
+    held = [entry.weights_mib + entry.kv_mib for entry in entries]
+    missing = [max(0, mib - entry.capacity_mib) for mib, entry in zip(held, entries)]
+    layers = sum(entry.layers for entry in entries)
+    return max(0, layers + 1 - sum(math.ceil(mib * layers / max(1, sum(held))) for mib in missing))
 
 
 def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[str]:
@@ -174,14 +163,9 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
     :param offered: those of the repository, the smallest first.
     """
     source = trial.cluster.model.source
-    smaller = [one for one in offered if one.bytes < _bytes(trial.plan)]
-    count, most = 0, len(smaller) if source else 0
-    while count < most:
-        middle = (count + most + 1) // 2
-        if trial.fits(holding(smaller[middle - 1].bytes)):
-            count = middle
-        else:
-            most = middle - 1
+    size = sum(file.bytes or 0 for file in trial.plan.model.files if file.role == download_record.MODEL)
+    smaller = [one for one in offered if one.bytes < size] if source else []
+    count = _most(len(smaller), lambda number: trial.fits(_holding(smaller[number - 1].bytes)))
     if not source or not count:
         return []
     found = smaller[count - 1]
@@ -192,134 +176,27 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
     ]
 
 
-def _bytes(plan: Plan) -> int:
-    return sum(file.bytes or 0 for file in plan.model.files if file.role == download_record.MODEL)
-
-
-def _layers_beside_the_processor(trial: Trial) -> int | None:
-    """``llama_server_gpu_layers`` with which a head without workers holds the model, or with workers may hold it; None where it does not."""
-    best, entries = trial.plan.estimate.best_single_host, trial.plan.placement
-    if any(entry.endpoint for entry in entries):
-        held = [entry.weights_mib + entry.kv_mib for entry in entries]
-        missing = [max(0, mib - entry.capacity_mib) for mib, entry in zip(held, entries)]
-        layers = sum(entry.layers for entry in entries)
-        return max(0, layers + 1 - sum(math.ceil(mib * layers / max(1, sum(held))) for mib in missing))
-    return None if best.host != trial.cluster.head else best.gpu_layers
-
-
-def _with_half_the_reserve(trial: Trial) -> tuple[list[str], Change]:
-    """Variables with which devices hold half of what is kept of their memory for the system, where nothing else limits them."""
-    workers_of: dict[str, dict[str, int]] = {}
-    own: dict[str, int] = {}
-    for entry in trial.plan.placement:
-        planned = trial.plan.hosts.get(entry.host)
-        if not planned:
-            continue
-        lent = next((worker.device for worker in planned.workers if worker.endpoint == entry.endpoint), None)
-        facts = trial.cluster.hosts[entry.host].facts
-        accelerator = devices.accelerator_of(facts, lent or entry.device)
-        size, shared = (accelerator.memory_mib, accelerator.unified) if accelerator else (facts.memory_mib, True)
-        if entry.capacity_mib == workers.usable_by_device(size, shared, facts.memory_mib) < size:
-            of_host = workers_of.setdefault(entry.host, {}) if lent else own
-            of_host[lent or entry.device] = (size + int(entry.capacity_mib)) // 2
-    hosts_of: dict[str, list[str]] = {}
-    for name, sizes in workers_of.items():
-        hosts_of.setdefault(listed(f"{mib} of {device}" for device, mib in sizes.items()), []).append(name)
-    more = [f"memory_mib {sizes} in llama_worker_endpoints of {listed(hosts)}" for sizes, hosts in hosts_of.items()]
-    more += [f"llama_server_memory_mib {{{', '.join(f'{name}: {mib}' for name, mib in own.items())}}}"] if own else []
-
-    def lends(host: Host) -> Host:
-        declared = trial.plan.hosts[host.name].workers
-        endpoints = host.endpoints or [Endpoint(device=worker.device) for worker in declared]
-        wider = [
-            entry._replace(memory_mib=workers_of[host.name].get(worker.device, entry.memory_mib))
-            for entry, worker in zip(endpoints, declared)
-        ]
-        return host._replace(endpoints=tuple(wider))
-
-    def change(cluster: Cluster) -> Cluster:
-        return serving(memory_mib={**cluster.server.memory_mib, **own})(on_hosts(workers_of, lends)(cluster))
-
-    return more, change
-
-
-def _without_bounds(host: Host) -> Host:
-    return host._replace(endpoints=tuple(entry._replace(memory_mib=None) for entry in host.endpoints))
-
-
-# Changes
-
-
-def serving(**fields: Any) -> Change:
-    return lambda cluster: cluster._replace(server=cluster.server._replace(**fields))
-
-
-def holding(size: int) -> Change:
-    """The same model in files of so many bytes."""
-    return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
-
-
-def serving_without(roles: Sequence[str]) -> Change:
-    none: dict[str, Any] = dict.fromkeys(roles)
-    return lambda cluster: cluster._replace(model=cluster.model._replace(**none))
-
-
-def placing(mode: str) -> Change:
-    return lambda cluster: cluster._replace(placement=mode)
-
-
-def on_hosts(hosts: Collection[str], change: Callable[[Host], Host]) -> Change:
-    return lambda cluster: cluster._replace(
-        hosts={name: change(host) if name in hosts else host for name, host in cluster.hosts.items()}
-    )
-
-
-def with_facts(hosts: Collection[str], change: Callable[[Facts], Facts]) -> Change:
-    return on_hosts(hosts, lambda host: host._replace(facts=change(host.facts)))
-
-
-def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
-    return on_hosts(hosts, lambda host: host._replace(backends=tuple(wanted)))
-
-
-def releasing(variables: Iterable[str], request: ReleaseRequest) -> Change:
-    """Another release, for the whole group."""
-
-    def change(cluster: Cluster) -> Cluster:
-        own = cluster.releases["llama_release"]
-        requests = dict.fromkeys(variables, request._replace(fast_load=bool(own and own.fast_load)))
-        hosts = {name: host._replace(releases={**host.releases, **requests}) for name, host in cluster.hosts.items()}
-        return cluster._replace(releases={**cluster.releases, **requests}, hosts=hosts)
-
-    return change
-
-
-def with_environment(host: Host, workers: int, environment: Mapping[str, str]) -> Host:
-    endpoints = host.endpoints or (Endpoint(),) * workers
-    return host._replace(
-        endpoints=tuple(entry._replace(environment={**entry.environment, **environment}) for entry in endpoints)
-    )
-
-
-def with_root(facts: Facts) -> Facts:
-    """As ``llama_host_scope: system`` finds a host with systemd."""
-    manager = service_managers.possible(facts.system, "system")[0]
-    places = names.places("system", manager, {"HOME": "/root"})
-    return facts._replace(scope="system", service_manager=manager, units_filter=True, **places)
-
-
-# Releases
-
-
-def newest_known() -> int:
-    return max(capabilities.PACKAGED_TREES.values())
-
-
-def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str]) -> list[Fix]:
-    """Fixes: another ``llama_backend`` that has devices on each of these hosts; of cpu, every host has one."""
-    return [
-        Fix({"backend": backend}, (building(hosts, [backend]),))
-        for backend in wanted
-        if all(name in cluster.hosts for name in hosts)
-        and all(backend == backends.CPU.name or cluster.hosts[name].facts.of_backend(backend) for name in hosts)
-    ]
+def for_smaller_buffers(trial: Trial) -> list[str]:
+    """A clause with the mildest change that makes compute buffers small enough, if one does: each was tried, on top of those before it."""
+    of_fork = trial.plan.release.fork == options.IK_LLAMA
+    attention_batch = of_fork and not server_settings.given_option(trial.cluster.server, "attention-batch")
+    server = trial.cluster.server
+    texts: list[str] = []
+    fields: dict[str, Any] = {}
+    ways: list[tuple[list[str], dict[str, Any]]] = []
+    if server.flash_attention == "off":
+        texts, fields = ["set llama_server_flash_attention to 'on'"], {"flash_attention": "on"}
+        ways.append((texts, fields))
+    if attention_batch:
+        words = ("-amb", ATTENTION_BATCH)
+        texts = [*texts, f"add {' '.join(words)} to llama_server_extra_args"]
+        fields = {**fields, "extra_args": (*server.extra_args, *words)}
+        ways.append((texts, fields))
+    for tokens in MICRO_BATCHES:
+        if tokens < server_settings.micro_batch_of(server):
+            ways.append(([*texts, f"set llama_server_micro_batch to {tokens}"], {**fields, "micro_batch": tokens}))
+    texts, fields = ways[-1] if ways else (texts, fields)
+    for tokens in _shorter_contexts(min(server.context, trial.plan.head.context), server.parallel):
+        ways.append(([*texts, f"set llama_server_context to {tokens}"], {**fields, "context": tokens}))
+    helps = next((text for text, values in ways if trial.lifts(serving(**values), OVER_CAPACITY)), None)
+    return [", and ".join(helps)] if helps else []

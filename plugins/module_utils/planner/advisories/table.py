@@ -3,448 +3,405 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Known problems of a plan. An error whose id the operator has not accepted stops the run.
 
-ADVISORIES is the table; predicates.py says when each entry is met. Problems that planning avoids by itself have no entry: docs/plan.md lists
-every known symptom and its remedy.
+ADVISORIES is the table; server.py, links.py, memory.py, hardware.py and releases.py say when each entry is met. Problems that planning avoids by itself have no
+entry: docs/plan.md lists every known symptom and its remedy.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
-    fixes,
-    predicates,
+    hardware,
+    links,
+    memory,
+    releases,
     remedies,
+    server,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
     Advisory,
     AdvisoryContext,
     Cases,
     Finding,
-    Remedy,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import speculation
 
 THREAD = "ggml-org/llama.cpp#{}"
 
 
 def _unknown_ids(context: AdvisoryContext) -> Cases:
-    """What llama_accept_advisories has that is no advisory's id."""
-    ids = [advisory.id for advisory in ADVISORIES]
-    unknown = sorted(context.cluster.accepted.difference(ids))
-    return [
-        (None, {"identifier": name, "meant": next(iter(difflib.get_close_matches(name, ids, 1)), "none")})
-        for name in unknown
-    ]
+    return releases.unknown_ids(context, [advisory.id for advisory in ADVISORIES])
 
 
 ADVISORIES = (
     Advisory(
         "rpc-remote-code-execution",
         "error",
-        predicates.remote_code,
+        releases.remote_code,
         "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
         (
-            Remedy("set {variables} to a release of llama.cpp", fixes.switch_to_mainline),
-            fixes.accept("let nobody but the head reach the workers, and accept this advisory"),
+            "set {variables} to a release of llama.cpp",
+            "let nobody but the head reach the workers, and accept this advisory",
         ),
         "CVE-2026-34159",
     ),
     Advisory(
         "unprotected-worker",
         "error",
-        predicates.unprotected_workers,
+        links.unprotected_workers,
         "RPC has no authentication, and nothing limits {where} to the head: {reason}.",
         (
-            Remedy("enable {managers} on {hosts}", fixes.firewalls),
-            Remedy("set llama_host_scope of {hosts} to system, which needs root", fixes.root),
-            fixes.accept("close the port with a firewall of your own, and accept this advisory"),
+            "enable {managers} on {hosts}",
+            "set llama_host_scope of {hosts} to {scope}, which needs root",
+            "close the port with a firewall of your own, and accept this advisory",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
         "external-worker",
         "error",
-        predicates.external_workers,
+        links.external_workers,
         "RPC has no authentication, and others run {where}: nobody here can verify that only {head} reaches them.",
         (
-            fixes.accept("have a firewall on {hosts} let only {head} reach them, and accept this advisory"),
-            fixes.always(
-                "reach the worker through a tunnel: it listens on 127.0.0.1 there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint "
-                "in llama_external_workers then"
-            ),
+            "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
+            "reach the worker through a tunnel: it listens on 127.0.0.1 there, and its end on 127.0.0.1 of {head} is its endpoint in llama_external_workers",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
         "open-server",
         "error",
-        predicates.open_server,
+        server.open_server,
         "The server listens on {address} and answers anyone who reaches it.",
         (
-            fixes.always("set llama_server_api_key_file", fixes.server_becomes(api_key_file="/etc/llamacpp.keys")),
-            fixes.always(
-                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
-                fixes.server_becomes(host=names.LOOPBACK),
-            ),
+            "set llama_server_api_key_file",
+            "set llama_server_host to 127.0.0.1 and use a proxy of your own",
         ),
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
         "server-for-everybody",
         "error",
-        predicates.server_for_everybody,
+        server.server_for_everybody,
         "The server listens on {address}, and llama_server_allowed does not say which networks may connect, so its port is closed to nobody.",
         (
-            fixes.always(
-                "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
-                fixes.server_becomes(allowed=("192.168.1.0/24",)),
-            ),
-            fixes.always("set llama_server_host to 127.0.0.1", fixes.server_becomes(host=names.LOOPBACK)),
+            "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
+            "set llama_server_host to 127.0.0.1",
         ),
         "docs/operating.md",
     ),
     Advisory(
         "unlimited-server",
         "error",
-        predicates.unlimited_server,
+        server.unlimited_server,
         "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
         (
-            fixes.accept("limit the port with a firewall of your own and accept this advisory"),
-            fixes.always(
-                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
-                fixes.server_becomes(host=names.LOOPBACK),
-            ),
+            "limit the port with a firewall of your own and accept this advisory",
+            "set llama_server_host to 127.0.0.1 and use a proxy of your own",
         ),
         "docs/operating.md",
     ),
     Advisory(
         "hip-mmap-hang",
         "error",
-        predicates.mmap_hangs,
+        memory.mmap_hangs,
         "HIP loads weights with mmap into memory that is shared with the processor: {where}. From about {limit} MiB on, loading hangs or aborts.",
         (
-            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
-            Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
+            "leave llama_server_load_mode out",
+            "set llama_server_load_mode to {mode}",
         ),
         THREAD.format(19745),
     ),
     Advisory(
         "hip-mmap-slow",
         "warning",
-        predicates.mmap_is_slow,
+        memory.mmap_is_slow,
         "HIP loads weights with mmap into more than half of the memory that is shared with the processor: {where}. This is very slow.",
         (
-            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
-            Remedy("set llama_server_load_mode to {mode}", fixes.modes_without_mmap),
+            "leave llama_server_load_mode out",
+            "set llama_server_load_mode to {mode}",
         ),
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
         "vulkan-without-mmap",
         "warning",
-        predicates.vulkan_without_mmap,
+        memory.vulkan_without_mmap,
         "llama_server_load_mode is {mode}. The head {host} uses Vulkan on shared memory, and needs more of it than with mmap.",
         (
-            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
-            fixes.always("set llama_server_load_mode to mmap", fixes.server_becomes(load_mode="mmap")),
+            "leave llama_server_load_mode out",
+            "set llama_server_load_mode to mmap",
         ),
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
-        predicates.VULKAN_MEMORY,
+        memory.VULKAN_MEMORY,
         "error",
-        predicates.vulkan_memory,
+        memory.vulkan_memory,
         "Mesa's Vulkan driver shows two thirds of the memory that a device shares with the processor: {where}. Larger shares were seen to fail "
         "with out of memory while loading.",
         (
-            Remedy("set llama_server_backend to {backend}", fixes.serve_by("hip")),
-            Remedy("set llama_backend of {hosts} to {backend}", fixes.build_for("hip")),
-            Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", fixes.unified_heap),
+            "set llama_server_backend to {serving}",
+            "set llama_backend of {hosts} to {building}",
+            f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}",
         ),
         THREAD.format(28571),
     ),
     Advisory(
         "cache-kernels",
         "error",
-        predicates.cache_kernels,
+        releases.cache_kernels,
         "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. The programs of {hosts} may not have kernels for these "
         "types, and then the worker aborts at the first token.",
         (
-            fixes.always(
-                "set both to q8_0 or both to q4_0",
-                fixes.server_becomes(cache_type_k="q8_0", cache_type_v="q8_0"),
-                fixes.server_becomes(cache_type_k="q4_0", cache_type_v="q4_0"),
-            ),
-            Remedy(
-                "set {variables} to a release that is compiled on the hosts (source: git, pypi or archive)",
-                fixes.compiled_source,
-            ),
-            Remedy("remove {option} from llama_build_cmake_options of {hosts}", fixes.kernels),
+            "set both to q8_0 or both to q4_0",
+            "set {variables} to a release that is compiled on the hosts (source: git, pypi or archive)",
+            "remove {option} from llama_build_cmake_options of {hosts}",
         ),
         THREAD.format(27905),
     ),
     Advisory(
         "ollama-architecture",
         "error",
-        predicates.ollama,
+        releases.ollama,
         "The model {source} has the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
-        (fixes.always("set llama_model_huggingface to a repository with this model, in place of {variable}"),),
+        ("set llama_model_huggingface to a repository with this model, in place of {variable}",),
         "https://github.com/ollama/ollama",
     ),
     Advisory(
         "architecture-unknown",
         "error",
-        predicates.unknown_architecture,
+        releases.unknown_architecture,
         "The model has the architecture {architecture}, which build {build} does not know: llama-server refuses the file.",
-        (Remedy("set {variables} to {release}", fixes.knowing_architecture),),
+        ("set {variables} to a newer build that knows it",),
         "docs/models.md",
     ),
     Advisory(
         "rpc-in-clear",
         "warning",
-        predicates.rpc_in_clear,
+        links.rpc_in_clear,
         "Between {head} and its workers weights and activations, so in effect the conversation, cross the network in clear: {where}.",
         (
-            Remedy("set llama_transport of {hosts} to stunnel", fixes.encrypted),
-            fixes.always("name the other end of a cable as peer in llama_links"),
-            fixes.accept("trust that network, and accept this advisory"),
+            "set llama_transport of {hosts} to {transport}",
+            "name the other end of a cable as peer in llama_links",
+            "trust that network, and accept this advisory",
         ),
         "docs/security.md",
     ),
     Advisory(
         "link-peer",
         "warning",
-        predicates.strange_peers,
+        links.strange_peers,
         "No worker of this cluster uses a link whose peer is no other host of it: {where}.",
         (
-            fixes.always("set peer to the inventory name of the host at the other end"),
-            fixes.always("remove the link where that host is not of this cluster"),
+            "set peer to the inventory name of the host at the other end",
+            "remove the link where that host is not of this cluster",
         ),
         "docs/variables.md",
     ),
     Advisory(
         "link-networks",
         "warning",
-        predicates.links_in_different_networks,
+        links.links_in_different_networks,
         "The head reaches a worker only if something routes between their networks, as llama_links gives them: {where}.",
-        (fixes.always("give {hosts} and {head} a link in one network, with peer where a host has several links"),),
+        ("give {hosts} and {head} a link in one network, with peer where a host has several links",),
         "docs/variables.md",
     ),
     Advisory(
         "thunderbolt-mtu",
         "warning",
-        predicates.default_mtu_on_thunderbolt,
+        links.default_mtu_on_thunderbolt,
         "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
-        (fixes.always("set mtu of these links to {mtu}, on both ends"),),
+        ("set mtu of these links to {mtu}, on both ends",),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(
         "thunderbolt-lanes",
         "warning",
-        predicates.narrow_thunderbolt,
+        links.narrow_thunderbolt,
         "A Thunderbolt connection between hosts uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each: {where}.",
-        (
-            fixes.always(
-                "use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices"
-            ),
-        ),
+        ("use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices",),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(
         "graphics-memory-limit",
         "warning",
-        predicates.untuned,
+        memory.untuned,
         "The model does not fit, and the kernel lends only {mib} of {memory} MiB to {where}.",
         (
-            Remedy("set llama_host_tuning and llama_host_reboot of {hosts} to true", fixes.tuned(True)),
-            Remedy("boot {hosts} with the kernel parameters {parameters}", fixes.tuned(False)),
+            "set llama_host_tuning and llama_host_reboot of {hosts} to {tuning}",
+            "boot {hosts} with the kernel parameters {parameters}",
         ),
         "docs/hardware.md",
     ),
     Advisory(
         "strix-halo-kernel",
         "warning",
-        predicates.old_kernel,
+        hardware.old_kernel,
         "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
-        (fixes.always("install kernel {first} or newer on {hosts}"),),
+        ("install kernel {first} or newer on {hosts}",),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
         "strix-halo-firmware",
         "warning",
-        predicates.faulty_firmware,
+        hardware.faulty_firmware,
         "ROCm fails on gfx1151 graphics with linux-firmware {version}, which is on {hosts}.",
-        (fixes.always("install another version of linux-firmware on {hosts}"),),
+        ("install another version of linux-firmware on {hosts}",),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
         "backend-unmaintained",
         "warning",
-        predicates.unmaintained_backends,
+        releases.unmaintained_backends,
         "{fork} is built for {unmaintained} on {hosts}, which its maintainers do not support.",
         (
-            Remedy("set llama_backend of {hosts} to {backend}", fixes.maintained),
-            Remedy("set {variables} to a release of llama.cpp", fixes.switch_to_mainline),
+            "set llama_backend of {hosts} to {backend}",
+            "set {variables} to a release of llama.cpp",
         ),
         "https://github.com/ikawrakow/ik_llama.cpp#readme",
     ),
     Advisory(
         "accelerator-unused",
         "warning",
-        predicates.unused_accelerators,
+        hardware.unused_accelerators,
         "No build of llama.cpp uses these accelerators, since their hosts have no toolchain for them: {where}.",
         (
-            Remedy("set llama_backend of {hosts} to {backend}", fixes.further_backends),
-            Remedy("install {toolkit} on {hosts}", fixes.toolkits),
-            Remedy("set llama_backend of {hosts} to {built} to accept this", fixes.built_backends),
+            "set llama_backend of {hosts} to {backend}",
+            "install {toolkit} on {hosts}",
+            "set llama_backend of {hosts} to {built} to accept this",
         ),
         "docs/variables.md",
     ),
     Advisory(
         "backend-left-out",
         "warning",
-        predicates.backends_without_archive,
+        hardware.backends_without_archive,
         "{why}, so llama.cpp runs there with {built}, not with {backend}.",
-        (fixes.always("{steps}"),),
+        ("{steps}",),
         "docs/operating.md",
     ),
     Advisory(
         "memory-of-other-cluster",
         "warning",
-        predicates.memory_of_neighbours,
+        memory.memory_of_neighbours,
         "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
-        (
-            fixes.always(
-                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit"
-            ),
-        ),
+        ("set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",),
         "docs/operating.md",
     ),
     Advisory(
         "options-elsewhere",
         "warning",
-        predicates.option_files,
+        server.option_files,
         "llama-server of {host} reads {files} before its command line. Every option there that the plan does not set takes effect, and nothing is "
         "planned for it.",
-        (fixes.always("give these options in llama_server_extra_args, and remove them from {files}"),),
+        ("give these options in llama_server_extra_args, and remove them from {files}",),
         "docs/architecture.md",
     ),
     Advisory(
         "slower-than-one-host",
         "warning",
-        predicates.slower_than_one_host,
+        server.slower_than_one_host,
         "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
-        (fixes.always("{steps}"),),
+        ("{steps}",),
         "docs/plan.md",
     ),
     Advisory(
         "head-lends-to-itself",
         "warning",
-        predicates.lends_to_itself,
+        server.lends_to_itself,
         "llama-server reaches {where} through a worker on its own host, which is slower than to drive it itself.",
-        (fixes.always("remove {hosts} from llama_workers"),),
+        ("remove {hosts} from llama_workers",),
         "docs/plan.md",
     ),
     Advisory(
         "prompts-not-pipelined",
         "warning",
-        predicates.unpipelined_prompts,
+        server.unpipelined_prompts,
         "Devices compute prompts one after the other: one of {tokens} tokens is read at about {now} tokens per second, and at {then} if they did it at "
         "the same time.",
-        (fixes.always("{steps}"),),
+        ("{steps}",),
         THREAD.format(18626),
     ),
     Advisory(
         "slow-load",
         "warning",
-        predicates.slow_load,
+        server.slow_load,
         "A load of the model is predicted to take {seconds} s. For most of that time {release} hashes and copies what it sends to workers.",
-        (fixes.always("set llama_build_fast_load to true for all hosts"),),
+        ("set llama_build_fast_load to true for all hosts",),
         "docs/operating.md",
     ),
     Advisory(
         "idle-shorter-than-load",
         "warning",
-        predicates.short_idleness,
+        server.short_idleness,
         "llama_server_idle_seconds is {idle}, and a load of the model is predicted to take {seconds} s.",
-        (
-            fixes.always(
-                "set llama_server_idle_seconds to {seconds} or more",
-                lambda _context, finding: remedies.serving(idle_seconds=finding.values["seconds"]),
-            ),
-        ),
+        ("set llama_server_idle_seconds to {seconds} or more",),
         "docs/operating.md",
     ),
     Advisory(
         "compute-over-capacity",
         "warning",
-        predicates.over_capacity,
+        memory.over_capacity,
         "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB; if they come near it, llama-server runs out of memory when it starts.",
-        (Remedy("{smaller}", fixes.smaller_buffers),),
+        ("use a smaller model, or devices with more memory",),
         "docs/plan.md",
     ),
     Advisory(
         "further-not-counted",
         "warning",
-        predicates.uncounted,
+        server.uncounted,
         "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",
         (
-            Remedy("remove {word}, so that the plan chooses", fixes.without_placing),
-            fixes.accept(
-                "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory"
-            ),
+            "remove {word}, so that the plan chooses",
+            "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory",
         ),
         "docs/models.md",
     ),
     Advisory(
         "speculation-slower",
         "warning",
-        predicates.slow_speculation,
+        server.slow_speculation,
         "With {type} {with_it} tokens per second are predicted, and {without} without: it pays from a share of {pays_from} accepted tokens on, and "
         "{acceptance} is {source}.",
         (
-            fixes.always("set llama_server_speculation to none", fixes.server_becomes(speculation=speculation.NONE)),
-            fixes.always("set llama_server_speculation_acceptance to the share that the log of llama-server has"),
+            "set llama_server_speculation to none",
+            "set llama_server_speculation_acceptance to the share that the log of llama-server has",
         ),
         "docs/models.md",
     ),
     Advisory(
         "context-cut",
         "warning",
-        predicates.cut_context,
+        server.cut_context,
         "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
         (
-            Remedy("set llama_server_context to {context} or less", fixes.shorter_context),
-            Remedy("add --override-kv {key}=int:{wanted} to llama_server_extra_args", fixes.extended_context),
+            "set llama_server_context to {context} or less",
+            "add --override-kv {key}=int:{wanted} to llama_server_extra_args",
         ),
         "docs/plan.md",
     ),
     Advisory(
         "context-shared",
         "warning",
-        predicates.shared_context,
+        server.shared_context,
         "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. {more}",
         (
-            fixes.always("set llama_server_parallel to 1", fixes.server_becomes(parallel=1)),
-            Remedy("add --kv-unified to llama_server_extra_args, so that requests share the tokens", fixes.one_cache),
-            fixes.accept("accept this advisory if {each} tokens are enough"),
+            "set llama_server_parallel to 1",
+            "add --kv-unified to llama_server_extra_args, so that requests share the tokens",
+            "accept this advisory if {each} tokens are enough",
         ),
         "docs/plan.md",
     ),
     Advisory(
         "variable-unknown",
         "warning",
-        predicates.unknown_variables,
+        releases.unknown_variables,
         "{variable} is set for {where}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
         (
-            Remedy("rename {variable} to {meant}; a variable of your own may stay", fixes.similar_name),
-            Remedy("use a name from docs/variables.md; a variable of your own may stay", fixes.no_similar_name),
+            "rename {variable} to {similar}",
+            "use a name from docs/variables.md; a variable of your own may stay",
         ),
         "docs/variables.md",
     ),
@@ -454,71 +411,71 @@ ADVISORIES = (
         _unknown_ids,
         "llama_accept_advisories has {identifier}, and no advisory has this id, so it accepts nothing. Similar id: {meant}.",
         (
-            Remedy("replace {identifier} by {meant}", fixes.similar_name),
-            fixes.always("remove {identifier} from llama_accept_advisories"),
+            "replace {identifier} by {similar}",
+            "remove {identifier} from llama_accept_advisories",
         ),
         "docs/plan.md",
     ),
     Advisory(
         "device-without-memory",
         "warning",
-        predicates.unsized_devices,
+        hardware.unsized_devices,
         "llama-server does not use {where}: the memory is not known.",
-        (fixes.always("set memory_mib of the device in llama_hardware of {hosts}"),),
+        ("set memory_mib of the device in llama_hardware of {hosts}",),
         "docs/variables.md",
     ),
     Advisory(
         "gb10-mmap-slow",
         "warning",
-        predicates.mmap_crawls,
+        memory.mmap_crawls,
         "llama_server_load_mode is {mode}, and {where} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s without.",
         (
-            fixes.always("leave llama_server_load_mode out", fixes.server_becomes(load_mode=None)),
-            fixes.always("set llama_server_load_mode to none", fixes.server_becomes(load_mode="none")),
+            "leave llama_server_load_mode out",
+            "set llama_server_load_mode to none",
         ),
         THREAD.format(27742),
     ),
     Advisory(
         "vulkan-large-share",
         "warning",
-        predicates.large_vulkan_shares,
+        memory.large_vulkan_shares,
         "Vulkan gets large shares over RPC: {where}. A model with {crashed} MiB and more on each device crashed so with out of memory while it was loaded, "
         "and ran by HIP.",
-        (fixes.always("set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less"),),
+        ("set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less",),
         "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
     ),
     Advisory(
         "rocm-slow-prompts",
         "warning",
-        predicates.slow_prompts,
+        hardware.slow_prompts,
         "llama.cpp is compiled for {architecture} with the newest ROCm that is installed on {where}. Two Strix Halo read prompts of a model in Q8_0 "
         "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
-        (fixes.always("compare it with llama_build_toolchain of {hosts} set to {other}"),),
+        ("compare it with llama_build_toolchain of {hosts} set to {other}",),
         "https://github.com/ggml-org/llama.cpp/issues/17917",
     ),
     Advisory(
         "rdma-not-planned",
         "warning",
-        predicates.rdma,
+        links.rdma,
         "llama.cpp is compiled with {option} on {where}. {reason}.",
-        (fixes.always("remove {option} from llama_build_cmake_options of {hosts}"),),
+        ("remove {option} from llama_build_cmake_options of {hosts}",),
         "https://github.com/ggml-org/llama.cpp/pull/20590",
     ),
     Advisory(
         "no-fallback",
         "warning",
-        predicates.without_fallback,
+        server.without_fallback,
         "llama_server_fallback is true, but nothing can be served while one of these is away: {where}.",
         (
-            fixes.always("add a worker with as much memory"),
-            fixes.always("set llama_server_fallback to false"),
+            "add a worker with as much memory",
+            "set llama_server_fallback to false",
         ),
         "docs/operating.md",
     ),
 )
 
 
-def as_plan(finding: Finding, clauses: Sequence[str]) -> AdvisoryPlan:
+def as_plan(finding: Finding) -> AdvisoryPlan:
     """A finding as the plan has it, not accepted yet."""
     advisory, hosts = finding.advisory, finding.hosts
     return AdvisoryPlan(
@@ -526,11 +483,18 @@ def as_plan(finding: Finding, clauses: Sequence[str]) -> AdvisoryPlan:
         severity=advisory.severity,
         host=hosts[0] if len(hosts) == 1 else None,
         hosts=hosts,
-        message=advisory.message.format(**finding.values),
-        remedy=remedies.sentence(clauses),
+        message=finding.message,
+        remedy=remedies.sentence(_clauses(finding)),
         reference=advisory.reference,
         accepted=False,
     )
+
+
+def _clauses(finding: Finding) -> list[str]:
+    """Those of the remedies that name nothing which the case does not have."""
+    lacking = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
+    possible = [text for text in finding.advisory.remedies if not any(name in text for name in lacking)]
+    return [text.format(**finding.values) for text in possible]
 
 
 def evaluate(context: AdvisoryContext) -> list[Finding]:

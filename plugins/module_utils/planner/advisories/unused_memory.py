@@ -11,18 +11,10 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import Change
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Placed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Cluster,
-    Device,
-    Endpoint,
-    Equipped,
-    Host,
-    ReleaseRequest,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Equipped, Host
 
 
 class UnusedMemory(NamedTuple):
@@ -32,12 +24,9 @@ class UnusedMemory(NamedTuple):
     name: str
     mib: int
     remedy: str
-    change: Change
 
 
-def devices_of(
-    equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: ReleaseRequest
-) -> list[UnusedMemory]:
+def devices_of(equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed) -> list[UnusedMemory]:
     """The devices of the cluster that are not offered.
 
     :param offered: all devices that the model may be on.
@@ -45,28 +34,19 @@ def devices_of(
     idle: list[UnusedMemory] = []
     for name, own in equipped.items():
         held = [device for device in offered if device.host == name]
-        idle += _accelerators(own, held, release)
+        idle += _accelerators(own, held)
         if placed.devices or not own.host.is_head:
-            idle += _processor(own, held, placed, release)
+            idle += _processor(own, held, placed)
     return idle
 
 
-def sentence(idle: Sequence[UnusedMemory], trial: remedies.Trial) -> list[str]:
-    """What would offer more memory to a model that does not fit, and whether it fits then; nothing where all is offered."""
-    if not idle:
-        return []
-
-    def all_offered(cluster: Cluster) -> Cluster:
-        for entry in idle:
-            cluster = entry.change(cluster)
-        return cluster
-
+def sentence(idle: Sequence[UnusedMemory]) -> list[str]:
+    """What would offer more memory to a model that does not fit; nothing where all is offered."""
     parts = [f"{entry.mib} MiB of {entry.name} of {entry.host} ({entry.remedy})" for entry in idle]
-    enough = "" if trial.fits(all_offered) else "; that alone is not enough"
-    return [f"memory that could hold layers and is not offered: {', '.join(parts)}{enough}"]
+    return [f"memory that could hold layers and is not offered: {', '.join(parts)}"] if parts else []
 
 
-def _accelerators(equipped: Equipped, offered: Sequence[Device], release: ReleaseRequest) -> list[UnusedMemory]:
+def _accelerators(equipped: Equipped, offered: Sequence[Device]) -> list[UnusedMemory]:
     """Those of a host with memory of their own, by the backends of their vendors where these drive them."""
     host, same = equipped.host, same_device.canonical_device_names(equipped.host.facts)
     shown = {same[device.name] for device in offered if device.name in same}
@@ -75,16 +55,14 @@ def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Releas
             host.name,
             f"{accelerator.name} ({name})",
             workers.usable_by_device(accelerator.memory_mib, False, host.facts.memory_mib),
-            *_remedy(equipped, accelerator.backend, name, release),
+            _remedy(equipped, accelerator.backend, name),
         )
         for name, accelerator in same_device.named_accelerators(host.facts)
         if same[name] == name and name not in shown and accelerator.memory_mib and not accelerator.unified
     ]
 
 
-def _processor(
-    equipped: Equipped, offered: Sequence[Device], placed: Placed, release: ReleaseRequest
-) -> list[UnusedMemory]:
+def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed) -> list[UnusedMemory]:
     """A host's processor, with what devices in the same memory and llama-server leave of it."""
     host = equipped.host
     if any(device.name == backends.CPU.device for device in offered):
@@ -96,7 +74,7 @@ def _processor(
     if room < workers.LEAST_MIB:
         return []
     cpu = backends.CPU
-    return [UnusedMemory(host.name, "the processor", room, *_remedy(equipped, cpu.name, cpu.device, release))]
+    return [UnusedMemory(host.name, "the processor", room, _remedy(equipped, cpu.name, cpu.device))]
 
 
 def _is_shared(host: Host, device: Device) -> bool:
@@ -104,28 +82,14 @@ def _is_shared(host: Host, device: Device) -> bool:
     return bool(accelerator and accelerator.unified)
 
 
-def _remedy(equipped: Equipped, backend: str, device: str, release: ReleaseRequest) -> tuple[str, Change]:
-    """What has the host lend this device, for people and to be tried."""
+def _remedy(equipped: Equipped, backend: str, device: str) -> str:
+    """What has the host lend this device."""
     host, steps = equipped.host, []
     builds = backend in equipped.backends or (host.endpoints and backend == backends.CPU.name)
-    wanted = [*equipped.backends, *([] if builds else [backend])]
     if not host.is_worker:
         steps.append(f"add {host.name} to llama_workers")
     if not builds:
-        steps.append(f"set its llama_backend to {remedies.as_list(wanted)}")
+        steps.append(f"set its llama_backend to {remedies.as_list([*equipped.backends, backend])}")
     if host.endpoints:
         steps.append(f"add {{device: {device}}} to its llama_worker_endpoints")
-    if not steps:
-        variable = f"llama_release_{backend}"
-        return f"give {variable} the release of the head", remedies.releasing([variable], release)
-
-    def lends(found: Host) -> Host:
-        """The host, also where another device of it is offered already."""
-        built = equipped.backends if found.backends == host.backends else found.backends
-        return found._replace(
-            is_worker=True,
-            backends=found.backends if builds or backend in built else (*built, backend),
-            endpoints=(*found.endpoints, Endpoint(device=device)) if host.endpoints else (),
-        )
-
-    return " and ".join(steps), remedies.on_hosts([host.name], lends)
+    return " and ".join(steps) or f"give llama_release_{backend} the release of the head"

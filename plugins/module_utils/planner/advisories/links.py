@@ -1,0 +1,151 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When advisories are met that concern the way to workers: who can reach them, and the networks between hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+
+DEFAULT_MTU = 1500
+LARGEST_MTU = 65522
+"""Of a Thunderbolt link between hosts (docs.kernel.org/admin-guide/thunderbolt.html)."""
+THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
+"""Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
+SHARED_LINKS = ("ethernet", "infiniband", "wireless")
+"""Kinds of links that have more than two ends, unless llama_links says otherwise."""
+RDMA_UNTRIED = (
+    "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
+)
+
+
+def why_no_unit_closes(context: AdvisoryContext, name: str) -> str:
+    facts = context.cluster.hosts[name].facts
+    if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+        return f"{facts.service_manager} does not filter addresses"
+    if facts.units_filter is None:
+        return (
+            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
+            "the host is down and its facts are those of an older version of the collection (then start it, or leave it out of the inventory)"
+        )
+    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
+
+
+def unprotected_workers(context: AdvisoryContext) -> Cases:
+    cases: Cases = []
+    for name, host in context.plan.hosts.items():
+        exposed = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
+        if exposed and not host.unit_closes and not host.firewall_manager:
+            values = {
+                "where": f"{remedies.listed(exposed)} of {name}",
+                "reason": f"{why_no_unit_closes(context, name)}, and the run sets up no firewall there",
+                "managers": remedies.listed(names.FIREWALLS, "or") if host.host_settings else None,
+                "scope": "system" if host.service_manager == "systemd_user" else None,
+            }
+            cases.append((name, values))
+    return cases
+
+
+def external_workers(context: AdvisoryContext) -> Cases:
+    """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
+    ports: dict[str, list[str]] = {}
+    for worker in context.plan.external_workers:
+        if not names.is_loopback(worker.endpoint):
+            ports.setdefault(worker.host, []).append(worker.endpoint)
+    return [
+        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": context.cluster.head})
+        for name, endpoints in ports.items()
+    ]
+
+
+def rpc_in_clear(context: AdvisoryContext) -> Cases:
+    """Hosts whose workers the head reaches, without encryption, over a network that others may be on: no cable, as its kind or llama_links say."""
+    possible = context.head.facts.system == service_managers.LINUX
+    cases: Cases = []
+    for link in {link.host: link for link in context.plan.estimate.links}.values():
+        host = context.cluster.hosts.get(link.host)
+        if not host or host.is_head or host.transport == names.STUNNEL or link.kind not in SHARED_LINKS:
+            continue
+        address = link.endpoint.split(":")[0]
+        if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
+            limit = f", of whose {link.gbit_per_s:g} Gbit/s stunnel would carry {cost_model.STUNNEL_GBIT:g}"
+            slowed = limit if cost_model.stunnel_limits(link.gbit_per_s) else ""
+            where = f"{host.name} over {link.kind}{slowed}"
+            transport = names.STUNNEL if possible else None
+            cases.append((host.name, {"where": where, "head": context.cluster.head, "transport": transport}))
+    return cases
+
+
+def strange_peers(context: AdvisoryContext) -> Cases:
+    """Links to a host that this cluster does not have, or to the host itself."""
+    known = {*context.cluster.hosts, *(worker.host for worker in context.cluster.external)}
+    return [
+        (name, {"where": f"llama_links[{index}].peer of {name} ({validation.show(link.peer)})"})
+        for name, host in context.cluster.hosts.items()
+        for index, link in enumerate(host.links)
+        if link.peer and link.peer not in known - {name}
+    ]
+
+
+def _is_outside(address: str, own: str, links: Iterable[LinkPlan]) -> bool:
+    """Whether no network that ``llama_links`` gives for one's own address has this one; an address without a prefix length says no network."""
+    networks = [ipaddress.IPv4Interface(link.address).network for link in links if link.address.split("/")[0] == own]
+    known = [network for network in networks if network.prefixlen < network.max_prefixlen]
+    return bool(known) and not any(ipaddress.IPv4Address(address) in network for network in known)
+
+
+def links_in_different_networks(context: AdvisoryContext) -> Cases:
+    """Workers and the head with addresses of different networks, as they are planned to connect."""
+    head = context.head
+    cases: Cases = []
+    for name, host in context.cluster.hosts.items():
+        rules = [] if host.is_head else context.plan.hosts[name].firewall
+        for address, source in dict.fromkeys((rule.address, rule.sources[0]) for rule in rules):
+            if _is_outside(source, address, host.links) or _is_outside(address, source, head.links):
+                cases.append((name, {"where": f"{address} of {name} and {source} of {head.name}", "head": head.name}))
+    return cases
+
+
+def _by_thunderbolt(link: LinkPlan) -> bool:
+    return link.kind in ("thunderbolt", "usb4") or str(link.interface or "").startswith("thunderbolt")
+
+
+def default_mtu_on_thunderbolt(context: AdvisoryContext) -> Cases:
+    return [
+        (name, {"where": f"llama_links[{index}] of {name} ({link.interface})", "mtu": LARGEST_MTU})
+        for name, host in context.plan.hosts.items()
+        for index, link in enumerate(host.links)
+        if _by_thunderbolt(link) and link.manage and (link.mtu or DEFAULT_MTU) <= DEFAULT_MTU
+    ]
+
+
+def narrow_thunderbolt(context: AdvisoryContext) -> Cases:
+    return [
+        (name, {"where": f"{wire.device} of {name}", "lanes": wire.lanes, "gbit": f"{wire.gbit_per_lane:g}"})
+        for name, host in context.plan.hosts.items()
+        if any(map(_by_thunderbolt, host.links))
+        for wire in context.cluster.hosts[name].facts.thunderbolt
+        if wire.lanes < THUNDERBOLT_LANES or wire.gbit_per_lane < THUNDERBOLT_GBIT
+    ]
+
+
+def rdma(context: AdvisoryContext) -> Cases:
+    """Hosts whose programs are compiled with RDMA, that compute and for which nobody asks for it."""
+    computing = {context.plan.head.host, *(device.host for device in context.used)}
+    cases: Cases = []
+    for name, host in context.plan.hosts.items():
+        compiled = any(backends.is_on(build.cmake_options.get(backends.RDMA, "OFF")) for build in host.builds)
+        remote = name in computing and any(device.endpoint for device in context.used)
+        if compiled and remote and not context.cluster.hosts[name].rdma:
+            closed = host.scope == "system" and service_managers.MANAGERS[host.service_manager].closes_ports_by
+            reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
+            cases.append((name, {"where": name, "option": backends.RDMA, "reason": reason}))
+    return cases

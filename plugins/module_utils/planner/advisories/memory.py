@@ -1,0 +1,152 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When advisories are met that concern memory: how it is filled, who shares it, and how much there is."""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Where it is accepted, devices lend more than their driver shows as their own."""
+VULKAN_SHARE_MIB = 87857
+"""Smallest share of DeepSeek R1 Q4_K_M on four Strix Halo, which crashed by Vulkan over RPC and ran by HIP, in the field notes. 64446 ran."""
+
+
+def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
+    """The devices of the head, if llama-server maps the model's file for devices that share memory with the processor. The default of ik_llama.cpp does so.
+    Workers on other hosts get their tensors by RPC and map nothing."""
+    mode = context.plan.head.load_mode
+    maps = mode in ("mmap", "mmap+mlock") or (mode in (None, "auto") and not context.release.mainline)
+    return context.on_head if maps else []
+
+
+def mmap_crawls(context: AdvisoryContext) -> Cases:
+    return [
+        (device.host, {"where": f"{device.name} of {device.host}", "mode": context.plan.head.load_mode})
+        for device in _with_mapped_pages(context)
+        if device.is_gb10
+    ]
+
+
+def mmap_hangs(context: AdvisoryContext) -> Cases:
+    values = {"limit": devices.MMAP_LIMIT_MIB, "mode": heads.unmapped_mode(context.release)}
+    return [
+        (device.host, {**values, "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}"})
+        for device in _with_mapped_pages(context)
+        if device.hangs_on_mmap
+    ]
+
+
+def mmap_is_slow(context: AdvisoryContext) -> Cases:
+    mode = heads.unmapped_mode(context.release)
+    cases: Cases = []
+    for device in _with_mapped_pages(context):
+        if device.slow_on_mmap and not device.hangs_on_mmap:
+            size = f"{round(device.weights_mib)} of {device.host_memory_mib} MiB"
+            cases.append((device.host, {"where": f"{size} on {device.name} of {device.host}", "mode": mode}))
+    return cases
+
+
+def vulkan_without_mmap(context: AdvisoryContext) -> Cases:
+    """Not where HIP would hang or crawl with mmap."""
+    head, mode = context.plan.head.host, context.plan.head.load_mode
+    own = any(device.needs_less_with_mmap for device in context.on_head)
+    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in context.on_head)
+    return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
+
+
+def vulkan_memory(context: AdvisoryContext) -> Cases:
+    """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
+    places: list[tuple[devices.Holder, str]] = []
+    for device in context.used:
+        shown = f"{device.visible_mib} MiB are shown"
+        accelerator = devices.accelerator_of(context.cluster.places[device.host].facts, device.name)
+        if context.plan.fits and (share := round(device.held_mib)) > device.visible_mib:
+            places.append((device, f"gets {share} MiB, and {shown}"))
+        elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:
+            places.append((device, f"has {accelerator.memory_mib} MiB, and {shown}"))
+    ways = _ways_around_vulkan(context, [device for device, _place in places])
+    return [(device.host, {**ways, "where": f"{device.name} of {device.host} {place}"}) for device, place in places]
+
+
+def _ways_around_vulkan(context: AdvisoryContext, met: list[devices.Holder]) -> dict[str, str | None]:
+    hosts = list(dict.fromkeys(device.host for device in met))
+    builds = [backends.HIP.name in context.backends_of(name) for name in hosts]
+    could = all(context.cluster.places[name].facts.of_backend(backends.HIP.name) for name in hosts)
+    lending = [name for name in hosts if any(device.host == name and device.endpoint for device in met)]
+    heaps = [f"environment in llama_worker_endpoints of {remedies.listed(lending)}"] * bool(lending)
+    heaps += ["llama_server_environment"] * any(not device.endpoint for device in met)
+    return {
+        "serving": backends.HIP.name if all(builds) else None,
+        "building": backends.HIP.name if could and not any(builds) else None,
+        "places": " and in ".join(heaps),
+    }
+
+
+def large_vulkan_shares(context: AdvisoryContext) -> Cases:
+    """Shares within what the driver shows: others are the case of VULKAN_MEMORY. Of a model that does not fit there are none yet."""
+    cases: Cases = []
+    for device in context.used:
+        large = VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
+        if context.plan.fits and device.endpoint and device.backend == backends.VULKAN.name and large:
+            ours = device.host in context.cluster.hosts
+            values = {
+                "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
+                "crashed": VULKAN_SHARE_MIB,
+                "mib": VULKAN_SHARE_MIB - 1,
+                "variable": "llama_worker_endpoints" if ours else "llama_external_workers",
+            }
+            cases.append((device.host, values))
+    return cases
+
+
+def untuned(context: AdvisoryContext) -> Cases:
+    """Graphics to which the kernel lends less than it could, of a model that does not fit."""
+    cases: Cases = []
+    for name, host in context.cluster.hosts.items():
+        memory, by_the_run = host.facts.memory_mib, context.plan.hosts[name].host_settings
+        for one in host.facts.accelerators if not context.plan.fits else ():
+            little = one.backend == backends.HIP.name and one.unified and one.memory_mib < memory * 3 // 4
+            if little and not (host.tuning.wanted and host.tuning.reboot):
+                given = kernel_parameters.parameters(memory)
+                parameters = None if by_the_run else " ".join(f"{key}={value}" for key, value in given.items())
+                values = {"where": f"{one.name} of {name}", "mib": one.memory_mib, "memory": memory}
+                cases.append((name, {**values, "tuning": "true" if by_the_run else None, "parameters": parameters}))
+    return cases
+
+
+def memory_of_neighbours(context: AdvisoryContext) -> Cases:
+    """Each memory of a host once, whichever devices use it: a device has several names where several backends drive it, and graphics may share
+    the memory of the processor."""
+    cases: Cases = []
+    for name in context.plan.hosts:
+        host = context.cluster.hosts[name]
+        own = neighbours.memory_of(context.plan, name)
+        for neighbour in host.facts.neighbours:
+            for devices_of, capacity in neighbours.memories(host.facts, own, neighbour.memory_mib):
+                total = sum(own[device][0] for device in devices_of if device in own)
+                theirs = sum(neighbour.memory_mib.get(device, 0) for device in devices_of)
+                if theirs and total and total + theirs > capacity:
+                    ours = " and ".join(device for device in devices_of if own.get(device, (0, 0))[0])
+                    place = (
+                        f"{round(total)} MiB on {ours} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    )
+                    cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
+    return cases
+
+
+def over_capacity(context: AdvisoryContext) -> Cases:
+    """Devices whose weights, cache and bound of the compute buffer are more together than they hold."""
+    over = [entry for entry in context.plan.placement if entry.total_mib > entry.capacity_mib]
+    if not over or not context.plan.fits:
+        return []
+    hosts = {entry.host for entry in over}
+    held = [f"{one.device} of {one.host} (≤ {one.total_mib:.0f} of {one.capacity_mib:.0f} MiB)" for one in over]
+    values = {"devices": ", ".join(held), "compute": round(max(entry.compute_mib for entry in over))}
+    return [(hosts.pop() if len(hosts) == 1 else None, values)]

@@ -1,0 +1,110 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When advisories are met that concern what a release is and knows, and names in the inventory."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+
+ARCHITECTURES_FILE = "src/llama-arch.cpp"
+"""The file of llama.cpp that names them: a patch may add one."""
+OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
+"""Architectures in files of Ollama that upstream names otherwise or does not have."""
+
+
+def remote_code(context: AdvisoryContext) -> Cases:
+    """One case for each commit of a fork."""
+    known = capabilities.OLDEST[capabilities.IK_LLAMA]
+    cases: Cases = []
+    for identifier, release in context.plan.releases.items():
+        if release.fork:
+            newer = release.generation > known
+            checked = f", which is newer than {known}, the last one that was checked" if newer else ""
+            variables = remedies.listed(context.variables_of(identifier))
+            builds = f"commit {release.generation} of {release.fork}{checked}"
+            cases.append((None, {"builds": builds, "variables": variables}))
+    return cases
+
+
+def unmaintained_backends(context: AdvisoryContext) -> Cases:
+    known, used = context.plan.releases, {(device.host, device.backend) for device in context.used}
+    maintained = sorted(backends.IK_LLAMA_MAINTAINED, key=lambda name: backends.RECORDS[name].preference)
+    cases: Cases = []
+    for name, host in context.plan.hosts.items():
+        for build in host.builds:
+            fork = known[build.release].fork
+            if fork and (name, build.backend) in used and build.backend not in maintained:
+                facts = context.cluster.hosts[name].facts
+                other = next((one for one in maintained if one != backends.CPU.name and facts.of_backend(one)), None)
+                values = {"fork": fork, "unmaintained": build.backend, "backend": other}
+                cases.append((name, {**values, "variables": remedies.listed(context.variables_of(build.release))}))
+    return cases
+
+
+def cache_kernels(context: AdvisoryContext) -> Cases:
+    """Hosts whose programs may lack kernels of flash attention for the types of the cache."""
+    kinds = context.server.cache_type_k, context.server.cache_type_v
+    if not context.release.mainline or not backends.needs_all_quants(*kinds):
+        return []
+    compiled = context.release.source in release_request.COMPILED
+    variables = None if compiled else remedies.listed(context.variables_of(context.release.id))
+    cases: Cases = []
+    for name in dict.fromkeys(device.host for device in context.used if backends.RECORDS[device.backend].all_quants):
+        builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
+        known = {
+            option: build.cmake_options.get(option, "OFF")
+            for build in builds
+            if (option := backends.RECORDS[build.backend].all_quants)
+        }
+        if not known or not all(map(backends.is_on, known.values())):
+            given = [option for option in known if option in context.cluster.places[name].cmake_options]
+            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.listed(given) or None}
+            cases.append((name, {**values, "variables": variables}))
+    return cases
+
+
+def ollama(context: AdvisoryContext) -> Cases:
+    architecture = context.summary.architecture
+    source = context.cluster.model.source
+    if architecture not in OLLAMA_ARCHITECTURES or source is None:
+        return []
+    values = {"source": context.plan.model.source, "variable": source.variable, "architecture": architecture}
+    return [(context.plan.head.host, values)]
+
+
+def unknown_architecture(context: AdvisoryContext) -> Cases:
+    """A file that llama-server refuses when it starts."""
+    name, release = context.summary.architecture, context.release
+    patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
+    lacks = release.mainline and capabilities.lacks_architecture(release.generation, name)
+    if not lacks or patched or name in OLLAMA_ARCHITECTURES:
+        return []
+    variables = remedies.listed(context.variables_of(release.id))
+    return [(context.plan.head.host, {"build": release.generation, "architecture": name, "variables": variables})]
+
+
+def unknown_variables(context: AdvisoryContext) -> Cases:
+    return [
+        (name, {"variable": variable, "meant": meant or "none", "similar": meant or None})
+        for variable, meant in sorted(
+            {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
+        )
+        for name, host in context.cluster.hosts.items()
+        if host.unknown_variables.get(variable) == meant
+    ]
+
+
+def unknown_ids(context: AdvisoryContext, known: Collection[str]) -> Cases:
+    """What llama_accept_advisories has that is no advisory's id."""
+    cases: Cases = []
+    for name in sorted(context.cluster.accepted.difference(known)):
+        similar = next(iter(difflib.get_close_matches(name, known, 1)), None)
+        cases.append((None, {"identifier": name, "meant": similar or "none", "similar": similar}))
+    return cases

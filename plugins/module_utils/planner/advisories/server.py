@@ -1,0 +1,173 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When advisories are met that concern llama-server: who may ask it, its options, its speed."""
+
+from __future__ import annotations
+
+import math
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
+
+SLOW_LOAD_S = 60
+"""Predicted seconds of a load from which on it is said what would shorten it; assumed."""
+RPC_LIMITS = "RPC on "
+"""What limits such a load, as the estimate names it."""
+FASTER_PIPELINED = 1.25
+"""So many times as fast have prompts to be predicted with the pipeline before it is said."""
+DEFAULT_CONTEXT = 8192
+"""Of llama_server_context: who leaves it out asks for no more than the model has."""
+EXTENDING = ("--rope-scal", "--rope-freq-", "--yarn-orig-ctx")
+"""How options of llama-server begin with which a model serves a longer context than it was trained for."""
+
+
+def open_server(context: AdvisoryContext) -> Cases:
+    head = context.plan.head
+    if names.is_loopback(head.address) or "--api-key-file" in head.argv:
+        return []
+    return [(head.host, {"address": f"{head.address}:{head.port}"})]
+
+
+def server_for_everybody(context: AdvisoryContext) -> Cases:
+    head = context.plan.head
+    if names.is_loopback(head.address) or head.allowed:
+        return []
+    return [(head.host, {"address": f"{head.address}:{head.port}"})]
+
+
+def unlimited_server(context: AdvisoryContext) -> Cases:
+    head = context.plan.head
+    host = context.plan.hosts[head.host]
+    closes = host.unit_closes or host.firewall_manager or names.EVERYBODY in head.allowed
+    if not head.allowed or names.is_loopback(head.address) or closes:
+        return []
+    reason = why_no_unit_closes(context, head.host)
+    if host.host_settings:
+        reason += ", and neither firewalld nor ufw nor nftables is active there"
+    return [(head.host, {"networks": ", ".join(head.allowed), "reason": reason})]
+
+
+def option_files(context: AdvisoryContext) -> Cases:
+    """Only llama-server of llama.cpp itself reads them."""
+    files = context.head.facts.option_files
+    return [(context.cluster.head, {"files": " and ".join(files)})] if files and context.release.mainline else []
+
+
+def unpipelined_prompts(context: AdvisoryContext) -> Cases:
+    """Prompts that would be read faster if devices computed at the same time."""
+    prompt = context.plan.estimate.prompt
+    if not prompt or not prompt.obstacles or context.plan.model.known_answer:
+        return []
+    if prompt.pipelined_tokens_per_s < FASTER_PIPELINED * prompt.tokens_per_s:
+        return []
+    values = {"tokens": prompt.tokens, "now": f"{prompt.tokens_per_s:g}", "then": f"{prompt.pipelined_tokens_per_s:g}"}
+    return [(None, {**values, "steps": ", and ".join(prompt.obstacles)})]
+
+
+def slower_than_one_host(context: AdvisoryContext) -> Cases:
+    """The known-answer model is there to try workers, however fast."""
+    estimate, server = context.plan.estimate, context.server
+    together, best = estimate.generation_range, estimate.best_single_host
+    if context.plan.model.known_answer or not estimate.links or not best.faster:
+        return []
+    host, head = best.host, context.cluster.head
+    steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
+    if best.lends:
+        steps.append(f"have {host} alone in llama_workers")
+    elif any(own.is_worker for own in context.cluster.hosts.values()):
+        steps.append("leave llama_workers empty")
+    of_head = () if host == head else ("memory_mib", "reserve_mib")
+    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
+    if best.gpu_layers is not None:
+        steps.append(f"set llama_server_gpu_layers to {best.gpu_layers}")
+    elif server.gpu_layers is not None:
+        given.append("llama_server_gpu_layers")
+    given += ["llama_external_workers"] if context.cluster.external else []
+    steps += [f"remove {name}" for name in given]
+    return [(host, {"together": str(together), "alone": str(best.generation_range), "steps": ", ".join(steps)})]
+
+
+def lends_to_itself(context: AdvisoryContext) -> Cases:
+    """A head that reaches its own accelerators through workers alone, where llama-server would drive them. With the known-answer model that is a trial."""
+    own = [device for device in context.on_head if device.backend != backends.CPU.name]
+    direct = any(not device.endpoint for device in own)
+    if context.plan.model.known_answer or not own or direct or context.head.endpoints or not context.head.is_worker:
+        return []
+    head = context.cluster.head
+    return [(head, {"where": f"{', '.join(device.name for device in own)} of {head}"})]
+
+
+def slow_load(context: AdvisoryContext) -> Cases:
+    """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
+    estimate, release = context.plan.estimate, context.release
+    patch = fast_load.known(release.protocol, release.mainline) and release.source in release_request.COMPILED
+    slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
+    if not slow or not patch or release.loads_fast:
+        return []
+    return [(None, {"seconds": f"{estimate.load_s:g}", "release": release.ref})]
+
+
+def short_idleness(context: AdvisoryContext) -> Cases:
+    """A model that is kept for less time than it takes to load."""
+    idle, load = context.server.idle_seconds, context.plan.estimate.load_s
+    return [(None, {"idle": idle, "seconds": math.ceil(load)})] if idle and load and idle < load else []
+
+
+def without_fallback(context: AdvisoryContext) -> Cases:
+    """The workers that cannot be spared, where the operator wants that."""
+    lost = context.plan.no_fallback if context.server.fallback else ()
+    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in lost]
+
+
+def uncounted(context: AdvisoryContext) -> Cases:
+    """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
+    cases: Cases = []
+    for one in context.plan.further_uncounted:
+        placing = [options.of_name(name) for name in auxiliary_models.PLACING[one.role]]
+        words = [word for word in context.server.extra_args if options.of_word(word) in placing]
+        words += [name for name in context.server.environment if options.of_variable(name) in placing]
+        values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
+        cases.append((context.cluster.head, values))
+    return cases
+
+
+def slow_speculation(context: AdvisoryContext) -> Cases:
+    """Predicted tokens that cost more than they save."""
+    found, without = context.plan.estimate.speculation, context.plan.estimate.generation_tokens_per_s
+    if not found or not without or found.generation_tokens_per_s >= without:
+        return []
+    values = {**found._asdict(), "with_it": found.generation_tokens_per_s, "without": without}
+    return [(None, {**values, "source": "stated" if found.stated else "assumed"})]
+
+
+def cut_context(context: AdvisoryContext) -> Cases:
+    """A context that was asked for and is longer than the one for which the model was trained."""
+    head, server = context.plan.head, context.server
+    if server.context <= head.context or server.context == DEFAULT_CONTEXT:
+        return []
+    extends = any(option in word for word in server.extra_args for option in EXTENDING)
+    key = server_settings.context_key(context.summary) if extends else None
+    return [(head.host, {"wanted": server.context, "context": head.context, "model": context.summary.name, "key": key})]
+
+
+def shared_context(context: AdvisoryContext) -> Cases:
+    """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
+    head, server, summary = context.plan.head, context.server, context.summary
+    if head.context_per_request == head.context:
+        return []
+    longest = server_settings.context_of(server._replace(context=head.context * server.parallel), summary)
+    each = server_settings.context_per_request(server._replace(context=longest), summary)
+    more = longest > head.context
+    values = {
+        "parallel": server.parallel,
+        "context": head.context,
+        "each": head.context_per_request,
+        "more": f"With {longest} each gets {each}." if more else f"{summary.name} was trained for no more.",
+    }
+    return [(head.host, values)]
