@@ -19,9 +19,9 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import known_answer as known_answer_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FetchedModelPlan, ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     gguf_info,
@@ -121,10 +121,15 @@ def test_a_file_of_the_controller_is_copied(models, playbook, tmp_path):
     assert (models / "source" / "m.gguf").stat().st_mode & 0o777 == 0o644
     source.unlink()
     assert "changed=0" in playbook.run(files)
-    (models / "source" / ".source.json").unlink()
-    assert f"Could not find or access '{source}' on the Ansible Controller" in playbook.run(files)
-    source.write_bytes(DATA[:-1])
-    assert "is not the file of the controller that was planned: run the playbook again" in playbook.run(files)
+
+
+def test_a_copy_that_is_not_what_was_planned_is_refused(models):
+    (file,), _records = parsed([planned(FROM, models, url="file:///srv/m.gguf")])
+    for content in (DATA[:-1], bytes(SIZE)):
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        file.path.write_bytes(content)
+        with pytest.raises(Refusal, match="is not the file of the controller that was planned: run the playbook again"):
+            download.download([file], models, [], None, 1)
 
 
 @pytest.mark.programs
@@ -164,7 +169,6 @@ READERS = {
     "drift": lambda path, call: state.model_differences(
         typed_json.parse(FetchedModelPlan, {"files": [planned(FROM, Path(path))], "records": []})
     ),
-    "services": lambda path, call: services.versions([path]),
     "copy": lambda path, call: lookup.look_up(lookup.Query(request_of(llama_model_copy=path).source), 9),
 }
 MODULES = {"model_info": model_info, "gguf_info": gguf_info}
