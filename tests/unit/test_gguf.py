@@ -1,8 +1,6 @@
 """Headers of models: those that are right, those that are wrong, and those that are meant to do harm."""
 
-import json
 import os
-import random
 import struct
 import tracemalloc
 
@@ -17,8 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     tensor_types,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
-from hypothesis import strategies as st
-from support.fuzzing import fuzzed
 
 MODULE = gguf_info
 
@@ -276,14 +272,6 @@ def test_split_models_that_are_not_whole(tmp_path):
     refusal(first, r"has the part big-00002-of-00002.gguf, which is truncated")
     second.unlink()
     refusal(first, r"is incomplete: its part big-00002-of-00002.gguf is missing")
-    files.write_parts(tmp_path, numbers=[1, 1])
-    refusal(first, "is refused: it says that it is part 1, counted from 0, not 0")
-    files.write_parts(tmp_path, numbers=[0, 3])
-    refusal(first, "has the part .*, which is refused: it says that it is part 3, counted from 0, not 1")
-    files.write_parts(tmp_path, tensors=["same", "same"])
-    refusal(first, "has the part .*, which is refused: it has the tensor 'same' twice")
-    files.write_parts(tmp_path, said=5)
-    refusal(first, "its parts hold 2 tensors, it says 5")
 
 
 @pytest.mark.parametrize(
@@ -291,24 +279,6 @@ def test_split_models_that_are_not_whole(tmp_path):
 )
 def test_a_number_of_parts_that_cannot_be(kind, count):
     refused(files.model(keys=[*files.LLAMA, ("split.count", kind, count)]), "is one of .* parts: name the first one")
-
-
-@pytest.mark.parametrize(
-    "part, key, value, said",
-    [
-        (0, "split.no", 0, "its 'split.no' is of type uint32, llama.cpp takes uint16"),
-        (0, "split.count", 2, "its 'split.count' is of type uint32, llama.cpp takes uint16"),
-        (0, "split.tensors.count", 2, "its 'split.tensors.count' is of type uint32, llama.cpp takes int32"),
-        (1, "split.no", 1, r"has the part .*, which is refused: its 'split.no' is of type uint32"),
-    ],
-)
-def test_split_models_with_types_that_llama_cpp_does_not_take(tmp_path, part, key, value, said):
-    paths = files.write_parts(tmp_path)
-    right = files.I32 if key == "split.tensors.count" else files.U16
-    data = paths[part].read_bytes()
-    paths[part].write_bytes(data.replace(files.key(key, right, value), files.key(key, files.U32, value)))
-    with pytest.raises(gguf.GGUFError, match=said):
-        gguf.read_path(str(paths[0]))
 
 
 def many_parts(keys, count=3):
@@ -325,7 +295,6 @@ def many_parts(keys, count=3):
 @pytest.mark.parametrize(
     "limit, most, keys, said",
     [
-        ("MAX_STRINGS", 25, [("k", files.ARRAY, (files.STRING, [""] * 10))], "its arrays have 30 strings, at most 25"),
         ("MAX_KEPT_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "more than 0 MiB of metadata"),
         ("MAX_HEADER_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "its header is longer than 0 MiB"),
         ("MAX_PARTS", 2, [], "it is one of 3 parts, at most 2 are read"),
@@ -374,17 +343,9 @@ def test_a_file_that_becomes_shorter(model):
         gguf.read("model.gguf", lambda name: source)
 
 
-@pytest.mark.parametrize(
-    "version, said",
-    [
-        (0, "version 0 is unknown"),
-        (1, "has GGUF version 1, which llama.cpp no longer reads"),
-        (4, "version 4 is unknown, 2 and 3 are read"),
-        (0x03000000, "is a big-endian file"),
-    ],
-)
-def test_other_versions(version, said):
-    refused(files.model(version=version), said)
+@pytest.mark.parametrize("version", [0, 1, 4, 0x03000000])
+def test_other_versions(version):
+    refused(files.model(version=version), f"version {version} is unknown, 2 and 3 are read")
 
 
 def test_lengths_are_not_believed(model):
@@ -419,81 +380,23 @@ def with_key(name, kind, value):
     return files.model(keys=[*(entry for entry in files.LLAMA if entry[0] != name), (name, kind, value)])
 
 
-WRONG_TYPES = [
-    ("general.alignment", files.U64, 32, "uint64"),
-    ("general.name", files.ARRAY, (files.STRING, ["x"]), "array of string"),
-    ("general.file_type", files.BOOL, True, "bool"),
-    ("llama.block_count", 5, 2, "int32"),
-    ("llama.block_count", files.ARRAY, (files.U32, [2]), "array of uint32"),
-    ("llama.context_length", files.ARRAY, (files.U8, [1] * 5000), "array of uint8"),
-    ("llama.attention.head_count_kv", files.ARRAY, (files.U8, [1, 1]), "array of uint8"),
-    ("llama.attention.key_length", 5, 64, "int32"),
-    ("llama.attention.value_length_swa", files.ARRAY, (files.U32, [64, 64]), "array of uint32"),
-    ("llama.nextn_predict_layers", files.ARRAY, (files.U32, [1, 1]), "array of uint32"),
-    ("llama.attention.sliding_window", files.BOOL, True, "bool"),
-    ("llama.feed_forward_length", files.F32, 1.0, "float32"),
-    ("tokenizer.ggml.tokens", files.U32, 5, "uint32"),
-    ("split.count", files.U32, 1, "uint32"),
-]
-
-
-@pytest.mark.parametrize("key, kind, value, said", WRONG_TYPES)
-def test_a_type_that_llama_cpp_does_not_take(key, kind, value, said):
-    refused(with_key(key, kind, value), f"its '{key}' is of type {said}, llama.cpp takes ")
-
-
-@pytest.mark.parametrize(
-    "key, kind, count",
-    [
-        ("attention.head_count", files.U32, 3),
-        ("attention.head_count_kv", files.U32, 1),
-        ("feed_forward_length", 5, 5000),
-        ("attention.sliding_window_pattern", files.BOOL, 513),
-    ],
-)
-def test_a_list_that_is_not_as_long_as_the_model(key, kind, count):
-    refused(with_key(f"llama.{key}", files.ARRAY, (kind, [1] * count)), f"has {count} values of {key} and 2 layers")
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_model_whose_layers_all_predict_further_tokens(count):
     refused(with_key("llama.nextn_predict_layers", files.U32, count), "all of its 2 layers are for predicting further")
 
 
-def test_the_size_of_the_vocabulary_has_its_type_beside_tokens_too():
-    keys = [*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, ["a"]))]
-    refused(files.model(keys=[*keys, ("llama.vocab_size", 5, 1)]), "'llama.vocab_size' is of type int32")
-
-
-@pytest.mark.parametrize("name", [b"general.alignment\0x", b"\0"])
-def test_a_name_that_ends_elsewhere_for_llama_cpp(name):
-    refused(with_key(name, files.U32, 64), "the name of the key .* has a zero byte")
-    refused(files.model(tensors=[(name, (1,), 0)]), "the name of the tensor .* has a zero byte")
-
-
 @pytest.mark.parametrize(
     "data, said",
     [
-        (files.model(keys=(*files.LLAMA, files.LLAMA[0])), "has 'general.architecture' twice"),
-        (files.model(tensors=[("a", (1,), 0)] * 2), "has the tensor 'a' twice"),
-        (files.model(keys=[("", files.U8, 1)]), "has a key without a name"),
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 99, 1))]), "'k' has the unknown type 99"),
-        (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' is nested"),
-        (files.model(keys=[("k" * 65536, files.U8, 1)]), "the name of a key has 65536 bytes, at most 65535 are read"),
-        (files.model(tensors=[("t" * 64, (1,), 0)]), "the name of a tensor has 64 bytes, at most 63 are read"),
+        (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' has the unknown type 9"),
         (with_tensors(("t", (1, 1, 1, 1, 1), 0, 0)), "'t' has 5 dimensions"),
         (with_tensors(("t", (0,), 0, 0)), r"'t' has the shape \[0\]"),
         (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the shape"),
         (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the shape"),
         (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, its tensors end at"),
         (with_tensors(("t", (1,), 4, 0)), "'t' has the unknown type 4"),
-        (with_tensors(("t", (33, 32), 8, 0)), "'t' has rows of 33 elements, and Q8_0 blocks of 32"),
-        (with_tensors(("t", (), 8, 0)), "'t' has rows of 1 elements, and Q8_0 blocks of 32"),
-        (with_tensors(("t", (1,), 0, 32)), "'t' is at 32 of the data, but belongs at 0"),
-        (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, 4)), "'u' is at 4 of the data, but belongs at 32"),
-        (with_tensors(("t", (64,), 0, 0), ("u", (1,), 0, 32)), "'u' is at 32 of the data, but belongs at 256"),
-        (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, (1 << 64) - 32)), "'u' is at 18446744073709551584"),
         (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is not a power of 2"),
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
@@ -507,14 +410,13 @@ def test_a_name_that_ends_elsewhere_for_llama_cpp(name):
         (with_key("llama.block_count", files.U32, 512), "claims 512 layers and holds 4 tensors"),
     ],
 )
-def test_what_llama_cpp_would_not_load(data, said):
+def test_what_cannot_be_planned_with(data, said):
     refused(data, said)
 
 
 def test_names_are_escaped():
     for name in (b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline"):
-        refused(files.model(keys=[(name, 13, b"")]), r"\\\\")
-        refused(files.model(tensors=[(name, (1,), 0), (name, (1,), 0)]), r"\\\\")
+        refused(files.model(keys=[(name, 13, b"")]), "has the unknown type 13")
         found = header_summary.summarize(read(files.model(keys=(*files.LLAMA, ("general.name", files.STRING, name)))))
         assert found["name"].isprintable()
         (tensor,) = read(files.model(tensors=[(name, (1,), 0)])).tensors
@@ -564,7 +466,6 @@ WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
 @pytest.mark.parametrize(
     "begin, after, said",
     [
-        (files.header([], counts=(0, 8000)), files.key("k", files.U8, 1), "has 'k' twice"),
         (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 4 MiB"),
         (files.header([], counts=(0, 8193)), b"\0", "has 8193 keys, at most 8192 are read"),
         (files.header([], counts=(16385, 0)), b"\0", "has 16385 tensors, at most 16384 are read"),
@@ -586,13 +487,6 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
     assert source.given <= gguf.MAX_HEADER_BYTES
 
 
-def test_sixteen_million_empty_strings_are_not_read():
-    source = Endless(files.header([("k", files.ARRAY, struct.pack("<IQ", files.STRING, (1 << 24) - 8))], counts=(0, 2)))
-    with pytest.raises(gguf.GGUFError, match="its arrays have 16777208 strings, at most 2097152 are read"):
-        gguf.read("model.gguf", lambda name: source)
-    assert source.given == gguf.FIRST_CHUNK
-
-
 @pytest.mark.programs
 @pytest.mark.parametrize("kind, value", [(files.U8, 1), (files.U32, 1 << 30), (files.STRING, ""), (files.STRING, "ab")])
 def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
@@ -607,34 +501,6 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
             read(data)
 
     assert peak(work) < MEMORY
-
-
-# Mutations
-
-
-def summary_or_error(data):
-    said = ""
-    try:
-        summary = header_summary.summarize(read(data))
-        assert summary["layers"] == len(summary["layer_bytes"]) > 0
-        assert min(summary["layer_bytes"]) >= 0
-        assert header_summary.problem(json.loads(json.dumps(summary))) is None
-    except gguf.GGUFError as error:
-        said = str(error)
-    assert said.isprintable()
-    assert len(said) < 300
-
-
-def test_every_bit_of_a_header():
-    data = files.model()
-    for position in range(len(files.header(files.LLAMA)) + 200):
-        for bit in range(8):
-            summary_or_error(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
-
-
-@fuzzed(st.integers(0, (1 << 64) - 1))
-def test_a_header_that_is_nearly_right_is_a_model_or_an_error(seed):
-    summary_or_error(files.fuzzed(random.Random(seed)))
 
 
 # The module
@@ -669,3 +535,20 @@ def test_the_module_says_why_a_file_cannot_be_read(call, monkeypatch, model):
 
 def test_the_module_needs_a_path_or_a_url(call):
     assert "path, url" in call()["msg"]
+
+
+def test_every_bit_of_a_header():
+    """A model or an error comes of it, with a sentence."""
+    data = files.model()
+    for position in range(len(files.header(files.LLAMA)) + 200):
+        for bit in range(8):
+            said = ""
+            try:
+                summary = header_summary.summarize(
+                    read(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
+                )
+                assert header_summary.problem(summary) is None
+            except gguf.GGUFError as error:
+                said = str(error)
+            assert said.isprintable()
+            assert len(said) < 300

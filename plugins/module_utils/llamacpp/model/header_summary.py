@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
@@ -32,7 +32,6 @@ FILE_TYPES = {
 
 
 KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-FLAGS_BY_LAYER = ("attention.sliding_window_pattern", "attention.recurrent_layers")
 """Keys that may have a value for each layer."""
 CACHE_KEYS = (
     *KEYS_BY_LAYER,
@@ -47,11 +46,6 @@ CACHE_KEYS = (
     *("expert_count", "expert_used_count"),
 )
 """Keys of an architecture that tell the size of its cache, and how many of its experts a token uses."""
-
-
-BY_LAYER = ("uint32", "array of uint32", "array of int32")
-FLAGS = (*BY_LAYER, "array of bool")
-"""Types of KEYS_BY_LAYER and of FLAGS_BY_LAYER."""
 
 
 def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
@@ -98,25 +92,15 @@ def _whole(value: Any, what: str) -> int:
     return int(value)
 
 
-def _types_of(key: str) -> Sequence[str]:
-    """Types that llama.cpp takes for one of CACHE_KEYS."""
-    return BY_LAYER if key in KEYS_BY_LAYER else FLAGS if key in FLAGS_BY_LAYER else FLAGS[:1]
-
-
 def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
     """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
         value = model.metadata.get(f"{architecture}.{key}")
-        gguf.check_type(model.types, f"{architecture}.{key}", *_types_of(key))
-        if model.types.get(f"{architecture}.{key}") in FLAGS[1:]:
-            count = len(value) if isinstance(value, list) else int(value or 0)
-            if count > kv_cache.MAX_LAYERS or (key in KEYS_BY_LAYER and count != layers):
-                raise gguf.GGUFError(f"is refused: it has {count} values of {key} and {layers} layers")
         if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
             keys[key] = [int(entry) for entry in value[:layers]]
         elif isinstance(value, int) and key not in KEYS_BY_LAYER:
-            keys[key] = value
+            keys[key] = int(value)
     for key, value in keys.items():
         if not all(0 <= entry <= gguf.MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
             raise gguf.GGUFError(f"is refused: its {key} is {gguf.short(value)}")
@@ -127,22 +111,21 @@ def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, 
 
 
 def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
-    """What the metadata say of the model's size; each is a number of the type that llama.cpp takes."""
+    """What the metadata say of the model's size."""
 
-    def count(key: str, what: str, default: int | None = None, taken: Sequence[str] = ("uint32",)) -> int:
-        number = _whole(model.metadata.get(f"{architecture}.{key}", default), what)
-        gguf.check_type(model.types, f"{architecture}.{key}", *taken)
-        return number
+    def count(key: str, what: str, default: int | None = None) -> int:
+        return _whole(model.metadata.get(f"{architecture}.{key}", default), what)
 
     layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
     if layers > kv_cache.MAX_LAYERS:
         raise gguf.GGUFError(f"is refused: it has {layers} layers, llama.cpp loads {kv_cache.MAX_LAYERS} at most")
     heads = kv_heads = 1
     if architecture not in kv_cache.RECURRENT:
-        heads = count("attention.head_count", "number of heads", taken=BY_LAYER)
-        kv_heads = count("attention.head_count_kv", "number of KV heads", heads, taken=BY_LAYER)
-    tokens, size = model.metadata.get("tokenizer.ggml.tokens"), count("vocab_size", "vocabulary", 1)
-    gguf.check_type(model.types, "tokenizer.ggml.tokens", "array of string")
+        heads = count("attention.head_count", "number of heads")
+        kv_heads = count("attention.head_count_kv", "number of KV heads", heads)
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, (int, list)):
+        tokens = count("vocab_size", "vocabulary", 1)
     return {
         "layers": layers,
         "width": width,
@@ -151,7 +134,7 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
         "key_dimension": count("attention.key_length", "key length", width // heads),
         "value_dimension": count("attention.value_length", "value length", width // heads),
         "context": count("context_length", "context length"),
-        "vocabulary": size if tokens is None else len(tokens) if isinstance(tokens, list) else tokens,
+        "vocabulary": len(tokens) if isinstance(tokens, list) else tokens,
     }
 
 
@@ -193,12 +176,10 @@ def summarize(model: gguf.Model, whole: bool = True) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise gguf.GGUFError("is refused: it has no architecture")
-    gguf.check_type(model.types, "general.name", "string")
-    gguf.check_type(model.types, "general.file_type", "uint32")
-    counts = _counts(model, architecture)
+    name, counts = metadata.get("general.name"), _counts(model, architecture)
     summary = {
         "architecture": printable(architecture),
-        "name": printable(metadata.get("general.name", model.files[0]["name"])[:MAX_TITLE]),
+        "name": printable((name if isinstance(name, str) else model.files[0]["name"])[:MAX_TITLE]),
         "parameters": sum(tensor.elements for tensor in tensors.values()),
         "quantisation": _quantisation(metadata, tensors),
         **counts,

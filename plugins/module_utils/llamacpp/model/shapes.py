@@ -231,8 +231,7 @@ def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
     """
     stored, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
     own = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
-    types = {key: "array of uint32" if isinstance(value, list) else "uint32" for key, value in own.items()}
     named = {"general.architecture": shape.architecture, "general.name": name}
     file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored.values())}
-    model = gguf.Model({**named, **own}, {**dict.fromkeys(named, "string"), **types}, stored, [file], [])
+    model = gguf.Model({**named, **own}, stored, [file], [])
     return parse(header_summary.summarize(model))
