@@ -112,7 +112,10 @@ def test_models_that_cannot_be_chosen_or_are_not_whole_are_refused(repo):
     assert re.search(r"has 2 models of Q4_K_M: set files to one of .*other-model-Q4_K_M\.gguf", message)
     (repo / "Q8_0" / "some-model-Q8_0-00002-of-00002.gguf").write_bytes(gguf_files.model())
     message = refusal(looked_up, on_huggingface(quantisation="Q8_0"))
-    assert f"llama_model_huggingface is {REPO}, Q8_0/some-model-Q8_0-00001-of-00002.gguf, which has the part" in message
+    part = "Q8_0/some-model-Q8_0-00001-of-00002.gguf"
+    assert (
+        f"llama_model_huggingface is {REPO}, {part}, which is refused: its parts hold 4 tensors, it says 2" in message
+    )
     (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
     message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
     assert "lacks 1 of the parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message

@@ -299,6 +299,9 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
+    announced = metadata.get("split.tensors.count")
+    if len(files) > 1 and announced != len(tensors):
+        raise GGUFError(f"is refused: its parts hold {len(tensors)} tensors, it says {short(announced)}")
     return Model(metadata, tensors, files, reader.data)
 
 
