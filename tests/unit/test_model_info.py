@@ -107,12 +107,9 @@ def test_a_lost_file_is_that_of_the_recorded_commit(server, repo, tmp_path, call
     "change",
     [
         {"asked": {"huggingface": {"repo": "other/one"}}},
-        {"schema": 2},
         {"resolved": []},
-        {"resolved": [{"name": "a\nb.gguf", "bytes": 1, "sha256": None}]},
         {"revision": "../../other/repo/resolve/main"},
         {"revision": None},
-        {"source": 5},
     ],
 )
 def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
@@ -155,42 +152,6 @@ def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
         record["resolved"] = [{**file, "url": lie, "path": "/etc/passwd"}]
         (found,) = run(lambda **_arguments: answer, given, PREFIX)[0]["files"]
         assert (found["url"], found["path"]) == (expected, None)
-
-
-def test_a_host_that_reports_what_cannot_be_is_not_believed(server, repo):
-    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
-    folder = model_source.folder(PREFIX, on_huggingface(quantisation="Q4_K_M").source)
-    for folders in (5, {folder: 5}, {folder: {"record": {"x": 1}, "summary": {}}}, {}):
-        found, _action = run(lambda folders=folders, **_arguments: {"folders": folders}, given, PREFIX)
-        assert found["revision"] == play.commit_of(REPO)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {},
-        {"summary": {**SUMMARY, "files": [{"name": 5}]}},
-        {"summary": {"files": [], "architecture": "\x1b[2J"}},
-    ],
-    ids=str,
-)
-def test_a_host_is_not_believed_what_cannot_be_of_a_file_of_the_operator(answer):
-    found, _action = run(lambda **_arguments: answer, {"llama_model_path": "/srv/m.gguf"}, PREFIX)
-    assert found["refused"].startswith(
-        "llama_model_path is /srv/m.gguf, for which h reports a value that is not possible ("
-    )
-    assert found["refused"].isprintable()
-
-
-@pytest.mark.parametrize(
-    "entry", [{"error": "\x1b[2J\n"}, {"closed": "/a\x1b[2J", "bytes": 5}], ids=["error", "closed"]
-)
-def test_a_report_of_a_projector_does_not_control_the_screen(entry):
-    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/srv/p.gguf"}}
-    answer = {"paths": {"/srv/p.gguf": entry}, "summary": SUMMARY, "closed": None}
-    refused = run(lambda **_arguments: answer, given, PREFIX)[0]["refused"]
-    assert re.search(r"/srv/p\.gguf.*\\x1b\[2J", refused)
-    assert refused.isprintable()
 
 
 def test_a_host_that_is_not_contacted_is_not_asked(server, repo, call):

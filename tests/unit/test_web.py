@@ -4,7 +4,6 @@ import re
 import socket
 import ssl
 import threading
-import time
 
 import gguf_files as files
 import pytest
@@ -103,29 +102,22 @@ PART = b"x" * 100
         (answer(503), "is not available (HTTP 503)", "try again later"),
         (answer(200, PART), "sends whole files only (HTTP 200", "use its path"),
         (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),
-        (answer(206, PART, Content_Type="text/html"), "is a web page", "/resolve/"),
         (answer(206, PART), "does not report which part it sends (Content-Range '')", "another server"),
-        (answer(206, PART, Content_Range="bytes 0-99/*"), "(Content-Range 'bytes 0-99/*')", "another server"),
-        (answer(206, PART, Content_Range=f"bytes 0-99/{'9' * 50}"), "does not report which part", "another server"),
         (
             answer(206, PART, Content_Range="bytes 0-99/100", Content_Encoding="gzip"),
             "does not report",
             "another server",
         ),
         (answer(206, PART, Content_Range="bytes 5-99/100"), "sends another part than requested", "another server"),
-        (answer(206, PART, Content_Range="bytes 0-99/1000"), "sends another part than requested", "another server"),
         (
             answer(206, PART, Content_Range="bytes 0-100/101", Content_Length=100),
             "announced 101 bytes and sent 100",
             "again",
         ),
-        (answer(206, PART, Content_Range="bytes 0-99/100", Content_Length=999), "is not a GGUF file", "complete GGUF"),
         (answer(206, PART, Content_Range="bytes 0-200/201", Content_Length=999), "was cut off", "again"),
         (redirect(None), "its server gives no address", "the file itself"),
         (redirect("/loop"), "redirected more than 5 times", "the file itself"),
-        (redirect("ftp://127.0.0.1/m.gguf"), "is redirected to ftp://127.0.0.1/m.gguf", "the file itself"),
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
-        (redirect("http://[broken/"), "is not a URL", "correct it"),
     ],
 )
 def test_what_servers_answer(server, call, fault, said, remedy):
@@ -137,29 +129,6 @@ def test_what_servers_answer(server, call, fault, said, remedy):
     assert remedy in result["msg"]
     assert "secret" not in result["msg"]
     assert result["msg"].endswith(".")
-
-
-def test_a_body_is_not_read_where_ranges_are_not_known(server, call):
-    """The body goes on for as long as somebody reads it."""
-    sent = []
-
-    def endless(handler):
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(1 << 40))
-        handler.end_headers()
-        try:
-            while sum(sent) < 1 << 26:
-                sent.append(handler.wfile.write(bytes(1 << 16)))
-        except OSError:
-            sent.append(-1)
-
-    server.faults["/m.gguf"] = endless
-    assert "sends whole files only" in call(url=server.url + "/m.gguf")["msg"]
-    for _turn in range(200):
-        if -1 in sent:
-            break
-        time.sleep(0.05)
-    assert sent[-1] == -1
 
 
 CHUNKS = (
@@ -189,28 +158,12 @@ def test_a_file_that_changes_while_it_is_read(server, call, monkeypatch):
     )
 
 
-def test_a_model_that_is_truncated_on_the_server(server, call):
-    server.files["/m.gguf"] = files.model()[:-1]
-    message = call(url=server.url + "/m.gguf")["msg"]
-    assert "which is truncated: it has" in message
-    assert message.endswith(". Give the URL of a complete GGUF file.")
-
-
 def test_a_server_that_says_nothing(server, call, monkeypatch):
     monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
     assert "has a server that did not answer in time: try again" in call(url=server.url + "/m.gguf")["msg"]
     released.set()
-
-
-def test_a_server_may_be_silent_for_longer_where_it_makes_what_it_sends(server, monkeypatch):
-    monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.05)
-    server.faults["/m.gguf"] = lambda handler: time.sleep(0.3) or answer(200, b"made")(handler)
-    with pytest.raises(web.RemoteError, match="did not answer in time"):
-        web.answer(server.url + "/m.gguf", {})
-    with web.answer(server.url + "/m.gguf", {}, silence=20) as reply:
-        assert reply.read() == b"made"
 
 
 @pytest.mark.programs
@@ -248,9 +201,7 @@ def test_a_server_that_cannot_be_reached(call):
         ("file:///etc/passwd", "is not the URL of a web server"),
         ("model.gguf", "is not the URL of a web server"),
         ("http://127.0.0.1:port/m.gguf", "is not a URL (Port could not be cast"),
-        ("http://[broken/m.gguf", "is not a URL (Invalid IPv6 URL): correct it"),
         ("http://127.0.0.1/a b\n.gguf", "is not a URL"),
-        ("http://127.0.0.1/ü.gguf", "is not a URL"),
     ],
 )
 def test_what_is_no_url(call, url, said):
