@@ -113,7 +113,11 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
     """
     connection = _connection(url, HEALTH_SECONDS)
     body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
-    headers = {"Content-Type": "application/json", "Connection": "close", **_authorization(argv)}
+    headers: dict[str, str | bytes] = {
+        "Content-Type": "application/json",
+        "Connection": "close",
+        **_authorization(argv),
+    }
     connection.request("POST", "/completion", body, headers)
     return cast(socket.socket, connection.sock)
 

@@ -75,7 +75,8 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
     if not head and not serving and not verified:
         return None
     current = bool(serving and Path(f"/proc/{serving.process}").exists())
-    health, models = None, ()
+    health: Health | None = None
+    models: tuple[ModelStatus, ...] = ()
     if head:
         running = processes.of_account(place.prefix, account)
         current = bool(serving and serving.process in running)

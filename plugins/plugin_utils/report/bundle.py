@@ -79,7 +79,8 @@ def make(data: Mapping[str, Any], known: Mapping[str, str]) -> str:
 def _texts(answer: Any) -> Texts:
     """Nothing of a host that reports something else than the module does."""
     report = answer.get("report") if isinstance(answer, Mapping) else None
-    return typed_json.parse(Texts, report) if report and not typed_json.problem("", report, Texts) else {}
+    form: Any = Texts
+    return typed_json.parse(form, report) if report and not typed_json.problem("", report, form) else {}
 
 
 def _lines(text: str) -> str:
