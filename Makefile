@@ -124,9 +124,7 @@ test-full: test ## Run all tests: fuzzers, injected faults, those that compile m
 	@$(MAKE) --no-print-directory integration TESTS=slow
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=prebuilt ACTION=test
-	@$(MAKE) --no-print-directory molecule SCENARIO=generations ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=hip ACTION=test
-	@$(MAKE) --no-print-directory molecule SCENARIO=faults ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=upgrade ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=models ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=transport ACTION=test
@@ -134,7 +132,5 @@ test-full: test ## Run all tests: fuzzers, injected faults, those that compile m
 	@$(MAKE) --no-print-directory molecule SCENARIO=benchmark ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=monitoring ACTION=test
-	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test
-	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/kills.py 5
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

@@ -269,3 +269,22 @@ def test_hosts_reboot_one_at_a_time_and_the_head_serves_without_each(measured):
         assert any(f"stays away: llama-server is started without {name}:" in line for line in said), said
     assert f"{HEAD} reboots. The cluster does not answer until it is back" in done.stdout
     assert ask().right
+
+
+def test_two_operators_at_the_same_minute(tmp_path):
+    """Each with a cache of his own and another wish: the lock on the head lets one of them change the cluster, and a run alone makes what it wants."""
+    paths = {f"llama_{name}_path": "/dev/null" for name in ("plan", "verify")}
+    runs = []
+    for context in (2048, 3072):
+        given = f"--extra-vars={json.dumps({**paths, 'llama_server_context': context})}"
+        site = ["ansible-playbook", f"{INVENTORY.parents[3]}/playbooks/site.yml", f"--inventory={INVENTORY}", given]
+        own = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / str(context))}
+        runs.append(subprocess.Popen(site, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own))
+    said = [started.communicate()[0] for started in runs]
+    assert all("Traceback" not in text for text in said)
+    assert any(started.returncode == 0 for started in runs), said
+    for changes in (True, False):
+        done = play("site.yml", llama_server_context=2048)
+        assert done.returncode == 0, done.stdout[-5000:]
+        assert changes or set(re.findall(r"changed=(\d+)", done.stdout)) == {"0"}
+    assert ask().right

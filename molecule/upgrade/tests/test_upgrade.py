@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import HOSTS, INVENTORY, PLAN, WORK, on
@@ -158,6 +159,15 @@ def test_an_upgrade_costs_one_restart_and_sends_no_tensor_that_a_worker_has():
     measured["cached_mib"] = {name: round(number / 2**20) for name, number in CACHED.items()}
     assert all(sent[name] < CACHED[name] / 10 for name in WORKERS), sent
     assert serves(NEW)
+
+
+def test_the_programs_of_both_releases_take_the_words_of_the_table():
+    paths = on(HEAD).check_output("ls /opt/llamacpp/releases/*/manifest.json").split()
+    assert {path.split("/")[4].split("-")[0] for path in paths} == {"package", "pypi"}
+    for path in paths:
+        for name, listed in json.loads(on(HEAD).file(path).content_string)["options"].items():
+            program = options.SERVER if name == "llama-server" else options.WORKER
+            assert set(options.listed(program, options.MAINLINE)) <= set(listed["known"])
 
 
 def test_a_restart_by_hand_for_comparison():
