@@ -8,14 +8,13 @@ from pathlib import Path
 
 import faults
 import pytest
-import test_firewall
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FolderPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
@@ -142,7 +141,7 @@ def test_models_of_others_stay_and_nothing_else(tmp_path, remove):
     told = remove(prefix, check=True)
     assert remove(prefix) == told
     (said,) = told["left"]
-    assert said == f"{prefix}/models on here stays with its models. Remove it by hand where nothing else uses it."
+    assert said == f"{prefix} on here stays with models: remove by hand what nothing else uses."
     assert [str(path.relative_to(prefix)) for path in prefix.rglob("*")] == ["models", "models/glm.gguf"]
 
 
@@ -175,12 +174,12 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
 
 
 @pytest.mark.parametrize("files", [[], ["glm.gguf"]])
-def test_what_lies_behind_a_link_stays_and_is_named(tmp_path, files, remove):
-    """Another cluster may use it, known-answer models too."""
+def test_what_lies_behind_a_link_stays(tmp_path, files, remove):
+    """Known-answer models too."""
     prefix, models = tmp_path / "llamacpp", tmp_path / "shared" / "models"
     installed(prefix, models, *files)
     (said,) = remove(prefix)["left"]
-    assert f"{models} on here stays with its models, since {prefix}/models is a link to it. Remove it by hand" in said
+    assert said.startswith(f"{prefix} on here stays with models:")
     assert sorted(path.name for path in models.iterdir()) == sorted([*files, *GENERATED])
     assert not any((prefix / name).exists() for name in names.INSTALLED)
 
@@ -196,32 +195,22 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
         (prefix / path).write_text("")
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
-    assert said[0] == f"{prefix}/.bashrc on here stays, since this collection did not make it."
-    assert [line.split()[0] for line in said] == [
-        f"{prefix}/{name}" for name in (".bashrc", ".llamacpp-notes", "checkout", "models")
+    assert said == [
+        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what nothing else uses."
     ]
     assert remove(prefix)["left"] == [
         f"{prefix} on here stays: it has no .llamacpp.cluster, so it is not an installation of this collection."
     ]
 
 
-def test_what_others_have_under_our_names_stays_and_is_named(tmp_path, monkeypatch, remove):
-    root = tmp_path / "root"
-    nft = test_firewall.Host(root, "nftables")
-    nft.table = "table inet llamacpp {\n\tchain input {\n\t\ttcp dport 4242 accept\n\t}\n}\n"
-    monkeypatch.setattr(ownership, "System", lambda owner: nft)
-    unit = tmp_path / "units/llamacpp-server.service"
-    paths = [tmp_path / "prefix" / name / "file" for name in ("models", *names.INSTALLED[:-1])]
-    for path in [*paths, tmp_path / "cache/builds/b1.unpacked", unit, root / "etc/firewall-llamacpp.nft"]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("theirs\n")
+def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
+    for name in ("models", *names.INSTALLED[:-1]):
+        (tmp_path / "prefix" / name).mkdir(parents=True)
+        (tmp_path / "prefix" / name / "file").write_text("theirs\n")
     before = faults.tree(tmp_path)
-    places = {name: str(tmp_path / name) for name in ("prefix", "cache", "units")}
-    told = remove(**places, service_manager="systemd")
-    with host_lock.hold(places["prefix"], exclusive=True):
-        assert (told["changed"], faults.tree(tmp_path)) == (False, before)
-    named = [places["prefix"], str(unit), "/etc/firewall-llamacpp.nft", "the table inet llamacpp of nftables"]
-    assert [line.partition(" on here stays")[0] for line in told["left"]] == named
+    told = remove(tmp_path / "prefix")
+    assert (told["changed"], faults.tree(tmp_path)) == (False, before)
+    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: it has no .llamacpp.cluster")
 
 
 def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):
@@ -265,9 +254,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         services=tuple(service_plan(["x"], "127.0.0.1:1", name=name) for name in "abcd"),
     )
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
-    mark = f". Where an earlier revision of it did, run there: mkdir {tmp_path}/prefix/{names.FOLDER_MARK}"
-    advice = mark if path in ("prefix/models", "prefix/venv/bin") and not mine else ""
-    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}{advice}"
+    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}"
     with pytest.raises(Refusal, match=f"^{re.escape(said)}$"):
         ownership.check(planned)
 

@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, wireguard
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters, removal, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
@@ -32,14 +30,12 @@ def check(planned: HostPlan) -> None:
     """
     :raises Refusal: an apply would overwrite, or run, what somebody else has made.
     """
-    manager, prefix = services.manager_of(host.place_in(planned)), Path(planned.prefix)
-    folders = list(_folders(planned))
+    manager = services.manager_of(host.place_in(planned))
     defined = (manager.path(service.name) for service in planned.services)
-    found = [*folders, *(str(path) for path in defined if os.path.lexists(path) and not host.is_own_definition(path))]
+    theirs = [str(path) for path in defined if os.path.lexists(path) and not host.is_own_definition(path)]
+    found = [*_folders(planned), *theirs]
     if found:
-        adoptable = folders and prefix.is_dir() and prefix.stat().st_uid in (0, os.geteuid())
-        mark = f". Where an earlier revision of it did, run there: mkdir {prefix / names.FOLDER_MARK}"
-        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}{mark if adoptable else ''}")
+        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}")
 
 
 def _folders(planned: HostPlan) -> Iterator[str]:
@@ -73,32 +69,23 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
     :raises OSError: something cannot be removed.
     """
     prefix = Path(place.prefix)
-    others = [f"{what} on {name} stays, since this collection did not make it." for what in _foreign(place, owner)]
     key = _remove_key(owner, check) if place.scope == "system" else []
     if not files.is_marked(prefix):
-        left = (
-            [
-                f"{prefix} on {name} stays: it has no {names.FOLDER_MARK}, so it is not an installation of this collection."
-            ]
-            if prefix.exists()
-            else []
-        )
-        return key, left + others
+        why = f"it has no {names.FOLDER_MARK}, so it is not an installation of this collection"
+        return key, [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
-    left = [_left(prefix, validation.printable(entry), name) for entry in rest]
     beside = _take_metrics_back(place, owner, check) + key
     for steps in [] if check else installed:
         try:
             removal.remove_below(str(prefix), *steps)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(prefix.joinpath(*steps))) from error
-    try:
-        if not rest and not check:
+    if not rest and not check:
+        with suppress(OSError):  # a link, or a disk is mounted there
             os.rmdir(prefix)
-    except OSError as error:  # a link, or a disk is mounted there
-        left.append(f"{prefix} on {name} stays, empty: {error.strerror}.")
-    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], left + others
+    left = f"{prefix} on {name} stays with {', '.join(map(validation.printable, rest))}: remove by hand what nothing else uses."
+    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], [left] if rest else []
 
 
 def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> list[str]:
@@ -143,26 +130,6 @@ def _is_generated(path: Path) -> bool:
 
 def _is_temporary(path: Path) -> bool:
     return path.name.startswith(TEMPORARY) and path.is_file() and not path.is_symlink()
-
-
-def _left(prefix: Path, entry: str, name: str) -> str:
-    path = prefix / entry
-    if entry != names.MODELS:
-        return f"{path} on {name} stays, since this collection did not make it."
-    place, why = (os.readlink(path), f", since {path} is a link to it") if path.is_symlink() else (path, "")
-    return f"{place} on {name} stays with its models{why}. Remove it by hand where nothing else uses it."
-
-
-def _foreign(place: host.Place, owner: names.Names) -> list[str]:
-    """Definitions, rules of the firewall and files of the host's settings that others have under the cluster's names."""
-    record = service_managers.MANAGERS[place.service_manager]
-    defined = [(path, record.service(path)) for path in sorted(Path(place.units).glob(f"{owner.root}-*"))]
-    services_of = [path for path, service in defined if service and owner.owns(service)]
-    found = [str(path) for path in services_of if not host.is_own_definition(path)]
-    if record.host_settings:
-        for of_others in (firewalls.foreign_names, configuration.foreign_files, kernel_parameters.foreign_files):
-            found += of_others(System(owner))
-    return found
 
 
 def give_back(account: str, cache: str, check: bool) -> list[str]:

@@ -9,15 +9,6 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-
-
-def may_follow(folder: Path) -> bool:
-    """Whether a folder is that of models, in a prefix into which no other account writes."""
-    above = folder.parent.stat()
-    return folder.name == names.MODELS and above.st_uid in (0, os.geteuid()) and not above.st_mode & 0o022
 
 
 def remove_below(prefix: str, *steps: str) -> None:
@@ -29,12 +20,11 @@ def remove_below(prefix: str, *steps: str) -> None:
 
 @contextmanager
 def _open_folder(prefix: str, steps: Sequence[str]) -> Iterator[int]:
-    """A folder below the prefix, opened step by step without following a link, but of models."""
+    """A folder below the prefix, opened step by step without following a link."""
     handle = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for index, step in enumerate(steps):
-            follow = index == 0 and may_follow(Path(prefix, step))
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW), dir_fd=handle)
+        for step in steps:
+            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
             os.close(handle)
             handle = inner
         yield handle
