@@ -114,8 +114,7 @@ def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
     page = " ".join(html_page.page(typed(plan)).split())
     for row in plan_text.topology(typed(plan)):
         assert f"{row.device}{', ' if row.endpoint else ''}{row.endpoint}: {row.layers}" in page
-    told = [line.split()[:3] for line in plan_text.plan_table(typed(plan)).splitlines() if line.split()[:1] == ["CPU"]]
-    assert told == [["CPU", "head", str(plan["head"]["cpu"]["layers"])]] * (gpu_layers is not None)
+    assert "\n".join(plan_text.plan_parts(typed(plan))["Topology"]) in plan_text.plan_table(typed(plan))
 
 
 def test_a_device_with_single_tensors_says_so(pair, big_model):
@@ -162,19 +161,6 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     assert "declared and not used: worker2 CPU 192.0.2.12:50052" in text
     pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["open-server"]
     assert "error, accepted: open-server" in plan_text.plan_page(typed(pair.plan()))
-
-
-def test_advisories_of_several_hosts_are_told_together(pair):
-    plan = pair.plan()
-    first = {"id": "x", "severity": "error", "accepted": False, "remedy": "Mend it.", "reference": "there"}
-    plan["advisories"] = [
-        {**first, "host": host, "hosts": [host], "message": f"{host} is odd."} for host in ("worker1", "worker2")
-    ]
-    page = plan_text.plan_page(typed(plan))
-    assert (
-        "error: x on worker1, worker2\n      worker1 is odd.\n      worker2 is odd.\n      Remedy: Mend it.\n" in page
-    )
-    assert page.count("Mend it.") == 1
 
 
 def changed(plan, found, **unasked):

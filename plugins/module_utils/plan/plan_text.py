@@ -66,9 +66,9 @@ def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
     return sizes[part]
 
 
-def amount(entry: DevicePlacement, part: str, digits: int = 0) -> str:
+def amount(entry: DevicePlacement, part: str) -> str:
     """The same as text, with ≤ before an upper bound."""
-    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_of(entry, part):.{digits}f}"
+    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_of(entry, part):.0f}"
 
 
 def overcommitted(entry: DevicePlacement) -> str:
@@ -93,51 +93,36 @@ def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
 
 
 def plan_table(plan: Plan) -> str:
-    """Release, model and what each device holds, in MiB."""
-    head, source = plan.head, source_of(plan)
+    """Release, source, and where the layers are: parts of the page."""
+    source = source_of(plan)
     builds = sorted({build.id for host in plan.hosts.values() for build in host.builds})
+    parts = plan_parts(plan)
     lines = [
         f"  release  {plan.release.ref} ({', '.join(builds)})",
         *_chosen(plan),
-        *([] if head.models else [f"  model    {plan.model.name}"]),
+        *([] if plan.head.models else [f"  model    {plan.model.name}"]),
         *(_wrapped("  source   ", source) if source else []),
-        f"  head     {head.host}, {head.url}",
         *(f"  no cache on {worker}: {why}" for worker, why in _workers_without_cache(plan)),
-        "\n",
     ]
-    if head.models:
-        return "\n".join([*lines[:-1], "", *_models(plan), ""])
-    rows = [["device", "host", "layers", "weights", "KV", "compute", "capacity (MiB)"]]
-    if head.cpu.layers:
-        rows.append(["CPU", head.host, str(head.cpu.layers), "", "", "", ""])
-    for entry in plan.placement:
-        layers = f"{entry.layers}{' + output' if entry.output else ''}"
-        sizes = [amount(entry, part, 1) for part in PARTS]
-        rows.append([entry.device, entry.host, layers, *sizes, str(entry.capacity_mib)])
-    return "\n".join(lines) + table(rows) + "\n"
+    for title in ("Models",) if plan.head.models else ("Topology", "Memory"):
+        lines += ["", *parts.get(title, [])]
+    return "\n".join([*lines, ""])
 
 
 TAKING_TURNS = "They take turns: a request for another one waits until that is loaded."
 
 
-def model_tables(plan: Plan) -> list[list[list[str]]]:
-    """Of several models: what each is, how fast, and how long a change to it takes; and what it needs on each device. A row of titles is the first one
-    of a table."""
-    models = plan.head.models or ()
+def model_rows(plan: Plan) -> list[list[str]]:
+    """Of several models: what each is, how fast, and how long a change to it takes. A row of titles is the first one."""
     rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
-    needed: dict[str, dict[str, str]] = {}
-    for model in models:
+    for model in plan.head.models or ():
         estimate = model.estimate
         weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
         loading = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
         speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
         called = ", ".join([model.name, *model.aliases])
         rows.append([called, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
-        for entry in model.placement:
-            needed.setdefault(entry.device, {})[model.name] = f"{entry.total_mib:.0f}"
-    sizes = [["MiB", *(model.name for model in models)]]
-    sizes += [[device, *(own.get(model.name, "") for model in models)] for device, own in needed.items()]
-    return [rows, sizes]
+    return rows
 
 
 def about_first(plan: Plan) -> str:
@@ -148,24 +133,6 @@ def memories(plan: Plan) -> dict[str, Plan]:
     """Title → whose memory it is, of each model as if it were alone."""
     others = zip((plan.head.models or ())[1:], plan.each()[1:])
     return {"Memory": plan, **{f"Memory of {model.name}": one for model, one in others}}
-
-
-def _in_parts(rows: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-    """A table as several that are no wider than WIDTH, each with its first column."""
-    parts = [[[row[0]] for row in rows]]
-    for column in range(1, len(rows[0])):
-        wider = [[*before, row[column]] for before, row in zip(parts[-1], rows)]
-        if len(wider[0]) > 2 and max(map(len, table(wider).splitlines())) > WIDTH:
-            parts.append([[row[0], row[column]] for row in rows])
-        else:
-            parts[-1] = wider
-    return parts
-
-
-def _models(plan: Plan) -> list[str]:
-    rows, *others = model_tables(plan)
-    below = [line for own in others for part in _in_parts(own) for line in ("", *table(part).splitlines())]
-    return [*table(rows).splitlines(), f"  {TAKING_TURNS}", *below]
 
 
 def _without_a_worker(plan: Plan) -> list[str]:
@@ -259,7 +226,9 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
     if isinstance(plan, Refused):
         return dict(refused)
     parts = {
-        "Models": [*_models(plan), *_wrapped("  ", about_first(plan))] if plan.head.models else [],
+        "Models": [*table(model_rows(plan)).splitlines(), f"  {TAKING_TURNS}", *_wrapped("  ", about_first(plan))]
+        if plan.head.models
+        else [],
         "Topology": _topology(plan),
         **{title: _memory(one) if one.placement or one.further else [] for title, one in memories(plan).items()},
         "Commands": _commands(plan),
@@ -465,37 +434,17 @@ def _ports(plan: Plan) -> list[str]:
     return lines or ["  none: the workers listen on loopback only"]
 
 
-class AdvisoryText(NamedTuple):
-    """An advisory of some hosts; its title is like «error, accepted: ID on HOST»."""
-
-    title: str
-    severity: str
-    messages: list[str]
-    remedy: str
-    reference: str
-
-
-def advisories(plan: Plan) -> list[AdvisoryText]:
-    """The plan's advisories; those of several hosts that differ in their messages alone are one."""
-    alike: dict[tuple[str, str, str], list[AdvisoryPlan]] = {}
-    for advisory in plan.advisories:
-        title = f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}"
-        alike.setdefault((title, advisory.remedy, advisory.reference), []).append(advisory)
-    texts = []
-    for (title, remedy, reference), entries in alike.items():
-        hosts = ", ".join(dict.fromkeys(host for advisory in entries for host in advisory.hosts))
-        messages = [advisory.message for advisory in entries]
-        texts.append(
-            AdvisoryText(f"{title} on {hosts}" if hosts else title, entries[0].severity, messages, remedy, reference)
-        )
-    return texts
+def advisory_title(advisory: AdvisoryPlan) -> str:
+    """Like «error, accepted: ID on HOST»."""
+    hosts = f" on {', '.join(advisory.hosts)}" if advisory.hosts else ""
+    return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
 
 
 def _advisories(plan: Plan) -> list[str]:
     lines = []
-    for entry in advisories(plan):
-        lines.append(f"  {entry.title}")
-        for text in (*entry.messages, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
+    for entry in plan.advisories:
+        lines.append(f"  {advisory_title(entry)}")
+        for text in (entry.message, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
             lines += _wrapped("      ", text)
     return lines or ["  none"]
 

@@ -146,11 +146,11 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            models=plan_text.model_tables(plan),
+            models=plan_text.model_rows(plan),
             notes=[plan_text.TAKING_TURNS, plan_text.about_first(plan)],
             memories={title: _memory(one) for title, one in plan_text.memories(plan).items()},
             commands=_commands(plan),
-            advisories=plan_text.advisories(plan),
+            advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
             speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
         )
         other["Versions"] = _versions(plan)

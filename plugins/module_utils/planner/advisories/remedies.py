@@ -130,6 +130,9 @@ def for_more_room(trial: Trial) -> list[str]:
     limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(server, name)]
     if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
         clauses.append(f"remove {listed(limits)}")
+    lazy = ("--lazy-mode", "on")
+    if trial.fits(serving(extra_args=(*server.extra_args, *lazy))):
+        clauses.append(f"add {' '.join(lazy)} to llama_server_extra_args")
     unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None, "prompt_cache_mib": None}
     own = [name for name, none in unset.items() if getattr(server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
