@@ -62,7 +62,7 @@ models:
   type: dict
 summary:
   description: What planning needs of the model, as M(llamacpp.cluster.gguf_info) returns it.
-  returned: when the model can be planned with
+  returned: when the model can be planned with, as the values below
   type: dict
   sample: {"architecture": "llama", "layers": 32}
 refused:
@@ -71,35 +71,33 @@ refused:
   type: str
 closed:
   description: The folder or file that keeps O(account) from reading the model, if any.
-  returned: when the model can be planned with
+  returned: success
   type: str
 source:
   description: Where the model comes from, for people.
-  returned: when the model can be planned with
+  returned: success
   type: str
 revision:
   description: Commit of a repository.
-  returned: when the model can be planned with
+  returned: success
   type: str
 files:
-  description:
-    - Files of the model, of its projector and of its draft model, parts in their order, as M(llamacpp.cluster.model) takes them. C(path) is where one is
-      without being downloaded.
-  returned: when the model can be planned with
+  description: Files of the model, of its projector and of its draft model, as M(llamacpp.cluster.model) takes them.
+  returned: success
   type: list
   elements: dict
 sources:
   description: C(source) and C(revision) for each role.
-  returned: when the model can be planned with
+  returned: success
   type: list
   elements: dict
 further:
   description: Role → what planning needs of the projector and of the draft model, where their headers could be read.
-  returned: when the model can be planned with
+  returned: success
   type: dict
 offered:
   description: Quantisations that the repository of the model has, with their sizes in bytes, where it was asked.
-  returned: when the model can be planned with
+  returned: success
   type: list
   elements: dict
 """

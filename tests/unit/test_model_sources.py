@@ -218,7 +218,7 @@ def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
         (
             429,
             None,
-            "is requested too often (HTTP 429): wait a while, or give a token with llama_model_token_file",
+            "is requested too often (HTTP 429): wait some minutes, or give a token",
         ),
         (503, None, "(HTTP 503): try again later"),
         (403, None, "needs permission (HTTP 403): give a token with llama_model_token_file"),

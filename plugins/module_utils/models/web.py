@@ -30,11 +30,9 @@ SECONDS_OF_HEADERS = 60
 """For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
 WHY = {
-    401: "needs permission (HTTP 401): use an address that needs none",
-    403: "needs permission (HTTP 403): use an address that needs none",
     404: "does not exist (HTTP 404): correct the URL",
     416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
-    429: "is requested too often (HTTP 429): wait a while",
+    429: "is requested too often (HTTP 429): wait some minutes, or give a token",
 }
 PASSING = (408, 429)
 """Refusals of a server that are over after a while, beside its own errors."""
@@ -59,14 +57,11 @@ def explain(error: RemoteError, option: str, token: str | None) -> str:
     :param option: with which a token is given.
     :param token: that was sent.
     """
-    if error.status in (401, 403):
-        remedy = (
-            f"give a token with {option}, and accept the model's licence on its page with the account of that token"
-        )
-        if token:
-            remedy = f"the token of {option} is not entitled to it: accept the model's licence on its page with the account of that token"
-        return f"needs permission (HTTP {error.status}): {remedy}"
-    return f"{error}, or give a token with {option}" if error.status == 429 and not token else str(error)
+    if error.status not in (401, 403):
+        return str(error)
+    licence = "and accept the model's licence on its page with the account of that token"
+    remedy = f"the token of {option} is not entitled to it" if token else f"give a token with {option}"
+    return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 
 def shown(url: str) -> str:
@@ -230,22 +225,14 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
         raise RemoteError(
             "is a web page, not a file: use the URL of the download; on Hugging Face it has /resolve/ where the page has /blob/"
         )
-    if reply.status != 206:
-        raise RemoteError(
-            f"has a server that sends whole files only (HTTP {reply.status} to a range request): use a server with ranges, "
-            "or download the file and use its path"
-        )
     text = reply.headers.get("Content-Range", "")
     match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", text)
-    if not match or reply.headers.get("Content-Encoding", "identity") != "identity":
+    packed = reply.headers.get("Content-Encoding", "identity") != "identity"
+    first, last, size = map(int, match.groups()) if match else (-1, -1, -1)
+    if reply.status != 206 or packed or first != offset or last != min(offset + count, size) - 1:
         raise RemoteError(
-            f"has a server that does not report which part it sends (Content-Range {gguf.short(text)}): use another server"
-        )
-    first, last, size = map(int, match.groups())
-    if first != offset or last != min(offset + count, size) - 1:
-        raise RemoteError(
-            f"has a server that sends another part than requested (bytes {offset} to {offset + count - 1}, "
-            f"Content-Range {gguf.short(text)}): use another server"
+            f"has a server that does not send parts of files (HTTP {reply.status}, Content-Range {gguf.short(text)} to bytes {offset} to "
+            f"{offset + count - 1}): use a server with ranges, or download the file and use its path"
         )
     return size, last - first + 1
 

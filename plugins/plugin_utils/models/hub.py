@@ -234,7 +234,8 @@ def choose(listing: Listing, source: ModelSource) -> tuple[ResolvedFile, ...]:
         kind = "projector (mmproj)" if source.role == download_record.MMPROJ else "GGUF file"
         available = _names(file.name for file in listing.files)
         raise Refusal(f"{subject} no {kind}: use a repository that has one; it has {available or 'no files'}")
-    fitting = models if repository.quantisation is None else _of_quantisation(models, repository.quantisation)
+    wanted = repository.quantisation
+    fitting = [model for model in models if wanted is None or model.label.lower() == wanted.lower()]
     if not fitting:
         raise Refusal(f"{subject} no quantisation {repository.quantisation}: it has {_labels(models)}")
     if len(fitting) > 1:
@@ -246,15 +247,6 @@ def choose(listing: Listing, source: ModelSource) -> tuple[ResolvedFile, ...]:
         )
     _check_whole(source, fitting[0].missing)
     return _with_sizes(source, fitting[0].files)
-
-
-def _of_quantisation(models: Sequence[Candidate], quantisation: str) -> list[Candidate]:
-    """Those of a quantisation; where its name is not a usual one, those that have it as a word in the name of a file or a folder."""
-    matching = [model for model in models if model.label.lower() == quantisation.lower()]
-    if matching:
-        return matching
-    word = re.compile(rf"(?:^|[-._/ ]){re.escape(quantisation)}(?=$|[-._/ ])", re.IGNORECASE)
-    return [] if LABEL.fullmatch(quantisation) else [model for model in models if word.search(model.files[0].name)]
 
 
 def _labels(models: Sequence[Candidate]) -> str:

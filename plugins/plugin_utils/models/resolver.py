@@ -27,8 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup imp
 
 MODULE = "llamacpp.cluster.model_info"
 READER = "llamacpp.cluster.gguf_info"
-FILES = [{"name": validation.Text(longest=1024), "bytes": validation.Number()}]
-"""Of the files of a summary."""
 
 
 class Options(NamedTuple):
@@ -133,15 +131,11 @@ class _Resolver:
         folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
         summary: Summary = reported if isinstance(reported, Mapping) else {}
         problem = header_summary.problem(summary)
-        reason = f"its summary {problem}" if problem else None
-        mismatch = None if problem else validation.mismatch("files", summary.get("files"), FILES)
-        if mismatch:
-            reason = f"{mismatch.where} {mismatch.why}"
-        if reason:
-            raise Refusal(
-                f"{source.variable} is {source.path}, for which {validation.not_possible(self.action.host, reason)}"
-            )
-        files = [SourceFile(file["name"], file["bytes"], path=f"{folder}/{file['name']}") for file in summary["files"]]
+        if problem:
+            said = validation.not_possible(self.action.host, f"its summary {problem}")
+            raise Refusal(f"{source.variable} is {source.path}, for which {said}")
+        named = summary.get("files") or ()
+        files = [SourceFile(file["name"], file["bytes"], path=f"{folder}/{file['name']}") for file in named]
         return ResolvedSource(model_source.shown(source), None, files, summary, result.get("closed"))
 
     def _file(self, source: ModelSource) -> ResolvedSource:
