@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client
@@ -17,8 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Health,
 )
 from conftest import typed
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support import llama_server
 from support.verification import several, subject
 
@@ -64,7 +62,7 @@ def collect(server, folder, tmp_path, local, monkeypatch):
 
 def test_a_healthy_head(collect, server, folder, tmp_path):
     (tmp_path / "key").write_text("\nsecret\nother\n")
-    (folder / runtime.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
+    (folder / journal.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
     runtime.write_handshakes(folder, {})
     runtime.write_end(folder, "with status 1", "one\ntwo\n")
     (tmp_path / "links").mkdir()
@@ -100,7 +98,7 @@ def test_the_key_goes_to_no_other_server(collect, server, tmp_path):
 def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, server):
     load = "load_tensors: CPU model buffer size = 2 MiB\n"
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
-    (folder / runtime.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
+    (folder / journal.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
     (folder / names.SERVING).write_text(json.dumps(written))
     left, woken = collect(wake=False), collect(start_timeout=900)
@@ -115,7 +113,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
 def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server, folder, local, monkeypatch):
     one, two = several(typed(local.plan()), "one", "a two").head.models
     (folder / "a%20two").mkdir()
-    (folder / "a%20two" / runtime.START_LOG).write_text("[1] load: CPU model buffer size = 2 MiB\n")
+    (folder / "a%20two" / journal.START_LOG).write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
     assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}
@@ -177,7 +175,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
 
 def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
+        for name in (runtime.HANDSHAKES, runtime.ENDS, journal.START_LOG):
             make(folder / name)
         found = collect()
         assert (found.log, found.exits.number) == ((), 0)
@@ -218,35 +216,6 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
         assert "not one of llama-server" in server_client.completion(reading.Reply(200, text)).error
-
-
-KEYS = ["workers", "a", "state", "detail", "protocol", "devices", "total_mib", "number", "how", "log", "process"]
-KEYS += ["choices", "text", "usage", "completion_tokens", "timings", "predicted_per_second"]
-ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
-    max_leaves=12,
-)
-
-
-@pytest.mark.fuzz
-@settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(ODD.map(json.dumps) | st.text(max_size=99))
-def test_files_and_answers_of_every_form(tmp_path, text):
-    path = tmp_path / "file"
-    path.write_text(text, errors="replace")
-    handshakes = evidence.handshakes(path)
-    found = (
-        evidence.exits(path),
-        handshakes,
-        evidence.waits_for(handshakes.workers),
-        server_client.completion(reading.Reply(200, text)),
-    )
-    json.dumps(typed_json.dump(found), allow_nan=False).encode()
 
 
 # --------------------------------------------------------------------------------------------------------------- HTTPS

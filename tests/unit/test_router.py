@@ -8,7 +8,7 @@ import threading
 import urllib.error
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from support import launched
 from support.launched import a_worker, children, lines_until, until
@@ -117,10 +117,10 @@ def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, mod
     until(lambda: cluster.is_now("loading") and (cluster.record()["load"] or {}).get("sent"))
     asked.join()
     until(lambda: cluster.is_now("serving"))
-    log = (cluster.state / "slow" / runtime.START_LOG).read_text()
+    log = (cluster.state / "slow" / journal.START_LOG).read_text()
     assert "model buffer size loads slowly" in log
     assert "model buffer size answers" not in log
-    assert "model buffer size answers" in (cluster.state / "one" / runtime.START_LOG).read_text()
+    assert "model buffer size answers" in (cluster.state / "one" / journal.START_LOG).read_text()
 
 
 def test_what_children_say_is_kept_with_their_models(tmp_path):
@@ -131,14 +131,14 @@ def test_what_children_say_is_kept_with_their_models(tmp_path):
         b"I load: spawning server instance with name=two on port 4002\n[ 4002] two\n[40001] name=x on port 7\n"
         b"I load: spawning server instance with name=a/b on port 40003\n[40003] again\n[40001] late\n"
     )
-    with llama_server.StartLog(tmp_path / runtime.START_LOG) as start_log:
+    with journal.StartLog(tmp_path / journal.START_LOG) as start_log:
         for at in range(0, len(said), 7):
             router.note(start_log, said[at : at + 7])
         router.note(start_log, b"x" * (llama_server.LONGEST_LINE + 1))
     assert router.cut == b""
-    assert (tmp_path / "a%2Fb" / runtime.START_LOG).read_text() == "[40003] again\n"
-    assert (tmp_path / "two" / runtime.START_LOG).read_text() == "[ 4002] two\n"
-    whole = (tmp_path / runtime.START_LOG).read_text()
+    assert (tmp_path / "a%2Fb" / journal.START_LOG).read_text() == "[40003] again\n"
+    assert (tmp_path / "two" / journal.START_LOG).read_text() == "[ 4002] two\n"
+    whole = (tmp_path / journal.START_LOG).read_text()
     assert whole.count("spawning") == 3
     assert "router\n" in whole
     assert "[40001] late\n" in whole

@@ -45,7 +45,7 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluste
     record = json.loads((cluster.state / runtime.HANDSHAKES).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
-    assert "model buffer size" in (cluster.state / runtime.START_LOG).read_text()
+    assert "model buffer size" in (cluster.state / journal.START_LOG).read_text()
     first.listener.close()
     second.listener.close()
 
@@ -131,25 +131,25 @@ def test_connections_of_a_process():
 
 
 def test_the_log_of_a_start_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(llama_server, "START_LOG_BYTES", 100)
+    monkeypatch.setattr(journal, "START_LOG_BYTES", 100)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
     head.process.wait()
     head.relay.join()
-    assert len((tmp_path / runtime.START_LOG).read_text()) == 100
+    assert len((tmp_path / journal.START_LOG).read_text()) == 100
 
 
 @pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: path.symlink_to("/dev/full")], ids=["pipe", "link"])
 def test_the_server_is_heard_where_its_log_is_no_file(tmp_path, capfd, spoil):
-    spoil(tmp_path / runtime.START_LOG)
+    spoil(tmp_path / journal.START_LOG)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 100000)"], [], "http://127.0.0.1:1", tmp_path)
     head.relay.join(10)
     head.kill()
     assert head.last.strip().endswith(b"xxx")
-    assert f"{runtime.START_LOG} could not be written: " in capfd.readouterr().out
+    assert f"{journal.START_LOG} could not be written: " in capfd.readouterr().out
 
 
 def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(cluster, small_disk):
-    for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
+    for name in (runtime.HANDSHAKES, runtime.ENDS, journal.START_LOG):
         (small_disk / name).write_text("{}")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     port = free_port()
@@ -158,7 +158,7 @@ def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(clus
     assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
     server = Server(worker((7, 0, 0)), port)
     said = lines_until(process, "model buffer size")
-    assert any(f"{runtime.START_LOG} could not be written: Read-only file system" in line for line in said)
+    assert any(f"{journal.START_LOG} could not be written: Read-only file system" in line for line in said)
     os.kill(children(process)[0], signal.SIGKILL)
     assert process.wait(50) == 1
     server.listener.close()

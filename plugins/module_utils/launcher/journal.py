@@ -17,6 +17,8 @@ SYSTEMD = "NOTIFY_SOCKET"
 OUTPUT = 1
 """The standard output: a journal, a pipe to supervisor, or a file."""
 LOCK = threading.Lock()
+START_LOG = "start.log"
+START_LOG_BYTES = 8 * 1024 * 1024
 
 
 def write(data: bytes) -> None:
@@ -37,6 +39,33 @@ def say_once(text: str) -> None:
     if text not in SAID:
         SAID.add(text)
         say(text)
+
+
+class StartLog:
+    """The beginning of what a start of llama-server says, in a file, as far as that can be written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.room = START_LOG_BYTES
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self.file = os.open(path, flags, 0o666)
+        except OSError as error:
+            say(f"{path} could not be written: {error.strerror}")
+            self.file = os.open(os.devnull, os.O_WRONLY)
+
+    def __enter__(self) -> StartLog:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.file)
+
+    def write(self, part: bytes) -> None:
+        with suppress(OSError):
+            self.room -= os.write(self.file, part[: self.room])
 
 
 def write_state(path: Path, content: dict) -> bool:

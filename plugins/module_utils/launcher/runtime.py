@@ -47,7 +47,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc  # noqa: E402
 
 HANDSHAKES = "handshakes.json"
-START_LOG = server.START_LOG
 ENDS = "ends.json"
 ENDS_BYTES = 64 * 1024
 """More than the last bytes of a log take as JSON."""

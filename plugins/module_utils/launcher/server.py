@@ -27,8 +27,6 @@ from urllib.parse import quote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, tunnel
 
-START_LOG = "start.log"
-START_LOG_BYTES = 8 * 1024 * 1024
 LAST_BYTES = 4096
 STOP_SECONDS = 2.0
 """An orderly end took 0.1 s (0.3.36). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
@@ -353,25 +351,6 @@ class Watched:
         self.question = None
 
 
-class StartLog:
-    """The beginning of what a start of llama-server says, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = _open_start_log(path)
-        self.room = START_LOG_BYTES
-
-    def __enter__(self) -> StartLog:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.file.close()
-
-    def write(self, part: bytes) -> None:
-        with suppress(OSError):
-            self.room -= self.file.write(part[: self.room])
-
-
 def folder_of_model(state: Path, name: str) -> Path:
     """What the launcher keeps of a model of several."""
     return state / quote(name, safe="")
@@ -399,7 +378,7 @@ class Head(Watched):
             preexec_fn=progress.end_with_parent,
         )
         self.pid = self.process.pid
-        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
+        self.relay = threading.Thread(target=self._relay, args=(state / journal.START_LOG,), daemon=True)
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
@@ -408,13 +387,13 @@ class Head(Watched):
         It reads to the end whatever becomes of these: llama-server stands still once its output is full.
         """
         pipe = cast(IO[bytes], self.process.stdout).fileno()
-        with StartLog(path) as start_log:
+        with journal.StartLog(path) as start_log:
             while part := os.read(pipe, 65536):
                 self.note(start_log, part)
                 self.last = (self.last + part)[-LAST_BYTES:]
                 journal.write(part)
 
-    def note(self, start_log: StartLog, part: bytes) -> None:
+    def note(self, start_log: journal.StartLog, part: bytes) -> None:
         start_log.write(part)
 
     def models(self) -> dict[str, Watched]:
@@ -440,11 +419,11 @@ class Router(Head):
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
         self.children: dict[int, Watched] = {}
         self.state = state
-        self.logs: dict[bytes, StartLog] = {}
+        self.logs: dict[bytes, journal.StartLog] = {}
         """Port of a child → the log of its start."""
         self.cut = b""
         """A line whose end has not come yet."""
-        for path in state.glob(f"*/{START_LOG}"):
+        for path in state.glob(f"*/{journal.START_LOG}"):
             with suppress(OSError):
                 path.unlink()
         super().__init__(argv, [], url, state, silence)
@@ -466,7 +445,7 @@ class Router(Head):
         self.asleep = all(child.asleep for child in self.children.values())
         return None
 
-    def note(self, start_log: StartLog, part: bytes) -> None:
+    def note(self, start_log: journal.StartLog, part: bytes) -> None:
         """What children say is kept with their models."""
         *ended, rest = (self.cut + part).split(b"\n")
         lines, self.cut = [line + b"\n" for line in ended], rest
@@ -483,8 +462,8 @@ class Router(Head):
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
         for other in [other for other, log in self.logs.items() if log.path.parent == folder]:
-            self.logs.pop(other).file.close()
-        self.logs[port] = StartLog(folder / START_LOG)
+            self.logs.pop(other).close()
+        self.logs[port] = journal.StartLog(folder / journal.START_LOG)
 
     def _child(self, pid: int, argv: list[str]) -> Watched:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
@@ -521,12 +500,3 @@ def _kill(pid: int, argv: list[str]) -> None:
 
 def _value(argv: list[str], option: str) -> str:
     return argv[argv.index(option) + 1]
-
-
-def _open_start_log(path: Path) -> IO[bytes]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return open(os.open(path, flags, 0o666), "wb", buffering=0)
-    except OSError as error:
-        journal.say(f"{path} could not be written: {error.strerror}")
-        return open(os.devnull, "wb", buffering=0)

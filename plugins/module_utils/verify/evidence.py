@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
     serving_record,
     state,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, runtime, server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
@@ -118,7 +118,7 @@ def _start_log(folder: Path, asked: ServedModel | None) -> str:
     """The log of the server's start, or of the last load of a model."""
     folder = server.folder_of_model(folder, asked.name) if asked else folder
     try:
-        return reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
+        return reading.read(folder / journal.START_LOG, journal.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
