@@ -655,23 +655,6 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     assert "one alone {low:g} to {high:g}.".format(**alone["estimate"]["generation_range"]) in advisory["message"]
 
 
-def test_a_host_alone_uses_devices_of_all_its_backends():
-    """The head has no device; a box holds the model by two backends, of which the one drives its llama-server and the other lends."""
-    box = DataLoader().load_from_file(str(CLUSTERS / "mixed_box.yml"))["llama_cluster"]["vars"]
-    own = {key: box[key] for key in ("llama_backend", "llama_hardware")}
-    found = {"head": {"ansible_host": "192.0.2.1"}, "box": {"ansible_host": "192.0.2.2", **own}}
-    common = {"llama_release": "b11434", "llama_server_context": 2048, **big(30), "llama_link_visit_ms": 30}
-    planned = written(cluster_of(True, found, **common, llama_placement="all"))
-    best = planned["estimate"]["best_single_host"]
-    assert (best["host"], best["fits"], best["gpu_layers"], best["lends"]) == ("box", True, None, True)
-    (advisory,) = [entry for entry in planned["advisories"] if entry["id"] == "slower-than-one-host"]
-    assert advisory["remedy"].endswith("with the model's files, have box alone in llama_workers.")
-    alone = written(cluster_of(True, {"box": found["box"]}, **{**common, "llama_link_visit_ms": None}))
-    check_placement(alone)
-    assert {entry["host"] for entry in alone["placement"]} == {"box"}
-    assert alone["estimate"]["generation_tokens_per_s"] == pytest.approx(best["generation_tokens_per_s"], rel=0.1)
-
-
 def test_a_cluster_may_leave_to_the_heads_processor_what_devices_do_not_hold():
     data = cluster_of(False, with_card("head", "one"), llama_server_context=2048, **big(55))
     layers = int(re.search(r"set llama_server_gpu_layers to (\d+)", reason(written(data)))[1])

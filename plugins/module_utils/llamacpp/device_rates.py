@@ -37,6 +37,9 @@ FITTED = "fitted with docs/performance.md"
 FAMILIES = {
     "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
     "nvidia": Family(0.86, 1.2, 1.05, FITTED, 0.85),
+    "turing": Family(
+        0.82, 2.0, 0.68, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 0.85, factor=1.34
+    ),
     "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED),
     "datacenter": Family(
         0.82,
@@ -158,10 +161,10 @@ NVIDIA = (
     Known(r"A2", 200, 9, "nvidia"),
     Known(r"L40S?", 864, 181, "nvidia"),
     Known(r"L4", 300, 60, "nvidia"),
-    Known(r"T4", 320, 24, "nvidia"),
+    Known(r"T4", 320, 24, "turing"),
     Known(r"V100", 900, 112, "volta"),
     Known(r"TITAN V", 653, 110, "volta"),
-    Known(r"TITAN RTX", 672, 65, "nvidia"),
+    Known(r"TITAN RTX", 672, 65, "turing"),
     Known(r"TITAN Xp", 547, 12, "pascal"),
     Known(r"P100", 732, 21, "pascal"),
     Known(r"P40", 347, 12, "pascal"),
@@ -182,9 +185,9 @@ NVIDIA = (
     Known(r"RTX A4500", 640, 47, "nvidia"),
     Known(r"RTX A4000", 448, 38, "nvidia"),
     Known(r"RTX A2000", 288, 16, "nvidia"),
-    Known(r"Quadro RTX [68]000", 672, 65, "nvidia"),
-    Known(r"Quadro RTX 5000", 448, 45, "nvidia"),
-    Known(r"Quadro RTX 4000", 416, 29, "nvidia"),
+    Known(r"Quadro RTX [68]000", 672, 65, "turing"),
+    Known(r"Quadro RTX 5000", 448, 45, "turing"),
+    Known(r"Quadro RTX 4000", 416, 29, "turing"),
     Known(r"5090 Laptop", 896, 120, "nvidia"),
     Known(r"5080 Laptop", 896, 90, "nvidia"),
     Known(r"5070 Ti Laptop", 672, 70, "nvidia"),
@@ -213,11 +216,11 @@ NVIDIA = (
     Known(r"RTX 3060", 360, 25, "nvidia"),
     Known(r"RTX 3050", 224, 18, "nvidia", 7000),
     Known(r"RTX 3050", 168, 14, "nvidia"),
-    Known(r"RTX 2080 Ti", 616, 54, "nvidia"),
-    Known(r"RTX 2080 SUPER", 496, 40, "nvidia"),
-    Known(r"RTX 20[678]0.* Max-Q", 384, 22, "nvidia"),
-    Known(r"RTX 20[78]0(?: SUPER)?|RTX 2060 SUPER", 448, 33, "nvidia"),
-    Known(r"RTX 2060", 336, 26, "nvidia"),
+    Known(r"RTX 2080 Ti", 616, 54, "turing"),
+    Known(r"RTX 2080 SUPER", 496, 40, "turing"),
+    Known(r"RTX 20[678]0.* Max-Q", 384, 22, "turing"),
+    Known(r"RTX 20[78]0(?: SUPER)?|RTX 2060 SUPER", 448, 33, "turing"),
+    Known(r"RTX 2060", 336, 26, "turing"),
     Known(r"GTX 1660 SUPER", 336, 10, "pascal"),
     Known(r"GTX 1660 Ti", 288, 11, "pascal"),
     Known(r"GTX 16[56]0", 192, 9, "pascal"),
@@ -305,7 +308,7 @@ PROCESSORS = (
     Known(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
     Known(r"Cortex-X925", 200, 2.0, "processor"),
     Known(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
-    Known(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 6, 0.03, "board"),
+    Known(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", spread=1.8),
     Known(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
 )
 """Those of models whose memory channels are known, all filled with the fastest memory that the vendor names."""
@@ -318,7 +321,7 @@ ASSUMED = {
 }
 """Kind of a device that no table has → what is assumed of it."""
 
-CAPABILITIES = ((7.5, "nvidia"), (7.0, "volta"), (0.0, "pascal"))
+CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
 DATACENTER = ("8.0", "9.0", "10.0", "10.3")
 """CUDA's compute capability from which on cards are of a family, and those of cards with HBM."""
 FOUR_OF_FIVE = 1.28

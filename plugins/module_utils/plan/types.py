@@ -309,8 +309,6 @@ class SingleHostEstimate(NamedTuple):
     """how sure that is"""
     faster: bool
     """whether it is predicted to generate faster than the plan, by more than predictions may be wrong"""
-    lends: bool = False
-    """whether devices of another backend take part, through workers of its own"""
 
 
 class LinkEstimate(NamedTuple):

@@ -461,7 +461,7 @@ def _write(prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], r
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
     case = _case(prepared)
-    predicted = estimate.of_plan(case, bool(cluster.server.override_tensor))
+    predicted = estimate.of_plan(case, bool(cluster.server.override_tensor), layout.alone(prepared.case, case))
     predicted = predicted._replace(conversation_s=round(prompt_cache.move_s(case, cluster.server), 2))
     if case.fits:
         works = estimate.works_of(case)
@@ -515,20 +515,12 @@ def _case(prepared: Prepared) -> estimate.Case:
         hosts=cluster.hosts,
         places=cluster.places,
         fits=not placed.reasons,
-        backends_of={
-            name: _of_one_source(
-                server_settings.backend_of(cluster.server, entry.backends, known), entry.backends, prepared.wanted
-            )
+        backend_of={
+            name: server_settings.backend_of(cluster.server, entry.backends, known)
             for name, entry in prepared.equipped.items()
         },
         server=cluster.server,
     )
-
-
-def _of_one_source(serves: str, built: Sequence[str], wanted: Mapping[str, Release]) -> list[str]:
-    """The backend that serves, then those of a host whose workers it can use."""
-    others = [backend for backend in built if backend != serves]
-    return [serves, *(backend for backend in others if releases.same_source(wanted[backend], wanted[serves]))]
 
 
 def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:

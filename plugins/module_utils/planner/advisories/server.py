@@ -78,9 +78,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         return []
     host, head = best.host, context.cluster.head
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
-    if best.lends:
-        steps.append(f"have {host} alone in llama_workers")
-    elif any(own.is_worker for own in context.cluster.hosts.values()):
+    if any(own.is_worker for own in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     of_head = () if host == head else ("memory_mib", "reserve_mib")
     given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]

@@ -207,13 +207,12 @@ def of_head(
     return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
 
 
-def of_single_host(host: Host, backend: str, server: Server | None = None, taken: Collection[str] = ()) -> list[Device]:
+def of_single_host(host: Host, backend: str, server: Server | None = None) -> list[Device]:
     """The devices of a backend that would be used if this host served alone.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
-    :param taken: names of those that it uses by other backends.
     """
-    driven = driven_by_head(host.facts, taken, backend)
+    driven = driven_by_head(host.facts, (), backend)
     own = [name for name, _accelerator in driven]
     limits: Mapping[str, int] = {}
     if server:

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, WIREGUARD, is_loopback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
@@ -30,7 +28,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     cost_model,
     device_load,
     devices,
-    workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Server
 
@@ -107,17 +104,17 @@ class Case(NamedTuple):
     places: Mapping[str, Host]
     """All hosts with devices, also those of external workers."""
     fits: bool
-    backends_of: Mapping[str, Sequence[str]]
-    """Host → the backend by which it would serve, then those whose workers it would use."""
+    backend_of: Mapping[str, str]
+    """Host → the backend by which it would serve."""
     server: Server
 
     def own_devices(self, host: Host) -> list[Device]:
-        """Those that this host would use if it served alone: its llama-server's, then those that it would lend to itself."""
-        own: list[Device] = []
-        for backend in self.backends_of[host.name]:
-            server = self.server if host.is_head and not own else None
-            own += devices.of_single_host(host, backend, server, [device.name for device in own])
-        return own
+        """Those that llama-server of this host would drive if it served alone."""
+        return devices.of_single_host(host, self.backend_of[host.name], self.server if host.is_head else None)
+
+    def alone(self, host: Host, placed: device_load.Placed) -> Case:
+        """The same of a host that serves alone."""
+        return self._replace(placed=placed, head=host.name, places={host.name: host}, fits=True)
 
 
 class _Share(NamedTuple):
@@ -273,10 +270,11 @@ def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     )
 
 
-def of_plan(case: Case, moved: bool) -> Estimate:
+def of_plan(case: Case, moved: bool, alone: Mapping[str, Sequence[device_load.Placed]]) -> Estimate:
     """``estimate`` of the plan.
 
     :param moved: whether tensors are on other devices than their layers.
+    :param alone: host → placements with which it holds the model alone.
     """
     works = works_of(case) if case.fits else []
     speeds = speeds_of(case, works) if works else None
@@ -299,7 +297,7 @@ def of_plan(case: Case, moved: bool) -> Estimate:
         disk=DiskEstimate(cost_model.DISK_GB_PER_S, False),
         rates=max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index, default=None),
         devices=tuple(_device(work) for work in works),
-        best_single_host=_best(case, works),
+        best_single_host=_best(case, works, alone),
         network_ms_per_token=round(sum(cost_model.link_ms(case.release, work) for work in lent), 3),
         bound="at least" if moved and links else "about",
         visits=visits,
@@ -351,22 +349,27 @@ class HostSpeed(NamedTuple):
     speeds: Speeds
     works: Sequence[cost_model.Work]
     gpu_layers: int | None
-    """``llama_server_gpu_layers`` with which it is; None where all units are on its devices."""
-
-    @property
-    def lends(self) -> bool:
-        """Whether it reaches devices of its own through workers."""
-        return any(work.link for work in self.works)
+    """``llama_server_gpu_layers`` with which it is; None where all units are on its devices, or it has none."""
 
 
-def _best(case: Case, works: Sequence[cost_model.Work]) -> SingleHostEstimate:
+def _best(
+    case: Case, works: Sequence[cost_model.Work], alone: Mapping[str, Sequence[device_load.Placed]]
+) -> SingleHostEstimate:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory.
 
     :param works: of the plan.
     """
-    needs = _needs(case.placed.load)
-    single = {name: _single_host(case, host, needs) for name, host in case.hosts.items()}
-    fitting = {name: found for name, found in single.items() if found}
+    fitting: dict[str, HostSpeed] = {}
+    for name, placements in alone.items():
+        host = case.hosts[name]
+        partly = bool(case.own_devices(host))
+        for placed in placements:
+            one = case.alone(host, placed)
+            own = works_of(one)
+            layers = placed.gpu_layers if partly and placed.gpu_layers < placed.load.units else None
+            found = HostSpeed(speeds_of(one, own), own, layers)
+            if name not in fitting or found.speeds > fitting[name].speeds:
+                fitting[name] = found
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
     name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
     best = fitting.get(name)
@@ -379,114 +382,4 @@ def _best(case: Case, works: Sequence[cost_model.Work]) -> SingleHostEstimate:
         generation_range=best.speeds.generation_range if best else None,
         prompt_range=best.speeds.prompt_range if best else None,
         faster=bool(best and works and cost_model.is_surely_faster(case.release, best.works, works)),
-        lends=bool(best and best.lends),
     )
-
-
-class Needs(NamedTuple):
-    """What each unit needs, on whatever device it is."""
-
-    weights: Sequence[int]
-    """Bytes."""
-    read: Sequence[float]
-    """Bytes of weights that a token reads."""
-    multiplied: Sequence[float]
-    """Weights that a token is multiplied with."""
-    quantised: Sequence[float]
-    """Of those, quantised ones."""
-    sizes: Sequence[int]
-    """Bytes with its part of the cache."""
-
-
-@functools.lru_cache(maxsize=32)
-def _needs(load: device_load.Load) -> Needs:
-    end = load.units
-    weights, read, multiplied, quantised = [0] * end, [0.0] * end, [0.0] * end, [0.0] * end
-    for part, cost in zip(load.parts, cost_model.part_costs(load)):
-        unit = _unit_of(part)
-        if unit is not None:
-            weights[unit] += part.bytes
-            read[unit] += cost.read
-            multiplied[unit] += cost.multiplied
-            quantised[unit] += cost.quantised
-    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
-    return Needs(weights, read, multiplied, quantised, sizes)
-
-
-def _single_host(case: Case, host: Host, needs: Needs) -> HostSpeed | None:
-    """How fast the host would be with its own devices and processor, those of one backend, or its processor alone; None where it cannot hold the
-    model."""
-    own = case.own_devices(host)
-    direct = [device for device in own if device.backend == case.backends_of[host.name][0]]
-    choices = [own, *([direct] if direct != own else []), *([[]] if direct else [])]
-    filled = [_fill(case, host, needs, choice) for choice in choices]
-    found = [HostSpeed(speeds_of(case, works), works, gpu_layers) for works, gpu_layers in filled if works]
-    return max(found, key=lambda one: one.speeds) if found else None
-
-
-def _unit_of(part: device_load.Part) -> int | None:
-    """The unit that a tensor belongs to, wherever overrides put it; None of what stays in the head's memory in any case."""
-    layer = IN_A_LAYER.match(part.name)
-    return int(layer[1]) if layer else part.unit
-
-
-def _units_held(sizes: Sequence[int], own: Sequence[Device], kept: int) -> int:
-    """How many units, the last ones first, these devices hold one after the other.
-
-    :param kept: bytes that stay free on each device.
-    """
-    end = len(sizes)
-    for device in own:
-        held = itertools.accumulate(reversed(sizes[:end]))
-        end -= sum(size <= device.capacity_mib * MIB - kept for size in held)
-    return len(sizes) - end
-
-
-def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[list[cost_model.Work], int | None]:
-    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it. Devices
-    that do not hold all leave room for the bound of the compute buffer.
-
-    :returns: the parts, and how many units are on devices; None of all of them.
-    """
-    load = case.placed.load
-    weights, read, multiplied, quantised, sizes = needs
-    end = load.units
-
-    def part_of(rate: cost_model.Rate, start: int, link: cost_model.Link | None = None) -> cost_model.Work:
-        nodes = (min(end, load.layers) - min(start, load.layers)) * cost_model.nodes_per_layer(case.summary)
-        own = slice(start, end)
-        return cost_model.Work(
-            host.name,
-            "",
-            rate,
-            read=sum(read[own]),
-            weights=sum(weights[own]),
-            multiplied=sum(multiplied[own]),
-            nodes=nodes,
-            link=link,
-            quantised=sum(quantised[own]),
-        )
-
-    room = workers.usable_mib(host.facts.memory_mib) * MIB
-    direct = [device for device in own if device.backend == case.backends_of[host.name][0]]
-    kept = load.on_head() - load.in_file(devices.reads_by_row(case.server, case.release, direct, host.facts))
-    tables = kept if kept > workers.reserve_mib(host.facts.memory_mib, shared=True) * MIB // 2 else 0
-    works = []
-    by_speed = sorted(own, key=lambda device: -cost_model.rate_of(device, host.facts).gb_per_s)
-    tight = any(
-        entry.capacity_mib * MIB < share.weights + share.kv + load.compute
-        for entry, share in zip(case.placed.devices, case.placed.shares())
-    )
-    kept = load.compute if not tight or _units_held(sizes, by_speed, 0) < end else 0
-    for device in by_speed:
-        start = end - _units_held(sizes[:end], [device], kept)
-        lent = device.backend != case.backends_of[host.name][0]
-        link = cost_model.LINKS["loopback"] if lent else None
-        works.append(part_of(cost_model.rate_of(device, host.facts), start, link))
-        accelerator = devices.accelerator_of(host.facts, device.name)
-        room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
-        end = start
-    if (end or tables) and sum(sizes[:end]) + tables > room:
-        return [], None
-    works.append(part_of(cost_model.processor_rate(host.facts), 0))
-    return [work for work in works if work.weights], load.units - end if end and case.own_devices(host) else None

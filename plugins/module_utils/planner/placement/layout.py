@@ -27,8 +27,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices as known_devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Release, Server
 
-ALL = "all"
-"""The value of ``llama_placement`` with which every device is used."""
+ALL, FASTEST = "all", "fastest"
+"""Values of ``llama_placement``: every device is used, or those with which a token takes the least time."""
 
 
 class DeviceCost(NamedTuple):
@@ -107,6 +107,44 @@ def lay_out(case: Case) -> device_load.Placed:
         tried.append(placed)
     best = min(tried, key=lambda placed: placed.missing_mib)
     return best._replace(reasons=(*best.reasons, *auxiliary_models.sentences(best.auxiliary, case.head)))
+
+
+def alone(case: Case, priced: estimate.Case) -> dict[str, list[device_load.Placed]]:
+    """Host → the ways in which it holds the model without others: with as many layers on its devices as they hold, and on its processor. Of hosts
+    that are alike the first stands for all. Devices leave room for the bound of the compute buffer, which they need not where it is too large
+    for those of the plan, too."""
+    server = case.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
+    bound = -(-priced.placed.load.compute // MIB)
+    held = zip(priced.placed.devices, priced.placed.shares())
+    tight = any(share.weights + share.kv > (device.capacity_mib - bound) * MIB for device, share in held)
+    found: dict[str, list[device_load.Placed]] = {}
+    seen = []
+    for name, host in priced.hosts.items():
+        alike = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators, host.facts.rates)
+        if alike in seen:
+            continue
+        seen.append(alike)
+        own = priced.own_devices(host)
+        bounded = [device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in own]
+        of_host = case._replace(server=server, mode=FASTEST, head=name, hosts={name: host}, devices=())
+        ways = [lay_out(of_host)]
+        if own:
+            whole = lay_out(of_host._replace(devices=own if tight else bounded))
+            ways.append(_with_most_layers(of_host._replace(devices=bounded)) if whole.reasons else whole)
+        found[name] = [placed for placed in ways if not placed.reasons]
+    return {name: ways for name, ways in found.items() if ways}
+
+
+def _with_most_layers(case: Case) -> device_load.Placed:
+    """The placement with as many units on devices as they hold."""
+    placed = lay_out(case._replace(server=case.server._replace(gpu_layers=0)))
+    least, most = 0, placed.load.units
+    while most - least > 1:
+        middle = (least + most) // 2
+        tried = lay_out(case._replace(server=case.server._replace(gpu_layers=middle)))
+        least, most = (least, middle) if tried.reasons else (middle, most)
+        placed = placed if tried.reasons else tried
+    return placed
 
 
 def _of_the_model(case: Case, beside: int) -> device_load.Placed:
