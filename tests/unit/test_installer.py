@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, installer, manifest
 from support import builds
-from support.archives import ODD, write_odd
 from test_builder import KNOWN_COMPILER, printed_by
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -166,28 +165,6 @@ def test_a_zip_archive_is_as_good_and_reaches_nothing_outside_its_folder(tmp_pat
     assert not list(tmp_path.rglob("libup.so"))
 
 
-def test_of_a_link_in_a_zip_archive_no_more_is_read_than_a_path_has(tmp_path, compiled):
-    archive = pack_zip(tmp_path, compiled, [("llama-b11434/liblong.so", 0o120777, bytes(64 << 20))])
-    with archives.opened(archive) as opened:
-        assert max(len(member.linkname) for member in opened) == archives.LINK_BYTES
-    assert set(unpack(tmp_path, archive).files) == FILES
-
-
-@pytest.mark.parametrize(
-    "damage, said",
-    [
-        (lambda data: data[: len(data) // 2], "not a zip file"),
-        (lambda data: data[:1000] + bytes(1000) + data[2000:], "Bad CRC-32|invalid|Error"),
-    ],
-)
-def test_a_zip_archive_that_is_damaged(tmp_path, compiled, damage, said):
-    archive = pack_zip(tmp_path, compiled)
-    archive.write_bytes(damage(archive.read_bytes()))
-    with pytest.raises(Refusal, match=f"cannot be read .*({said}).*give a whole tar or zip"):
-        unpack(tmp_path, archive)
-    assert not release_of(tmp_path).exists()
-
-
 def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled):
     """As those of CUDA, of which upstream has an archive with a folder of its own."""
     (tmp_path / "cudart").mkdir()
@@ -202,20 +179,6 @@ def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled
     assert set(made.files) == FILES | {"bin/libcudart.so.13", "bin/libcublas.so.13"}
     with pytest.raises(Refusal, match="does not have the sha256"):
         target.unpack(source._replace(further=(builds.packed_of(runtime)._replace(sha256="0" * 64),)), 11434)
-
-
-def test_libraries_of_more_than_an_archive_may_have(tmp_path, compiled, monkeypatch):
-    archive = pack_folder(tmp_path, compiled)
-    monkeypatch.setattr(archives, "LIMIT_BYTES", 10)
-    with pytest.raises(Refusal, match=r"more than 0 GiB of libraries: remove it on the controller"):
-        archives._extract_libraries(archive, tmp_path)
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_an_archive_that_python_cannot_read(tmp_path, monkeypatch, name):
-    write_odd(tmp_path / "odd", name, monkeypatch)
-    with pytest.raises(Refusal, match="the archive of llama_release cannot be read"):
-        archives.extract(tmp_path / "odd", ["llama-server"], tmp_path)
 
 
 def link(name, kind, target):
@@ -240,7 +203,6 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
     links = [
         link("libescape.so", tarfile.SYMTYPE, "/etc/passwd"),
         link("libclimb.so", tarfile.SYMTYPE, "../../../outside.so"),
-        link("libround.so", tarfile.SYMTYPE, "libround.so"),
         link("libloose.so", tarfile.SYMTYPE, "libnothing.so"),
         link("libpipe.so", tarfile.FIFOTYPE, ""),
         tarfile.TarInfo("llama-b11434/../../libup.so"),
@@ -267,24 +229,9 @@ def test_hard_links_inside_an_archive_are_files(tmp_path, programs):
 
 
 def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled):
-    for name, target in (
-        ("llama-server", "/bin/sh"),
-        ("libhard.so", "llama-b11434/../../outside.so"),
-        ("libhard.so", "llama-b11434/libhard.so"),
-    ):
-        archive = pack_links(tmp_path, compiled, [link(name, tarfile.LNKTYPE, target)], [name])
-        with pytest.raises(Refusal, match=f"has {name} as a hard link to {target}, which is not a file before it"):
-            unpack(tmp_path, archive)
-
-
-def test_an_archive_of_too_much_is_refused(tmp_path, compiled, monkeypatch):
-    """Hard links count as much as the file."""
-    size = sum(path.stat().st_size for path in compiled.iterdir() if not path.is_symlink())
-    links = [link(f"lib{number}.so", tarfile.LNKTYPE, "llama-b11434/llama-server") for number in range(100)]
-    monkeypatch.setattr(archives, "LIMIT_BYTES", size + 100)
-    assert unpack(tmp_path, pack_folder(tmp_path, compiled))
-    with pytest.raises(Refusal, match=r"give one of llama\.cpp alone"):
-        unpack(tmp_path, pack_links(tmp_path, compiled, links))
+    archive = pack_links(tmp_path, compiled, [link("llama-server", tarfile.LNKTYPE, "/bin/sh")], ["llama-server"])
+    with pytest.raises(Refusal, match="cannot be read"):
+        unpack(tmp_path, archive)
 
 
 def damaged(data, ends, changes):

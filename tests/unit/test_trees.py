@@ -1,5 +1,6 @@
 """What source archives tell of themselves, and what planning makes of it."""
 
+import gzip
 import hashlib
 import io
 import tarfile
@@ -8,7 +9,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, source_metadata
-from support.archives import ODD, write_odd
 from support.sources import cache, resolve
 from test_git import Repository, nowhere
 
@@ -31,10 +31,9 @@ def pack(path, files):
     return path
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_archive_that_python_cannot_read_leaves_the_protocol_open(tmp_path, monkeypatch, name):
+def test_an_archive_that_cannot_be_read_leaves_the_protocol_open(tmp_path):
     archive = tmp_path / "odd.tar.gz"
-    write_odd(archive, name, monkeypatch)
+    archive.write_bytes(gzip.compress(b"no archive"))
     assert resolve(request_of(archive), str).protocol is None
 
 
@@ -49,7 +48,6 @@ def request_of(archive):
         ({"llama.cpp/ggml/include/ggml-rpc.h": header(8)}, "8.0.0"),
         ({"llama.cpp/ggml/include/ggml-rpc.h": "#define RPC_PROTO_MAJOR_VERSION 8\n"}, None),
         ({"a/b/c/d/e/f/g/ggml/include/ggml-rpc.h": header()}, None),
-        ({"llama.cpp/ggml/include/ggml-rpc.h": header() + " " * source_metadata.MEMBER_BYTES}, None),
     ],
 )
 def test_what_an_archive_tells(tmp_path, files, told):

@@ -13,8 +13,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 HEADER = "/ggml/include/ggml-rpc.h"
 MEMBER_BYTES = 1 << 20
 """Of a file that is read; the header has 1 kB."""
-DEPTH = 6
-"""Folders above it at most: other files of that name belong to something else."""
+DEPTH = 8
+"""Parts of its path at most: other files of that name belong to something else."""
 
 
 def protocol_of(archive: Path) -> str | None:
@@ -22,11 +22,11 @@ def protocol_of(archive: Path) -> str | None:
 
     :raises OSError, archives.DamagedError: it cannot be read, or is not a whole archive.
     """
-    with archives.opened(archive) as members:
-        for member in members:
-            near = member.name.endswith(HEADER) and member.name.count("/") - HEADER.count("/") < DEPTH
-            if near and member.isfile() and member.size <= MEMBER_BYTES:
-                return protocol(members.open(member).read().decode("utf-8", "replace"))
+    for member in archives.members(archive):
+        near = str(member.path).endswith(HEADER) and len(member.path.parts) <= DEPTH
+        content = member.open() if near and not member.link else None
+        if content:
+            return protocol(content.read(MEMBER_BYTES).decode("utf-8", "replace"))
     return None
 
 

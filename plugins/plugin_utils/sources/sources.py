@@ -59,8 +59,8 @@ class Fetched(NamedTuple):
 
 KNOWN_ANSWER = "llama_model_known_answer"
 SHA256 = r"[0-9a-f]{64}"
-ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
-"""What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
+ARCHIVE_BYTES, PATCH_BYTES = 4 << 30, 16 << 20
+"""What a source, and a patch, may have; llama.cpp has 30 MB."""
 DOWNLOAD_SECONDS = 3600
 """For a whole download: a server that sends a byte now and then would take for ever."""
 PACKING_SECONDS = 60.0
@@ -70,9 +70,6 @@ PAUSES = (1.0, 3.0, 9.0)
 PROGRESS_SECONDS = 10
 NOTHING_LEFT = 416
 """Status of HTTP where a file ends before what is asked for: the part that is here is whole, or of a longer file."""
-ATTESTATION_SECONDS = 60
-UNATTESTED = r"(?is)no attestations found|HTTP 404:[^\n]*/attestations/sha256|attestation failed to verify|verification failed(?!.*TUF)"
-"""What gh says where GitHub has no attestation for an archive, or it does not hold; without Sigstore's keys (TUF) nothing was verified."""
 
 
 def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
@@ -472,15 +469,13 @@ def _fetch_archive(release: ReleasePlan, folder: Path, work: Path) -> None:
 
 
 def _check_content(archive: Path, subject: str, remedy: str) -> None:
-    """:raises AnsibleError: hosts cannot unpack it, or it has too much. ``subject`` and ``remedy`` begin and end the sentence."""
+    """:raises AnsibleError: it is no whole archive. ``subject`` and ``remedy`` begin and end the sentence."""
     try:
-        size = archives.content_bytes(archive, TREE_BYTES)
+        if list(archives.members(archive)):
+            return
     except archives.DamagedError:
-        raise AnsibleError(f"{subject} cannot be read: {remedy}") from None
-    if size > TREE_BYTES:
-        raise AnsibleError(
-            f"{subject} has more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
-        )
+        pass
+    raise AnsibleError(f"{subject} cannot be read: {remedy}")
 
 
 def fetch_prebuilt(release: ReleasePlan, names: Sequence[str]) -> list[Fetched]:
@@ -544,34 +539,9 @@ def _accept(release: ReleasePlan, name: str, part: Path, subject: str) -> Fetche
         part, subject, "its server sends something else; open the address in a browser, or use a mirror (url)"
     )
     if not wanted:
-        _check_attestation(name, part)
         with cache.work(part.parent) as work:
             (Path(work) / "record").write_text(actual + "\n")
             (Path(work) / "record").replace(part.with_name(f"{name}.sha256"))
     archive = _cached_archive(f"sha256:{actual}")
     part.replace(archive)
     return Fetched(archive, True, actual, release.commit)
-
-
-def _check_attestation(name: str, archive: Path) -> None:
-    """Asks GitHub whether upstream's own workflow has made an archive, where gh is installed.
-
-    :raises AnsibleError: it has not.
-    """
-    argv = ["gh", "attestation", "verify", str(archive), "--repo", prebuilt.REPOSITORY]
-    try:
-        process = bounded_process.run(argv, ATTESTATION_SECONDS)
-        if process.returncode == 0:
-            return
-        # A gh that knows no attestations adds its commands.
-        said = validation.printable(process.stderr.partition("\nUsage:")[0].strip()[-300:])
-    except (OSError, subprocess.TimeoutExpired):
-        said = "gh is not installed, or does not answer"
-    else:
-        if re.search(UNATTESTED, process.stderr):
-            raise AnsibleError(
-                f"GitHub does not attest that {prebuilt.REPOSITORY} made {name} (llama_release): do not use it, and get it from another server. gh says: {said}"
-            )
-    Display().display(
-        f"  [controller] {name}: GitHub's attestation was not checked ({said}); its sha256 is kept from now on"
-    )

@@ -146,10 +146,9 @@ class Installer:
         with self._begin() as partial:
             files = {manifest.NAME, *(f"bin/{target}" for target in self.build.targets)}
             try:
-                with archives.opened(archive) as members:
-                    for member in members:
-                        if member.name in files and member.isfile() and member.size <= archives.LIMIT_BYTES:
-                            archives.copy(members, member, partial / member.name)
+                for member in archives.members(archive):
+                    if str(member.path) in files and not member.link:
+                        archives.copy(member, partial / member.path)
             except archives.DamagedError as error:
                 raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
             received = manifest.installed(partial, self.build.targets)
