@@ -55,7 +55,7 @@ def main():
     )
     host, check = typed_json.parse(HostPlan, module.params["host"]), module.check_mode
     with errors.reported(module):
-        unneeded = state.unneeded_releases(host, applied=check)
+        unneeded = state.unneeded_releases(host)
         installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
         abandoned = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
     try:

@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.action import release as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, smoke_test
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
@@ -150,30 +149,19 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     assert call(module=release_prune, host=host(programs))["changed"] is False
 
 
-def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, programs, tmp_path, popen):
-    """What serves now is in use until the planned services are started, and goes after that. What somebody else runs stays."""
-    old, other = (tmp_path / "prefix" / "releases" / name / "bin" / "llama-server" for name in ("old", "other"))
-    started = []
-    for program in (old, other):
-        program.parent.mkdir(parents=True)
-        shutil.copy(shutil.which("sleep"), program)
-        started.append(popen([program, "60"]))
-    units = tmp_path / "prefix" / "units"
-    units.mkdir()
-    definition = units / "llamacpp-server.conf"
-    definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={old} 60\n")
+def test_a_release_that_runs_stays_until_it_has_ended(call, programs, tmp_path, popen):
+    old = tmp_path / "prefix" / "releases" / "old" / "bin" / "llama-server"
+    old.parent.mkdir(parents=True)
+    shutil.copy(shutil.which("sleep"), old)
+    running = popen([old, "60"])
+    (tmp_path / "prefix" / "releases" / "new").mkdir()
+    for check in (True, False):
+        assert call(check=check, module=release_prune, host=host(programs))["removed"] == []
+    running.kill()
+    running.wait()
     told = call(check=True, module=release_prune, host=host(programs))
     assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
-    (tmp_path / "prefix" / "releases" / "new").mkdir()
-    assert call(module=release_prune, host=host(programs))["removed"] == []
-    started[0].kill()
-    started[0].wait()
-    new = f"{tmp_path}/prefix/releases/new/x"
-    definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={new}\n")
     assert call(module=release_prune, host=host(programs))["removed"] == ["old"]
-    started[1].kill()
-    started[1].wait()
-    assert call(check=True, module=release_prune, host=host(programs))["removed"] == ["other"]
 
 
 def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):

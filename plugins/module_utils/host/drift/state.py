@@ -9,9 +9,8 @@ import grp
 import os
 import pwd
 import stat
-import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -183,30 +182,6 @@ def _system(planned: HostPlan) -> Iterator[Difference]:
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
-def _named_releases(planned: HostPlan, identities: Collection[str], applied: bool) -> set[str]:
-    """Those releases that a process runs or the definition of a service names, whoever wrote it.
-
-    :param applied: leave out the cluster's definitions, which an apply replaces or removes, and the processes that run by them.
-    """
-    folders = {planned.prefix, os.path.realpath(planned.prefix)}
-    record = service_managers.MANAGERS[planned.service_manager]
-    ending = {record.definition(planned.units, name) for name in _defined(planned)} if applied else set()
-    replaced: list[str] = []
-    texts: list[str] = []
-    for path in Path(planned.units).glob("*"):
-        if record.service(path):
-            (replaced if path in ending else texts).append(path.read_text(errors="replace"))
-    running = processes.of_account(planned.prefix, planned.account)
-    stopping = {pid for pid, argv in running.items() if any(all(word in text for word in argv) for text in replaced)}
-    texts += [" ".join(argv) for pid, argv in running.items() if pid not in stopping]
-    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
-        with suppress(OSError):
-            texts.append(os.readlink(process / "exe") if int(process.name) not in stopping else "")
-    return {
-        name for name in identities for folder in folders if any(f"{folder}/releases/{name}/" in text for text in texts)
-    }
-
-
 def _defined(planned: HostPlan) -> list[str]:
     return host.defined_services(planned.service_manager, planned.units, names.of(planned.names.cluster))
 
@@ -218,42 +193,28 @@ def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
-def unneeded_releases(planned: HostPlan, applied: bool = False) -> list[str]:
-    """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, built or run now, or
-    named by a service.
-
-    What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
-    more. The last ones are those that were put to use last.
-
-    :param applied: as it will be once the planned services run in place of those that run now.
-    """
+def unneeded_releases(planned: HostPlan) -> list[str]:
+    """Builds that never ended, and installed releases beyond the last ones of their backend, oldest first: none that is planned, kept with a plan,
+    built or run now. The place of a backend that is not planned any more counts as taken."""
     folder = Path(planned.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     wanted = {build.id for build in planned.builds}
-    partial = {
-        name
-        for name in times
-        if name.startswith(".") and name[1:] not in wanted and not store.under_way(planned.cache, name[1:])
+    running = processes.of_account(planned.prefix, planned.account)
+    held = {*wanted, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
+    free = {
+        name for name in times if name.lstrip(".") not in held and not store.under_way(planned.cache, name.lstrip("."))
     }
-    others = {name for name in times if not name.startswith(".")} - wanted
-    by_backend = {
-        backend: {name for name in others if backends.backend_of(name) == backend}
-        for backend in sorted(map(backends.backend_of, others), key=str)
-    }
-    room = {
-        backend: planned.keep_releases - max(1, sum(backends.backend_of(name) == backend for name in wanted))
-        for backend in by_backend
-    }
-    if all(len(releases) <= room[backend] for backend, releases in by_backend.items()):
-        return sorted(partial)
-    held = _named_releases(planned, others, applied) | (others & kept_plans.builds(planned.prefix))
-    held |= {name for name in others if store.under_way(planned.cache, name)}
     unneeded: list[str] = []
-    for backend, releases in by_backend.items():
-        free = sorted(releases - held, key=lambda name: times[name], reverse=True)
-        unneeded += free[max(0, room[backend] - len(releases & held)) :]
-    return sorted(partial) + sorted(unneeded, key=lambda name: times[name])
+    whole = sorted(
+        (name for name in times.keys() | wanted if not name.startswith(".")),
+        key=lambda name: (name not in wanted, name in free, -times.get(name, 0)),
+    )
+    for backend in dict.fromkeys(map(backends.backend_of, whole)):
+        own = [name for name in whole if backends.backend_of(name) == backend]
+        room = planned.keep_releases - (0 if wanted.intersection(own) else 1)
+        unneeded += [name for name in own[room:] if name in free]
+    return sorted(name for name in free if name.startswith(".")) + sorted(unneeded, key=lambda name: times[name])
 
 
 def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
