@@ -247,6 +247,11 @@ def test_a_server_that_is_no_hub(server, repo, answer):
     assert f"cannot be looked up: the answer of {server.url} is not that of Hugging Face (" in message
 
 
+def test_a_listing_without_end_is_left(server, repo):
+    answer_listing(server, 200, b" " * (9 << 20))
+    assert f"cannot be looked up: {server.url} is longer than 8192 KiB" in refusal(looked_up, on_huggingface())
+
+
 @pytest.mark.parametrize("name", ["a\nb.gguf", "-m.gguf", "x/.gguf"])
 def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
     listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
