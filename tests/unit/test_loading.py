@@ -146,21 +146,17 @@ def test_a_line_every_ten_seconds(pair):
 
 def test_a_timeout_says_how_far_each_worker_came(pair):
     plan = pair.plan()
-    first, second = (entry["endpoint"] for entry in plan["placement"])
+    first = plan["placement"][0]["endpoint"]
 
-    def gate(evidence, planned=plan):
-        final, _lines, _seconds = wait(planned, evidence, 10.0, 60)
-        return judge.gate(subject(planned), final)
+    def gate(evidence):
+        final, _lines, _seconds = wait(plan, evidence, 10.0, 60)
+        return judge.gate(subject(plan), final)
 
     message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
     assert "the model is loading, and the limit of 60 s is over (llama_server_start_timeout, or" in message
     assert f"to worker {first}" in message
-    assert int(message.split("; set llama_server_start_timeout to ")[1].split(",")[0]) > 60
-    message = gate(loads(plan, 10.0, lambda _step: 1000, 9))
-    assert f"nothing moved in the end: look at the log of the service on the head and at the worker {second}" in message
-    message = gate([unhealthy(LOADING, load=Load(10.0, None, {}))] * 9, {**plan, "placement": []})
-    assert "look at the log of the service on the head, or set" in message
-    assert "where that is not set); look at" in gate([unhealthy(LOADING)] * 9)
+    assert "; set llama_server_start_timeout to more where it goes on" in message
+    assert "where that is not set); set" in gate([unhealthy(LOADING)] * 9)
     assert gate([unhealthy("refused")] * 9).endswith("healthy: refused.")
 
 

@@ -87,14 +87,7 @@ def describe_start_timeout(evidence: Evidence, limit: float, progress: loading.P
     set_by = "llama_server_start_timeout, or several times the predicted load where that is not set"
     texts = [f"{evidence.health.detail}, and the limit of {limit:.0f} s is over ({set_by})"]
     texts += [loading.sentence(progress)] if progress else []
-    if progress and progress.left_s:
-        seconds = -int(-(limit + 2 * progress.left_s) // 100) * 100
-        texts.append(f"set llama_server_start_timeout to {seconds}, since it goes on")
-    elif progress and progress.workers:
-        least = min(progress.workers, key=lambda worker: (worker.sent_bytes or 0) / (worker.planned_bytes or 1))
-        texts.append(
-            f"nothing moved in the end: look at the log of the service on the head and at the worker {least.endpoint}, which has the least"
-        )
-    else:
-        texts.append("look at the log of the service on the head, or set llama_server_start_timeout to more")
+    texts.append(
+        "set llama_server_start_timeout to more where it goes on, else look at the log of the service on the head"
+    )
     return evidence._replace(health=Health(False, "; ".join(texts)))
