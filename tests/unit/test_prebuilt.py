@@ -381,7 +381,7 @@ def test_a_part_of_another_run_is_continued_where_that_is_possible(release, serv
         (answer(200, CONTENT[:1000], Content_Length=len(CONTENT)), "was cut off: its server sent less than it"),
         (answer(200, b"<html>sign in</html>"), r"\.tar\.gz cannot be read: its server sends something else; open"),
         (answer(200, b""), r"\.tar\.gz cannot be read: its server sends"),
-        (answer(200, CONTENT[:-5000]), r"\.tar\.gz cannot be read: its server sends"),
+        (answer(200, CONTENT[:-50000]), r"\.tar\.gz cannot be read: its server sends"),
     ],
 )
 def test_what_a_server_does_not_give_is_one_sentence_and_leaves_nothing(release, server, cache, fault, said):

@@ -471,11 +471,10 @@ def _fetch_archive(release: ReleasePlan, folder: Path, work: Path) -> None:
 def _check_content(archive: Path, subject: str, remedy: str) -> None:
     """:raises AnsibleError: it is no whole archive. ``subject`` and ``remedy`` begin and end the sentence."""
     try:
-        if list(archives.members(archive)):
-            return
+        for _member in archives.members(archive):
+            pass
     except archives.DamagedError:
-        pass
-    raise AnsibleError(f"{subject} cannot be read: {remedy}")
+        raise AnsibleError(f"{subject} cannot be read: {remedy}") from None
 
 
 def fetch_prebuilt(release: ReleasePlan, names: Sequence[str]) -> list[Fetched]:
