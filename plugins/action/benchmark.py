@@ -103,7 +103,9 @@ class ActionModule(Action):
             if served.release.fork:
                 fix = f"only releases of llama.cpp can be measured, and {served.release.ref} is one of {served.release.fork}"
             raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {fix}")
-        now, loads, cells = int(time.time()), [], []
+        now = int(time.time())
+        loads: list[PlannedLoad] = []
+        cells: list[types.Cell] = []
         identity = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
         for load in matrix.loads_of(request, served):
             plan = _plan_of(matrix.cluster_of(cluster, load, request, served), model, catalogue)

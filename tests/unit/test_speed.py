@@ -51,6 +51,7 @@ def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     [
         ("12.1", "nvidia", 336, 1008),
         ("8.6", "nvidia", 336, 1008),
+        ("7.5", "turing", 320, 672),
         ("7.0", "volta", 653, 900),
         ("9.0", "datacenter", 1935, 4800),
         ("6.1", "pascal", 192, 484),
@@ -123,6 +124,7 @@ def test_names_as_drivers_report_them():
         "Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz": 68,
         "Raspberry Pi Compute Module 5 Rev 1.0, Cortex-A76": 17,
         "Orange Pi 5, Cortex-A55, Cortex-A76": 30,
+        "Raspberry Pi 4 Model B Rev 1.4, Cortex-A72": 3.6,
         "Neoverse-V1": 307,
     }
     assert {name: rates.of_processor(name).gb_per_s for name in processors} == processors
