@@ -89,7 +89,7 @@ def predicted(figure: dict[str, Any]) -> float:
     works = works_of(figure, summary.parse(_summary(DATA["models"][figure["model"]])))
     workers = sum(work.link is not None for work in works)
     proxies = figure.get("delay_ms", 0) * max(0, 2 * workers - 1)  # each worker but one computes two graphs for a token
-    return 1000 / (cost_model.token_ms(release_of(figure["build"]), works) + proxies)
+    return 1000 / (cost_model.token_ms(works) + proxies)
 
 
 def figures() -> list[Figure]:

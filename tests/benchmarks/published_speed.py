@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import d
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
-from predicted_speed import release_of
 
 NAMES = {
     "layer": "blk.*.attn_q.{}",
@@ -116,12 +115,12 @@ def figures() -> list[Figure]:
     """Every published figure with what the table predicts, and what a fit without its owner predicts."""
     found = []
     for row in _rows("published_speeds.csv"):
-        works, release, width = _works(row), release_of(int(row["build"])), _models()[row["model"]].width
-        speed = 1000 / cost_model.token_ms(release, works)
-        factor = cost_model.token_factor(release, works)
+        works, width = _works(row), _models()[row["model"]].width
+        speed = 1000 / cost_model.token_ms(works)
+        factor = cost_model.token_factor(works)
         if row["test"] == "pp":
-            speed = 1000 * cost_model.PROMPT / cost_model.prompt_ms(release, works, width)
-            factor = cost_model.prompt_factor(release, works, width)
+            speed = 1000 * cost_model.PROMPT / cost_model.prompt_ms(works, width)
+            factor = cost_model.prompt_factor(works, width)
         name = " and ".join(dict.fromkeys(work.host for work in works))
         machine = f"{name}, {len(works)} devices" if len(works) > 1 else name
         found.append(Figure(machine, row["test"], float(row["tokens_per_s"]), speed, factor, float(row["held_out"])))

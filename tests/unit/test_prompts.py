@@ -193,7 +193,7 @@ def test_the_head_computes_nothing_beside_what_it_carries(devices, measured):
     """phi3 on A100 behind workers, one of which reads 7099 tokens per second (ggml-org/llama.cpp#18626)."""
     case = estimate.Case(None, None, models.model("llama", width=3072), "h", {}, {}, True, {}, None)
     link = cost_model.LINKS["loopback"]._replace(visit_ms=0.0)
-    carried = sum(cost_model.prompt_costs(None, works([0.0], [True])[0]._replace(link=link), 3072).values()) / 1000
+    carried = sum(cost_model.prompt_costs(works([0.0], [True])[0]._replace(link=link), 3072).values()) / 1000
     parts = works([(512 / 7099 - carried) / 2 / devices] * devices, [True] * devices)
     tokens = 64 * 512
     found = prompts.prompt_s(case, [part._replace(link=link) for part in parts], tokens, 512, True)

@@ -185,31 +185,14 @@ def release(build, protocol=None):
 ETHERNET = cost_model.LINKS["ethernet"]
 
 
-def test_a_worker_to_which_a_token_comes_twice_gets_its_graphs_again_before_protocol_8():
-    """It keeps the last one alone."""
-    keeps, sends = (
-        cost_model.worker_ms(release(11063, protocol), 1000, ETHERNET, visits=2) for protocol in ("8.0.0", "7.0.0")
-    )
-    more = (cost_model.NODE_US[False] - cost_model.NODE_US[True]) + 8 * cost_model.NODE_BYTES[
-        False
-    ] / ETHERNET.gbit / 1e3
-    assert sends == pytest.approx(keeps + more)
-    once = [cost_model.worker_ms(release(11063, protocol), 1000, ETHERNET) for protocol in ("8.0.0", "7.0.0")]
-    assert once[0] == once[1] < keeps
-
-
 def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
-    here, there = (
-        cost_model.worker_ms(release(11063), 500, cost_model.LINKS[kind]) for kind in ("loopback", "ethernet")
-    )
+    here, there = (cost_model.worker_ms(500, cost_model.LINKS[kind]) for kind in ("loopback", "ethernet"))
     assert here < 1 < 2 < there < 8
-    assert cost_model.worker_ms(release(11063), 500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
-    slower = cost_model.worker_ms(release(11063), 500, ETHERNET._replace(gbit=0.1)) - there
+    assert cost_model.worker_ms(500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
+    slower = cost_model.worker_ms(500, ETHERNET._replace(gbit=0.1)) - there
     assert slower == pytest.approx(8 * cost_model.TOKEN_BYTES * (10 - 0.4) / 1e6)
-    assert 8 < cost_model.worker_ms(release(6319), 90, ETHERNET._replace(board=True)) < 20
-    assert cost_model.worker_ms(release(7315), 500, ETHERNET._replace(mac=True)) == pytest.approx(
-        there + cost_model.MAC_MS
-    )
+    assert 8 < cost_model.worker_ms(90, ETHERNET._replace(board=True)) < 20
+    assert cost_model.worker_ms(500, ETHERNET._replace(mac=True)) == pytest.approx(there + cost_model.MAC_MS)
 
 
 def test_the_page_has_the_tables_of_the_scripts():
@@ -253,18 +236,18 @@ def test_prompts_on_two_gpus_are_predicted_as_they_were_measured(devices, measur
     summary = models.known_answer_model(32, 4096, "f16")
     works = predicted_speed.works_of({"devices": devices, "build": 11063}, summary)
     works = [work._replace(multiplied=work.weights / 2) for work in works]
-    predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms(release(11063), works, 4096)
+    predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms(works, 4096)
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
-    costs = cost_model.prompt_costs(release(11063), work, 4096)
+    costs = cost_model.prompt_costs(work, 4096)
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
     assert costs == {"memory of": 80, "computing on": computing}
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
-    costs = cost_model.prompt_costs(release(11063), work._replace(link=link), 4096)
+    costs = cost_model.prompt_costs(work._replace(link=link), 4096)
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     works = [work, work._replace(link=link)]
     assert cost_model.load_s(release(6170), works) == pytest.approx(8 / cost_model.DISK_GB_PER_S + 8 / 0.125)
@@ -325,9 +308,9 @@ def test_prompts_depend_on_the_vectors_of_few_cores(pair):
             gb_per_s=24
         )
         work = cost_model.Work("a", "", made, 0, 2 * weights, weights, 0)
-        predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms(release(11063), [work], 2048)
+        predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms([work], 2048)
         assert predicted == pytest.approx(measured, rel=0.15)
-        slower = cost_model.prompt_ms(release(11063), [work._replace(quantised=weights)], 2048)
+        slower = cost_model.prompt_ms([work._replace(quantised=weights)], 2048)
         assert slower == pytest.approx(1000 * cost_model.PROMPT / predicted * made.quantised, rel=0.05)
 
 

@@ -216,10 +216,6 @@ def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
     return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
 
 
-KEEPS_SEVERAL_SINCE = 8
-"""Protocol from which on it is assumed to keep more than the last graph. Up to 7, as read in the tree of 0.3.36, one to which a token comes more than
-once gets each of them again."""
-
 VISIT_MS = 0.7
 """Each visit to a worker, besides round trips: 0.73 to 1.1 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
 WAKE_MS = 1.4
@@ -230,18 +226,10 @@ BOARD = 4
 """So many times as long takes a small board: 16 ms were seen for each worker."""
 WAITS = 1
 """Round trips of each visit: the head waits for what the worker's graph gives, and sends inputs without an answer (docs/performance.md)."""
-NODE_US = {False: 3.5, True: 0.3}
-"""Whether the worker keeps its graph → microseconds for each node of its part of the graph."""
-NODE_BYTES = {False: 420, True: 0}
-"""The same → bytes on the wire for each node: 1.4 tensors of 296 bytes."""
+NODE_US = 0.3
+"""For each node of a worker's part of the graph, which it keeps from token to token."""
 TOKEN_BYTES = 5000
 """Bytes on the wire for each worker besides: protocol 8, counted on loopback."""
-
-
-def _sends_graphs(release: Release, visits: int) -> bool:
-    """Whether the head sends a worker the graphs of each token again: a worker keeps the last one."""
-    major = int(release.protocol.split(".")[0]) if release.mainline and release.protocol else 0
-    return visits > 1 and major < KEEPS_SEVERAL_SINCE
 
 
 class Link(NamedTuple):
@@ -291,18 +279,17 @@ def stunnel_limits(gbit: float) -> bool:
     return 0.9 * gbit > STUNNEL_GBIT
 
 
-def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:
+def worker_ms(nodes: float, link: Link, visits: int = 1) -> float:
     """Milliseconds that a token costs for a worker, besides what its device computes.
 
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
     if link.visit_ms is not None:
         return visits * link.visit_ms
-    keeps = not _sends_graphs(release, visits)
-    work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
+    work = visits * VISIT_MS + nodes * NODE_US / 1e3
     if link.kind != "loopback":
         work += WAKE_MS + visits * WAITS * link.round_trip_ms
-    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / link.gbit / 1e6
+    wire = 8 * visits * TOKEN_BYTES / link.gbit / 1e6
     return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
 
 
@@ -339,19 +326,19 @@ def device_ms(work: Work) -> float:
     return generation_ms(work.rate, work.read, work.nodes)
 
 
-def link_ms(release: Release, work: Work) -> float:
+def link_ms(work: Work) -> float:
     """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(release, work.nodes, work.link, work.visits)
+    return worker_ms(work.nodes, work.link, work.visits)
 
 
-def token_ms(release: Release, works: Sequence[Work]) -> float:
+def token_ms(works: Sequence[Work]) -> float:
     """Milliseconds for a token, with an empty context: one device computes after the other."""
-    return sum(device_ms(work) + link_ms(release, work) for work in works)
+    return sum(device_ms(work) + link_ms(work) for work in works)
 
 
-def verifying_ms(release: Release, works: Sequence[Work], summary: ModelSummary, tokens: int) -> float:
+def verifying_ms(works: Sequence[Work], summary: ModelSummary, tokens: int) -> float:
     """Milliseconds for several tokens that go through the devices together in generation: those of one, and what the others add: experts that only they
     use, computing, and on their way to workers their rows, and back from the last device a figure for each word."""
     others, total = tokens - 1, 0.0
@@ -363,7 +350,7 @@ def verifying_ms(release: Release, works: Sequence[Work], summary: ModelSummary,
         if work.link:
             rows = 2 * summary.width + (summary.vocabulary if work is works[-1] else 0)
             ms += 8 * 4 * others * rows / work.link.gbit / 1e6
-        total += ms + link_ms(release, work)
+        total += ms + link_ms(work)
     return total
 
 
@@ -389,9 +376,9 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
     return math.exp(sum(ms * math.log(factor) for ms, factor in costs) / total) if total else 1.0
 
 
-def token_factor(release: Release, works: Sequence[Work]) -> float:
+def token_factor(works: Sequence[Work]) -> float:
     """By which generation may be faster or slower than token_ms says."""
-    costs = [(link_ms(release, work), LINK_FACTOR) for work in works]
+    costs = [(link_ms(work), LINK_FACTOR) for work in works]
     for work in works:
         cached = generation_ms(work.rate, work.cached, 0)
         costs += [(device_ms(work) - cached, work.rate.factor), (cached, work.rate.factor * CACHE_FACTOR)]
@@ -402,17 +389,17 @@ LEAST_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
 
 
-def is_surely_faster(release: Release, one: Sequence[Work], other: Sequence[Work]) -> bool:
+def is_surely_faster(one: Sequence[Work], other: Sequence[Work]) -> bool:
     """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
     takes part in both is wrong in both alike."""
     unsure: dict[Rate | None, float] = {}
     for works, sign in ((one, 1), (other, -1)):
-        total = token_ms(release, works)
+        total = token_ms(works)
         for work in works:
-            for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(release, work))):
+            for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(work))):
                 unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
     parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items())
-    return math.log(token_ms(release, other) / token_ms(release, one)) > max(math.log(LEAST_GAIN), sum(parts))
+    return math.log(token_ms(other) / token_ms(one)) > max(math.log(LEAST_GAIN), sum(parts))
 
 
 LINK = "link to"
@@ -421,7 +408,7 @@ PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
 
-def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT) -> dict[str, float]:
+def prompt_costs(work: Work, width: int, tokens: int = PROMPT) -> dict[str, float]:
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
     with those that it uses.
 
@@ -436,20 +423,20 @@ def prompt_costs(release: Release, work: Work, width: int, tokens: int = PROMPT)
     }
     if work.link:
         wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / work.link.gbit / 1e6
-        costs[LINK] = link_ms(release, work) + wire
+        costs[LINK] = link_ms(work) + wire
     return costs
 
 
-def prompt_ms(release: Release, works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
+def prompt_ms(works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
     """Milliseconds for a prompt of PROMPT tokens, of which so many are computed together; see prompt_costs."""
-    return PROMPT / tokens * sum(sum(prompt_costs(release, work, width, tokens).values()) for work in works)
+    return PROMPT / tokens * sum(sum(prompt_costs(work, width, tokens).values()) for work in works)
 
 
-def prompt_factor(release: Release, works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
+def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
     """By which prompts may be faster or slower than prompt_ms says."""
     costs = []
     for work in works:
-        of_device, each = work.rate.factor**PROMPT_SURE, prompt_costs(release, work, width, tokens)
+        of_device, each = work.rate.factor**PROMPT_SURE, prompt_costs(work, width, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
         costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each.items()]
         costs += [(-attended, of_device), (attended, of_device * ATTENTION_FACTOR)]

@@ -215,18 +215,16 @@ def _most(costs: Iterable[tuple[str, str, float]]) -> str:
     return kind.format(max(kinds[kind], key=lambda host: kinds[kind][host]))
 
 
-def _limit_of_generation(release: Release, works: Sequence[cost_model.Work]) -> str:
+def _limit_of_generation(works: Sequence[cost_model.Work]) -> str:
     costs = [("memory of {}", work.host, work.read / work.rate.gb_per_s / 1e6) for work in works]
     costs += [("steps of the graph on {}", work.host, work.nodes * work.rate.node_us / 1e3) for work in works]
-    return _most(
-        [*costs, *(("link to {}", work.host, cost_model.link_ms(release, work)) for work in works if work.link)]
-    )
+    return _most([*costs, *(("link to {}", work.host, cost_model.link_ms(work)) for work in works if work.link)])
 
 
 def _limit_of_prompts(case: Case, works: Sequence[cost_model.Work]) -> str:
     costs = []
     for work in works:
-        cost = cost_model.prompt_costs(case.release, work, case.summary.width, _together(case))
+        cost = cost_model.prompt_costs(work, case.summary.width, _together(case))
         costs += [(f"{kind} {{}}", work.host, ms) for kind, ms in cost.items()]
     return _most(costs)
 
@@ -259,14 +257,14 @@ def _together(case: Case) -> int:
 
 def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     width, tokens = case.summary.width, _together(case)
-    generation = 1000 / cost_model.token_ms(case.release, works)
-    prompt_ms = cost_model.prompt_ms(case.release, works, width, tokens)
+    generation = 1000 / cost_model.token_ms(works)
+    prompt_ms = cost_model.prompt_ms(works, width, tokens)
     prompt = 1000 * cost_model.PROMPT / prompt_ms if prompt_ms else 0.0
     return Speeds(
         rounded(generation),
         rounded(prompt),
-        range_of(generation, cost_model.token_factor(case.release, works)),
-        range_of(prompt, cost_model.prompt_factor(case.release, works, width, tokens)),
+        range_of(generation, cost_model.token_factor(works)),
+        range_of(prompt, cost_model.prompt_factor(works, width, tokens)),
     )
 
 
@@ -291,14 +289,14 @@ def of_plan(case: Case, moved: bool, alone: Mapping[str, Sequence[device_load.Pl
         generation_range=speeds.generation_range if speeds else None,
         prompt_range=speeds.prompt_range if speeds else None,
         load_s=rounded(cost_model.load_s(case.release, works)) if works else None,
-        limited_by=_limit_of_generation(case.release, works) if works else None,
+        limited_by=_limit_of_generation(works) if works else None,
         prompt_limited_by=_limit_of_prompts(case, works) if works else None,
         load_limited_by=_limit_of_load(case, works) if works else None,
         disk=DiskEstimate(cost_model.DISK_GB_PER_S, False),
         rates=max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index, default=None),
         devices=tuple(_device(work) for work in works),
         best_single_host=_best(case, works, alone),
-        network_ms_per_token=round(sum(cost_model.link_ms(case.release, work) for work in lent), 3),
+        network_ms_per_token=round(sum(cost_model.link_ms(work) for work in lent), 3),
         bound="at least" if moved and links else "about",
         visits=visits,
         crossings=2 * cost_model.WAITS * visits,
@@ -335,7 +333,7 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     one_way_ms=round(link.round_trip_ms / 2, 4),
                     gbit_per_s=link.gbit,
                     measured=link.measured,
-                    ms_per_token=rounded(cost_model.link_ms(case.release, work)) if work else 0.0,
+                    ms_per_token=rounded(cost_model.link_ms(work)) if work else 0.0,
                     visit_ms=link.visit_ms,
                     plain_gbit_per_s=link.plain_gbit,
                 )
@@ -381,5 +379,5 @@ def _best(
         prompt_tokens_per_s=best.speeds.prompt if best else None,
         generation_range=best.speeds.generation_range if best else None,
         prompt_range=best.speeds.prompt_range if best else None,
-        faster=bool(best and works and cost_model.is_surely_faster(case.release, best.works, works)),
+        faster=bool(best and works and cost_model.is_surely_faster(best.works, works)),
     )

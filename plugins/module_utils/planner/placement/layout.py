@@ -43,9 +43,7 @@ class DeviceCost(NamedTuple):
     """For each layer, besides what the device takes for it."""
 
 
-def device_costs(
-    devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: ModelSummary
-) -> dict[str, DeviceCost]:
+def device_costs(devices: Sequence[Device], hosts: Mapping[str, Host], summary: ModelSummary) -> dict[str, DeviceCost]:
     """Device, as the log names it → its cost."""
     nodes = cost_model.nodes_per_layer(summary)
     costs_of = {}
@@ -53,9 +51,9 @@ def device_costs(
         cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
             link = estimate.link_of(device.wire, hosts[device.host], hosts)
-            once = cost_model.worker_ms(release, 0, link)
-            twice = cost_model.worker_ms(release, 0, link, visits=2)
-            layer = cost_model.worker_ms(release, nodes, link) - once
+            once = cost_model.worker_ms(0, link)
+            twice = cost_model.worker_ms(0, link, visits=2)
+            layer = cost_model.worker_ms(nodes, link) - once
             cost = cost._replace(worker=once, visit=twice - once, layer=layer)
         costs_of[device.buffer] = cost
     return costs_of
@@ -175,7 +173,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers), True
     else:
-        candidates = _candidates(load, devices, device_costs(devices, case.hosts, case.release, model.summary))
+        candidates = _candidates(load, devices, device_costs(devices, case.hosts, model.summary))
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
     few = not fits and len(placed.devices) < len(devices)

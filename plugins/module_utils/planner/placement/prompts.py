@@ -116,7 +116,7 @@ def prompt_s(
     :param works: of the depth that the prompt has in the middle.
     """
     size = min(micro_batch, tokens)
-    costs = [cost_model.prompt_costs(case.release, work, case.summary.width, size) for work in works]
+    costs = [cost_model.prompt_costs(work, case.summary.width, size) for work in works]
     stages, count = [sum(cost.values()) for cost in costs], tokens / size
     if not overlapped:
         return count * sum(stages) / 1000
@@ -205,7 +205,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         estimate.rounded(tokens / (prompt_s(case, filled, tokens, micro_batch, flows) or math.inf))
         for flows in (overlapped, len(works) > 1)
     )
-    sure = estimate.range_of(speed, cost_model.prompt_factor(case.release, filled, case.summary.width, micro_batch))
+    sure = estimate.range_of(speed, cost_model.prompt_factor(filled, case.summary.width, micro_batch))
     pipelined = is_pipelined(case, server)
     return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, pipelined, possible, tuple(steps))
 

@@ -148,7 +148,7 @@ def of_plan(case: estimate.Case, model: Model, works: Sequence[cost_model.Work])
         verifying[-1] = _predicting(case, works[-1], passes)
     elif kind != NGRAM_MOD:
         return None
-    ms = predicting_ms + cost_model.verifying_ms(release, verifying, case.summary, drafted + 1)
+    ms = predicting_ms + cost_model.verifying_ms(verifying, case.summary, drafted + 1)
     acceptance = server.speculation_acceptance
     if acceptance is None:
         acceptance = ACCEPTANCE.get(kind, OTHER_ACCEPTANCE)
@@ -157,7 +157,7 @@ def of_plan(case: estimate.Case, model: Model, works: Sequence[cost_model.Work])
         drafted=drafted,
         acceptance=acceptance,
         stated=server.speculation_acceptance is not None,
-        pays_from=round(max(0.0, (ms / cost_model.token_ms(release, works) - 1) / drafted), 2),
+        pays_from=round(max(0.0, (ms / cost_model.token_ms(works) - 1) / drafted), 2),
         generation_tokens_per_s=estimate.rounded(1000 * (1 + acceptance * drafted) / ms),
     )
 
