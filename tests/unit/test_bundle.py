@@ -1,4 +1,4 @@
-"""The bug bundle: no secret is in it, and it names the worker that computes wrong."""
+"""The bug bundle: no secret is in it."""
 
 import json
 import tarfile

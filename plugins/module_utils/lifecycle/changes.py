@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, HostAnswer, Kind
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
@@ -49,15 +49,9 @@ def _read(name: str, host: HostPlan, answer: Any) -> HostAnswer:
 
 def check_services(name: str, host: HostPlan, drift: Drift) -> None:
     """:raises Refusal: a host does not report how all of its planned services are."""
-    missing = unreported_service(host.services, drift)
+    missing = next((service.name for service in host.services if service.name not in drift.services), None)
     if missing:
-        raise validation.another_form(name, "itself", missing)
-
-
-def unreported_service(services: Iterable[ServicePlan], drift: Drift) -> validation.Problem | None:
-    """The first planned service of which a host does not report how it is."""
-    missing = next((service.name for service in services if service.name not in drift.services), None)
-    return validation.Problem(f"it.drift.services.{missing}", "is missing") if missing else None
+        raise validation.another_form(name, "itself", validation.Problem(f"it.drift.services.{missing}", "is missing"))
 
 
 def compared(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
