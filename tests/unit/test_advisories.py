@@ -195,12 +195,6 @@ def wire(lanes=2, gbit=20.0):
     return {"device": "0-1", "lanes": lanes, "gbit_per_lane": gbit}
 
 
-def mac(cluster):
-    tools = {**cluster.hosts["worker1"]["facts"]["toolchain"], "patch": "2.7"}
-    cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd", toolchain=tools)
-    return accepting(cluster, "unprotected-worker", "rpc-remote-code-execution")
-
-
 def few_mib(memory):
     """Graphics that share 32 GiB with their processor."""
     facts = strix_halo()
