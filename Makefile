@@ -128,7 +128,6 @@ test-full: test ## Run all tests: fuzzers, injected faults, those that compile m
 	@$(MAKE) --no-print-directory molecule SCENARIO=upgrade ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=models ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=transport ACTION=test
-	@$(MAKE) --no-print-directory molecule SCENARIO=clusters ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=benchmark ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=monitoring ACTION=test

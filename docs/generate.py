@@ -65,9 +65,6 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "why": "*host* has glibc 2.36, and upstream's archive *name* needs glibc 2.39",
         "steps": "use a newer distribution there",
     },
-    "memory-of-other-cluster": {
-        "where": "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used"
-    },
     "options-elsewhere": {"files": "/etc/llama.cpp/config.ini"},
     "slower-than-one-host": {"steps": "leave llama_workers empty"},
     "head-lends-to-itself": {"where": "*devices* of *host*"},

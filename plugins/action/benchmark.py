@@ -269,7 +269,7 @@ def _service_of(plans: Sequence[Plan]) -> ServicePlan:
         return unlimited if unlimited in values else tuple(sorted({entry for value in values for entry in value}))
 
     return heads[0]._replace(
-        name=names.of(plans[0].cluster).service("benchmark"),
+        name=names.service("benchmark"),
         temporary=True,
         description=f"benchmark of cluster {plans[0].cluster}",
         argv=services.behind_tunnels(plans[0], [str(host.python), f"{folder}/{job.RUNNER}", f"{folder}/{job.JOB}"]),

@@ -28,14 +28,6 @@ attributes:
     description: Returns in diff mode what has changed, or would change in check mode.
 """
 
-OWN_CLUSTER = r"""
-options:
-  cluster:
-    description: The cluster, by the name of its group. What is of others is left alone.
-    type: str
-    default: llama_cluster
-"""
-
 
 class ModuleDocFragment:
     DOCUMENTATION = COMMON + "    support: none\n"
@@ -55,22 +47,16 @@ options:
     type: dict
     required: true
 """
-    SETTINGS = (
-        OWN_CLUSTER
-        + r"""  prefix:
+    SETTINGS = +r"""  prefix:
     description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
     type: str
 """
-    )
-    INSTALLATION = (
-        OWN_CLUSTER
-        + r"""  scope:
+    INSTALLATION = +r"""  scope:
     description: Whether the installation belongs to the system or to the connecting user.
     type: str
     choices: [auto, system, user]
     default: auto
 """
-    )
     MEASURES = r"""
 options:
   plan:

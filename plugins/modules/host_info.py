@@ -101,7 +101,7 @@ def read(arguments):
     """What the module returns."""
     planned = arguments.plan
     if planned is None:
-        found = host.facts(arguments.scope, arguments.packages, arguments.measure, arguments.cluster)
+        found = host.facts(arguments.scope, arguments.packages, arguments.measure)
         served = since_served(found["prefix"]) if arguments.compare else None
         return {"facts": found, **({"compared": typed_json.dump(served)} if served else {})}
     drift = compare(planned)

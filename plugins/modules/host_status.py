@@ -47,7 +47,6 @@ seealso:
 EXAMPLES = r"""
 - name: Find out how the host is
   llamacpp.cluster.host_status:
-    cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
     plan: "{{ __llama_host_plan }}"
     head: "{{ __llama_plan.head if inventory_hostname == __llama_plan.head.host else omit }}"
   register: __llama_host_status
@@ -91,16 +90,16 @@ def read(arguments):
     """What the module returns."""
     found: dict[str, Any] = {}
     if arguments.facts:
-        found["facts"] = host.facts(arguments.scope, arguments.packages, cluster=arguments.cluster)
+        found["facts"] = host.facts(arguments.scope, arguments.packages)
     if arguments.served and not arguments.plan:
-        record = state.served(host.place_of(arguments.scope, arguments.cluster).prefix)
+        record = state.served(host.place_of(arguments.scope).prefix)
         if record:
             arguments = arguments._replace(plan=record.host, head=record.head)
             found["digest"] = kept_plan.digest(record.host)
-    drift, condition = host_status.read(arguments.cluster, arguments.scope, arguments.plan, arguments.head)
+    drift, condition = host_status.read(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None
-        found["report"] = host_report.read(arguments.cluster, arguments.scope, key_file)
+        found["report"] = host_report.read(arguments.scope, key_file)
     return {**found, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
 
 

@@ -54,7 +54,7 @@ msg:
 from typing import NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -63,7 +63,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 class Arguments(NamedTuple):
     links: tuple[LinkPlan, ...]
-    cluster: str = names.DEFAULT_CLUSTER
     prefix: Optional[str] = None
 
 
@@ -71,7 +70,7 @@ def main():
     module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
     arguments = typed_json.parse(Arguments, module.params)
     waiting = host_lock.hold(arguments.prefix, exclusive=not module.check_mode)
-    system = System(names.of(arguments.cluster))
+    system = System()
     with errors.reported(module), waiting:
         before, after = configuration.apply(arguments.links, module.check_mode, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]

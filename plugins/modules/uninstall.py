@@ -57,13 +57,13 @@ left:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, store
 
 
-def uninstall(place, owner, account, host_name, check):
+def uninstall(place, account, host_name, check):
     """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
     cache = place.cache
     if account and not check:
@@ -72,7 +72,7 @@ def uninstall(place, owner, account, host_name, check):
     abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
         abandoned = [identity for identity in abandoned if store.clear_build(cache, identity)]
-    removed, left = ownership.remove(place, owner, host_name, check)
+    removed, left = ownership.remove(place, host_name, check)
     before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
     return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}
@@ -90,8 +90,8 @@ def main():
     )
     params = module.params
     with errors.reported(module):
-        place, owner = typed_json.parse(Place, params["host"]), names.of(params["host"]["names"]["cluster"])
-        result = uninstall(place, owner, params["account"], params["host_name"], module.check_mode)
+        place = typed_json.parse(Place, params["host"])
+        result = uninstall(place, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 
 

@@ -277,12 +277,6 @@ def with_option_files(cluster, files=OPTION_FILES, name="head"):
     return cluster
 
 
-def with_neighbour(cluster, mib):
-    night = {"cluster": "night", "ports": [], "memory_mib": {"CPU": mib}}
-    cluster.hosts["worker1"]["facts"]["neighbours"] = [night]
-    return cluster
-
-
 def accepts(identifier):
     """The operator accepts it by name."""
 
@@ -646,12 +640,6 @@ CASES = [
             "worker1 has a device gfx906",
             "there with cpu, not with hip. Compile it with source: git, or set llama_backend",
         ],
-    ),
-    (
-        "memory-of-other-cluster",
-        lambda: with_neighbour(cluster_of(1), 64000),
-        {"set memory_mib in llama_worker_endpoints,": lambda cluster: with_neighbour(cluster, 0)},
-        ["MiB on CPU of worker1 beside 64000 MiB of the cluster night, where"],
     ),
     (
         "options-elsewhere",

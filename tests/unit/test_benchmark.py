@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
     results,
     types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
@@ -292,7 +292,6 @@ def head(request, tmp_path, monkeypatch):
     """A head whose server runs."""
     machine = machine_with(request.param, tmp_path, monkeypatch)
     monkeypatch.setattr(job, "VOLATILE", machine.folder / "units")
-    machine.host["names"] = names.DEFAULT.as_dict()
     machine.apply(defined(SERVER))
     machine.lines("calls"), machine.lines("events")
     return machine

@@ -224,8 +224,8 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "llamacpp-server.service.d").mkdir()
     (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
     (tmp_path / "other.service").write_text(ours)
-    assert host.defined_services("systemd", str(tmp_path), names.of("llama_cluster")) == ["llamacpp-server"]
-    assert host.defined_services("systemd", str(tmp_path / "none"), names.of("llama_cluster")) == []
+    assert host.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
+    assert host.defined_services("systemd", str(tmp_path / "none")) == []
 
 
 @pytest.mark.parametrize(

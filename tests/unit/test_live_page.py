@@ -331,14 +331,9 @@ def test_it_is_opened_as_the_server_is(pair):
     assert [(rule["port"], rule["sources"], rule["address"]) for rule in rules] == [
         (port, ["198.51.100.0/24"], "192.0.2.10") for port in (8080, 8081)
     ]
-    assert {"service": "llamacpp-server", "address": "192.0.2.10", "port": 8081} in plan["hosts"]["head"]["ports"]
     for port, reason in (
         (8080, "llama_server_page_port is 8080, which is llama_server_port too"),
         (0, "llama_server_page_port is 0: use 1 to 65535"),
     ):
         pair.hosts["head"]["variables"]["llama_server_page_port"] = port
         assert reason in pair.reason()
-    pair.hosts["head"]["variables"]["llama_server_page_port"] = 8081
-    neighbour = {"cluster": "other", "ports": [{"service": "other-server", "address": "0.0.0.0", "port": 8081}]}
-    pair.hosts["head"]["facts"]["neighbours"] = [{**neighbour, "memory_mib": {}}]
-    assert "set llama_server_page_port of head to a port that is free there, like 8082" in pair.reason()

@@ -83,12 +83,8 @@ def test_what_is_asked_for_is_taken_from_the_memory_of_layers():
     assert "llama_server_prompt_cache_mib is -1" in head_with_cards(llama_server_prompt_cache_mib=-1).reason()
 
 
-def test_memory_that_layers_or_another_cluster_take_keeps_no_conversation():
+def test_memory_that_layers_take_keeps_no_conversation():
     assert strix_halo_head(105).plan()["head"].get("prompt_cache_mib", 0) < 8192
-    cluster = head_with_cards()
-    neighbour = {"cluster": "other", "ports": [], "memory_mib": {"CPU": 50000, "CUDA0": 9000}}
-    cluster.hosts["head"]["facts"]["neighbours"] = [neighbour]
-    assert argument(cluster.plan(), "--cache-ram") == "4352"
 
 
 def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():

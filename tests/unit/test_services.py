@@ -48,7 +48,6 @@ class Machine:
                 (self.prefix / log / f"{name_of_log}.log").write_text("first line\n" * 20 + "no such device\n")
         scope = next(iter(service_managers.MANAGERS[name].folders))
         self.host = {
-            "names": {"cluster": "", "account": "llamacpp", "server": "llamacpp-server", "workers": "llamacpp-worker-"},
             "service_manager": name,
             "scope": scope,
             "prefix": str(self.prefix),

@@ -87,6 +87,7 @@ def test_no_fact_of_a_host_is_about_its_load():
     known = {
         "accounts",
         "addresses",
+        "cluster",
         "defined",
         "host_settings",
         "installed",
@@ -95,7 +96,6 @@ def test_no_fact_of_a_host_is_about_its_load():
         "made_accounts",
         "measured",
         "measured_speed",
-        "names",
         "supervisor",
         "tools",
         "uid",

@@ -111,7 +111,7 @@ MODULE = uninstall
 @pytest.fixture
 def remove(call, tmp_path):
     """Runs the step of a teardown that removes the installation; returns what the module reports."""
-    planned = {**dict.fromkeys(("cache", "units"), f"{tmp_path}/no"), "names": names.DEFAULT.as_dict()}
+    planned = dict.fromkeys(("cache", "units"), f"{tmp_path}/no")
 
     def run(prefix, check=False, **more):
         host = {**planned, "scope": "user", "service_manager": "supervisor", "prefix": str(prefix), **more}

@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ClusterNames
 
 SYSTEMD = ("systemd", "systemd_user")
 MANAGERS = (*SYSTEMD, "supervisor")
@@ -47,7 +46,6 @@ class Head(NamedTuple):
     prefix: str
     cache: str
     units: str
-    names: ClusterNames
 
 
 class Job:
@@ -63,11 +61,11 @@ class Job:
         self._scope = "--user " if host.scope == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         volatile = Path(runtime, "systemd/user") if self._scope else VOLATILE
-        place = Place(*host[:-1])
+        place = Place(*host)
         self.serving = services.manager_of(place)
         self.measuring = services.manager_of(place._replace(units=str(volatile)) if self._systemd else place)
-        self.server = host.names.server
-        self.name = names.of(host.names.cluster).service("benchmark")
+        self.server = names.SERVER
+        self.name = names.service("benchmark")
         self._folder = Path(host.prefix, names.BENCHMARKS)
 
     def exists(self) -> bool:

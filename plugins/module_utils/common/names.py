@@ -7,32 +7,22 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 
-DEFAULT_CLUSTER = "llama_cluster"
-"""The cluster whose names have no name of a cluster in them."""
+CLUSTER_GROUP = "llama_cluster"
+"""Group of the hosts of a cluster, where llama_cluster_group names no other one."""
 ROOT = "llamacpp"
+"""How names begin that the collection gives, and as which services run: a host belongs to one cluster."""
+SERVER, WORKERS = f"{ROOT}-server", f"{ROOT}-worker-"
+"""Service of the head, and how those of workers begin."""
 BUILD_ACCOUNT = "llamacpp-build"
-"""Compiles for every cluster of a host: they share sources and ccache."""
+"""Compiles."""
 BUILD_HOME = f"/opt/{ROOT}"
 """Home of that account."""
-CLUSTER = "[a-z_][a-z0-9_]*"
-"""Of a cluster: without a hyphen, so that no name of one cluster begins like those of another."""
-RESERVED = ("build", "server", "worker")
-"""Parts of names, which no cluster may have as its name."""
-LONGEST_POLICY = 17
-"""Of firewalld, which makes names of chains from it (max_policy_name_len in its functions.py)."""
-PRIORITIES = range(-20050, -10050, 2)
-"""Of a cluster's rich rules in firewalld: one to accept, and the next one to drop."""
-LONGEST_ACCOUNT = 32
-"""Of useradd (shadow) and of what login records hold."""
-LONGEST_CLUSTER = LONGEST_ACCOUNT - len(ROOT) - 1
-SERVICE = re.compile(rf"{ROOT}-(?:(?!(?:{'|'.join(RESERVED)})-)(?P<cluster>{CLUSTER})-)?(?:(?P<head>server)|worker-.+)")
+SERVICE = re.compile(rf"{SERVER}|{WORKERS}.+")
 SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
@@ -79,7 +69,7 @@ KEYS = "keys"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
 CLUSTER_RECORD = "cluster.json"
-"""File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
+"""File below the prefix of every host that says to which cluster it belongs."""
 PLANS = "plans"
 """Folder below the prefix with the host's own part of the last plans."""
 MODELS = "models"
@@ -127,107 +117,17 @@ FAMILIES = {
 }
 
 
-class Names(NamedTuple):
-    """Every name that belongs to one cluster, so that clusters on the same host share none. Made by ``of``."""
+def service(part: str) -> str:
+    """Name of a service.
 
-    cluster: str
-
-    @property
-    def root(self) -> str:
-        """How its names begin; also that of its folder and of its account."""
-        return ROOT + self._suffix("-")
-
-    @property
-    def account(self) -> str:
-        """As which its services run."""
-        return self.root
-
-    @property
-    def server(self) -> str:
-        """Service of the head."""
-        return self.service("server")
-
-    @property
-    def workers(self) -> str:
-        """How the names of workers that serve begin."""
-        return self.service("worker-")
-
-    def service(self, part: str) -> str:
-        """Name of a service.
-
-        :param part: ``server``, or ``worker-`` and the worker's name.
-        """
-        return f"{self.root}-{part}"
-
-    def owns(self, service: str) -> bool:
-        """Whether a name is that of one of its services."""
-        found = SERVICE.fullmatch(service)
-        return found is not None and (found["cluster"] or DEFAULT_CLUSTER) == self.cluster
-
-    @property
-    def mark(self) -> str:
-        """What says in a firewall that a rule is its own."""
-        return f"llamacpp.cluster{self._suffix('-')}"
-
-    @property
-    def files(self) -> str:
-        """How its files in folders of others begin, where a name of an interface may follow after a hyphen."""
-        return ROOT + self._suffix(".")
-
-    @property
-    def policy(self) -> str:
-        """Of firewalld."""
-        return self.root if len(self.root) <= LONGEST_POLICY else f"{ROOT}-{zlib.crc32(self.cluster.encode()):08x}"
-
-    @property
-    def priorities(self) -> tuple[int, int]:
-        """Of its rich rules in firewalld that accept, and that drop: the only thing by which such rules are known."""
-        if self.cluster == DEFAULT_CLUSTER:
-            return -20052, -20051
-        first = PRIORITIES[zlib.crc32(self.cluster.encode()) % len(PRIORITIES)]
-        return first, first + 1
-
-    def collides(self, other: Names) -> bool:
-        """Whether rules of the two would be taken for each other; all other names differ."""
-        return self.policy == other.policy or self.priorities == other.priorities
-
-    def _suffix(self, separator: str) -> str:
-        return "" if self.cluster == DEFAULT_CLUSTER else separator + self.cluster
-
-    def as_dict(self) -> dict[str, str]:
-        """What playbooks and roles need of it."""
-        return {"cluster": self.cluster, "account": self.account, "server": self.server, "workers": self.workers}
-
-
-DEFAULT = Names(DEFAULT_CLUSTER)
-
-
-def of(cluster: str) -> Names:
-    """The names of a cluster.
-
-    :param cluster: name of the group with its hosts.
-    :raises Refusal: names of services, folders and accounts cannot be made from it.
+    :param part: ``server``, ``benchmark``, or ``worker-`` and the worker's name.
     """
-    if cluster == DEFAULT_CLUSTER or (
-        re.fullmatch(CLUSTER, cluster, re.ASCII) and len(cluster) <= LONGEST_CLUSTER and cluster not in RESERVED
-    ):
-        return Names(cluster)
-    raise Refusal(
-        f"llama_cluster_group is {validation.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
-        f"lower-case letters, digits and _ that does not begin with a digit, of at most {LONGEST_CLUSTER} characters, and none of {', '.join(RESERVED)}"
-    )
+    return f"{ROOT}-{part}"
 
 
-def cluster_of_folder(name: str) -> str | None:
-    """The cluster whose installation has such a name; None for others."""
-    found = re.fullmatch(rf"{ROOT}(?:-({CLUSTER}))?", name)
-    return (found[1] or DEFAULT_CLUSTER) if found else None
-
-
-def is_head(service: str) -> bool:
-    """Whether a name is that of a head's service, of any cluster; all others are workers."""
-    found = SERVICE.fullmatch(service)
-    return bool(found and found["head"])
+def is_head(name: str) -> bool:
+    """Whether a name is that of a head's service; all others are workers."""
+    return name == SERVER
 
 
 ROLLING = ("opensuse-tumbleweed",)
@@ -248,16 +148,16 @@ def distribution(os_release: str) -> dict[str, Any]:
     return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
-def places(scope: str, manager: str, environment: Mapping[str, str], cluster: str = DEFAULT_CLUSTER) -> dict[str, Any]:
-    """Where things are installed: the installation, the cache that outlives it and that all clusters share, and the service definitions.
+def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Where things are installed: the installation, the cache that outlives it, and the service definitions.
 
     :param environment: of the connecting user, with ``HOME``.
     """
-    home, root = environment["HOME"], of(cluster).root
+    home = environment["HOME"]
     if scope == "system":
-        prefix, cache = f"/opt/{root}", f"/var/cache/{ROOT}"
+        prefix, cache = f"/opt/{ROOT}", f"/var/cache/{ROOT}"
     else:
-        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", root)
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", ROOT)
         cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", ROOT)
     return {
         "prefix": prefix,

@@ -53,7 +53,7 @@ DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
 LINK_BYTES, RECORD_BYTES, FACTS_BYTES = 64 * 1024, 256 * 1024, 64 * 1024 * 1024
-"""What is read at most of one link's measurement, of what another cluster says of itself, and of the facts of all hosts."""
+"""What is read at most of one link's measurement, of the cluster to which it belongs, and of the facts of all hosts."""
 SYSTEM_OPTIONS = "/etc/llama.cpp/config.ini"
 APT_LISTS = Path("/var/lib/apt/lists")
 
@@ -214,29 +214,11 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
-def neighbours(owner: names.Names, prefix: str) -> list[dict]:
-    """Other clusters with an installation on this host, and what each of them says of its ports and its memory."""
-    folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
-    return [
-        _neighbour(cluster, folder)
-        for folder in sorted(folders)
-        for cluster in [names.cluster_of_folder(folder.name)]
-        if cluster and cluster != owner.cluster and files.is_marked(folder)
-    ]
-
-
-def _neighbour(cluster: str, folder: Path) -> dict:
-    said: dict = {"ports": [], "memory_mib": {}}
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        record = reading.read_object(folder / names.CLUSTER_RECORD, RECORD_BYTES)
-        said = {
-            "ports": [
-                {"service": str(port["service"]), "address": str(port["address"]), "port": int(port["port"])}
-                for port in record["ports"]
-            ],
-            "memory_mib": {str(device): int(mib) for device, mib in record["memory_mib"].items()},
-        }
-    return {"cluster": cluster, **said}
+def cluster_of(prefix: str) -> str | None:
+    """The cluster to which this host belongs; None where that is not known."""
+    with suppress(OSError, ValueError):
+        return str(reading.read_object(Path(prefix, names.CLUSTER_RECORD), RECORD_BYTES)["cluster"])
+    return None
 
 
 def is_own_definition(definition: Path) -> bool:
@@ -247,12 +229,12 @@ def is_own_definition(definition: Path) -> bool:
         return names.DEFINITION_MARK in stream.read(1000)
 
 
-def defined_services(manager: str, units: str, owner: names.Names) -> list[str]:
-    """Names of a cluster's services whose definition this collection has written."""
+def defined_services(manager: str, units: str) -> list[str]:
+    """Names of services whose definition this collection has written."""
     services = []
-    for path in Path(units).glob(f"{owner.root}-*") if os.path.isdir(units) else []:
+    for path in Path(units).glob(f"{names.ROOT}-*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
-        if service and owner.owns(service) and is_own_definition(path):
+        if service and names.SERVICE.fullmatch(service) and is_own_definition(path):
             services.append(service)
     return sorted(services)
 
@@ -302,12 +284,12 @@ class Place(NamedTuple):
     units: str
 
 
-def place_of(wanted_scope: str, cluster: str) -> Place:
-    """The place of a cluster's installation here, whether it is there or not."""
+def place_of(wanted_scope: str) -> Place:
+    """The place of the installation here, whether it is there or not."""
     found_scope = scope(wanted_scope)
     manager = service_manager(found_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return Place(found_scope, manager, **names.places(found_scope, manager, environment, cluster))
+    return Place(found_scope, manager, **names.places(found_scope, manager, environment))
 
 
 def place_in(planned: HostPlan) -> Place:
@@ -333,15 +315,13 @@ def facts(
     wanted_scope: str,
     catalogue: dict | None = None,
     measure: bool = False,
-    cluster: str = names.DEFAULT_CLUSTER,
 ) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
     :param measure: whether to measure the rate of the memory.
-    :param cluster: whose installation is looked at.
     """
-    place = place_of(wanted_scope, cluster)
+    place = place_of(wanted_scope)
     wanted_scope, manager = place.scope, place.service_manager
     record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
@@ -388,28 +368,27 @@ def facts(
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
         "interfaces": interfaces.interfaces(),
-        "wireguard": wireguard.of_host(names.of(cluster)),
+        "wireguard": wireguard.of_host(),
         "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place.prefix),
         "option_files": option_files(wanted_scope, place.prefix, environment),
         "reached_at": connection.address(os.environ),
-        **_installation(names.of(cluster), place),
+        **_installation(place),
         **place._asdict(),
     }
 
 
-def _installation(owner: names.Names, place: Place) -> dict:
-    """What is known of a cluster's installation on this host."""
+def _installation(place: Place) -> dict:
+    """What is known of the installation on this host."""
     return {
-        "names": owner.as_dict(),
         "installed": files.is_marked(Path(place.prefix)),
-        "neighbours": neighbours(owner, place.prefix),
+        "cluster": cluster_of(place.prefix),
         "supervisor": supervisor(place.prefix),
         "measured": measured_links(place.prefix),
         "kept": kept_facts(place.prefix),
         "measured_speed": kept_facts(place.prefix, names.MEASURED_SPEED),
-        "defined": defined_services(place.service_manager, place.units, owner),
+        "defined": defined_services(place.service_manager, place.units),
     }
 
 

@@ -9,31 +9,31 @@ import base64
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import Names
 
 PRIME = 2**255 - 19
 BASE = 9
 
 
-def key_file(owner: Names, root: Path = ROOT) -> Path:
+def key_file(root: Path = ROOT) -> Path:
     """With the private key, which only root reads. It outlives plans without WireGuard, so that going back to one with it works."""
-    return root / f"etc/wireguard-{owner.root}.key"
+    return root / f"etc/wireguard-{names.ROOT}.key"
 
 
-def of_host(owner: Names, root: Path = ROOT, ask: Ask = output) -> dict[str, Any]:
+def of_host(root: Path = ROOT, ask: Ask = output) -> dict[str, Any]:
     """``in_kernel`` and ``public_key``, None without a key that this account reads."""
     loaded = (root / "sys/module/wireguard").exists()
     return {
         "in_kernel": loaded or bool(ask(["modprobe", "--show-depends", "wireguard"])),
-        "public_key": public_key(key_of(owner, root)),
+        "public_key": public_key(key_of(root)),
     }
 
 
-def key_of(owner: Names, root: Path = ROOT) -> str:
+def key_of(root: Path = ROOT) -> str:
     """The private key; nothing where there is none, or the file holds something else, or others may read it."""
-    file = key_file(owner, root)
+    file = key_file(root)
     text = text_of(file).strip()
     return text if public_key(text) and not file.stat().st_mode & 0o077 else ""
 

@@ -60,7 +60,7 @@ def _is_free(path: Path) -> bool:
 # --------------------------------------------------------------------------------------------------------------- removal
 
 
-def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tuple[list[str], list[str]]:
+def remove(place: host.Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
     it is empty then.
 
@@ -69,13 +69,13 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
     :raises OSError: something cannot be removed.
     """
     prefix = Path(place.prefix)
-    key = _remove_key(owner, check) if place.scope == "system" else []
+    key = _remove_key(check) if place.scope == "system" else []
     if not files.is_marked(prefix):
         why = f"it has no {names.FOLDER_MARK}, so it is not an installation of this collection"
         return key, [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
-    beside = _take_metrics_back(place, owner, check) + key
+    beside = _take_metrics_back(place, check) + key
     for steps in [] if check else installed:
         try:
             removal.remove_below(str(prefix), *steps)
@@ -88,7 +88,7 @@ def remove(place: host.Place, owner: names.Names, name: str, check: bool) -> tup
     return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], [left] if rest else []
 
 
-def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> list[str]:
+def _take_metrics_back(place: host.Place, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
     told = host.kept_facts(place.prefix, names.METRICS).get("services", {})
     described = {service: one for service, one in told.items() if one["folder"]}
@@ -97,13 +97,13 @@ def _take_metrics_back(place: host.Place, owner: names.Names, check: bool) -> li
         for path in paths:
             path.unlink()
         for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
-            System(owner).output("setfacl", "--remove", f"user:{owner.account}", folder)
+            System().output("setfacl", "--remove", f"user:{names.ROOT}", folder)
     return [str(path) for path in paths]
 
 
-def _remove_key(owner: names.Names, check: bool) -> list[str]:
+def _remove_key(check: bool) -> list[str]:
     """Removes the private key of WireGuard, the only file outside the installation that outlives its link. Returns the path."""
-    key = wireguard.key_file(owner)
+    key = wireguard.key_file()
     present = key.exists()
     if present and not check:
         key.unlink()
@@ -114,7 +114,7 @@ def _installed(prefix: Path) -> list[tuple[str, ...]]:
     """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
     found: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
-    if models.is_dir() and not models.is_symlink():  # another cluster may use what lies behind a link
+    if models.is_dir() and not models.is_symlink():  # others may use what lies behind a link
         generated = {path for path in models.iterdir() if _is_generated(path)}
         found += [(names.MODELS, path.name) for path in generated]
         rest = (path for path in models.iterdir() if path not in generated)

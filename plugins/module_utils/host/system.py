@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files
 
 COMMAND_SECONDS = 60
 
 
 class System:
-    """The host's files and commands, and the names of the cluster whose settings are looked at."""
+    """The host's files and commands."""
 
-    def __init__(self, owner: names.Names = names.DEFAULT, root: Path = Path("/")):
-        self.owner, self.root = owner, root
+    def __init__(self, root: Path = Path("/")):
+        self.root = root
 
     def path(self, name: str) -> Path:
         return self.root / name.lstrip("/")

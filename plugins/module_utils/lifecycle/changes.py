@@ -219,7 +219,7 @@ def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
         ]
         for name, drift in drifts.items()
     }
-    service_of = names.of(plan.cluster).service
+    service_of = names.service
     used = {
         name: {service_of(f"worker-{worker.name}") for worker in plan.hosts[name].workers if worker.used}
         for name in drifts

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import SHAPE
 
@@ -25,37 +26,37 @@ READ: dict[str, Any] = {
     "accounts": Each(Text()),
     "made_accounts": Maybe([Text()]),
     "defined": [Text()],
-    "neighbours": Maybe([{"cluster": Text()}]),
+    "cluster": Maybe(Text()),
     "installed": Maybe(bool),
 }
 """Facts of which the empty plan is made, as facts/host.py returns them."""
 
 
-def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.DEFAULT_CLUSTER) -> dict[str, Any]:
+def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
     """The empty plan for the hosts that answered; the roles take of it what they take of any other plan.
 
     :param answers: host → what host_info returned there, empty where it did not answer.
-    :raises Refusal: a host reports facts of another form.
+    :raises Refusal: a host reports facts of another form, or belongs to another cluster.
     """
-    owner = names.of(cluster)
     return {
-        "hosts": {name: _host(owner, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}
+        "hosts": {name: _host(cluster, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}
     }
 
 
-def _host(owner: names.Names, name: str, facts: Any) -> dict[str, Any]:
+def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
     read = {key: facts[key] for key in READ if key in facts} if isinstance(facts, Mapping) else facts
     known = validation.reported(name, "itself", read, READ)
-    system, neighbours = known["scope"] == "system", known["neighbours"] or []
-    homes = {owner.account: known["prefix"], **({} if neighbours else {names.BUILD_ACCOUNT: names.BUILD_HOME})}
+    if known["cluster"] not in (None, cluster):
+        raise Refusal(
+            f"{name} belongs to the cluster {known['cluster']}, and not to {cluster}: leave it out of the groups of {cluster}"
+        )
+    system, homes = known["scope"] == "system", {names.ROOT: known["prefix"], names.BUILD_ACCOUNT: names.BUILD_HOME}
     made = known["made_accounts"] or ()
     accounts = [name for name, home in known["accounts"].items() if homes.get(name) == home and name in made]
     return {
         **facts,
         **NOTHING,
-        "names": owner.as_dict(),
-        "neighbours": neighbours,
-        "account": owner.account if system else None,
+        "account": names.ROOT if system else None,
         "stale": known["defined"],
         "accounts": accounts if system else [],
         "left": bool(known["defined"] or known["installed"] is not False or (accounts and system)),

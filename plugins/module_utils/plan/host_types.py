@@ -78,19 +78,6 @@ class DownloadRecordPlan(NamedTuple):
     """name, bytes and sha256 of its files"""
 
 
-class ClusterNames(NamedTuple):
-    """Names that belong to the cluster on a host."""
-
-    cluster: str
-    """name of the cluster"""
-    account: str
-    """as which services of the system run"""
-    server: str
-    """of the head's service"""
-    workers: str
-    """how those of workers begin"""
-
-
 class AccountPlan(NamedTuple):
     """An account that the installation makes."""
 
@@ -211,17 +198,6 @@ class WorkerPlan(NamedTuple):
     """command line"""
     environment: Mapping[str, str]
     """of the process"""
-
-
-class PortPlan(NamedTuple):
-    """Where a service listens."""
-
-    service: str
-    """name of the service"""
-    address: str
-    """of the host"""
-    port: Port
-    """TCP"""
 
 
 class FirewallRule(NamedTuple):
@@ -391,8 +367,6 @@ class HostPlan(NamedTuple):
     """that runs the services"""
     units: Path
     """folder of the definitions"""
-    names: ClusterNames
-    """that belong to the cluster on this host"""
     account: Optional[Word]
     """as which services run; null for the connecting user"""
     accounts: tuple[AccountPlan, ...]
@@ -415,8 +389,6 @@ class HostPlan(NamedTuple):
     """how many of each backend stay installed"""
     workers: tuple[WorkerPlan, ...]
     """all that are declared"""
-    ports: tuple[PortPlan, ...]
-    """on which its services listen, and on which they prove a release"""
     firewall: tuple[FirewallRule, ...]
     """what must be open, and for whom"""
     firewall_manager: Optional[Annotated[str, names.FIREWALLS]]
@@ -448,7 +420,6 @@ class HostPlan(NamedTuple):
 class HostInfoArguments(NamedTuple):
     """Of the module ``host_info``."""
 
-    cluster: str = names.DEFAULT_CLUSTER
     scope: Scope = "auto"
     packages: Mapping[str, Any] = {}
     plan: Optional[HostPlan] = None

@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Estimate,
     Plan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import neighbours, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
 UNCOUNTED = (f"/{names.KEPT_FACTS}", f"/{names.METRICS}")
@@ -73,7 +73,7 @@ def _with_metrics(plan: Plan) -> Plan:
 
 def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define: Define) -> HostPlan:
     host = plan.hosts[name]
-    files = [_file(f"{host.prefix}/{names.CLUSTER_RECORD}", neighbours.record(plan, name).encode())]
+    files = [_file(f"{host.prefix}/{names.CLUSTER_RECORD}", json.dumps({"cluster": plan.cluster}).encode())]
     if host.runtime:
         folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
@@ -117,11 +117,11 @@ def _fallbacks(plan: Plan) -> str:
 
 def _metrics(plan: Plan, name: str) -> str:
     """What launchers of a host read for the metrics that they write: service → exporter.Description of the launcher, as JSON."""
-    host, own, told = plan.hosts[name], names.of(plan.cluster), {}
+    host, told = plan.hosts[name], {}
     common: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
     for worker in host.workers:
-        told[own.service(f"worker-{worker.name}")] = {
+        told[names.service(f"worker-{worker.name}")] = {
             **common,
             "kind": "worker",
             "release": releases.get(worker.backend, plan.release.ref),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PortPlan, PublicKey
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PublicKey
 
 MOST_MIB = 1 << 40
 Name = Annotated[str, Text()]
@@ -87,15 +87,6 @@ class Interface(NamedTuple):
     addresses: tuple[Word, ...]
 
 
-class Neighbour(NamedTuple):
-    """Another cluster that has an installation on a host."""
-
-    cluster: Annotated[str, Text(names.CLUSTER, names.LONGEST_CLUSTER)]
-    ports: tuple[PortPlan, ...]
-    memory_mib: Mapping[str, Mib]
-    """Device → what that cluster plans with there."""
-
-
 class Facts(NamedTuple):
     """What planning knows of a host."""
 
@@ -145,7 +136,8 @@ class Facts(NamedTuple):
     """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
     measured: Mapping[str, Optional[MeasuredLink]] = {}
     """Of a head: host → what was measured of its link."""
-    neighbours: tuple[Neighbour, ...] = ()
+    cluster: Optional[Name] = None
+    """To which it belongs; None where that is not known."""
     rates: Mapping[str, Measured] = {}
     """Device, as workers name it → what was measured of it."""
     disk_gib: Optional[Mib] = None

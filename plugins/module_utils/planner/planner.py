@@ -19,12 +19,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
     BuildPlan,
-    ClusterNames,
     FirewallRule,
     FolderPlan,
     HostPlan,
     KernelTuning,
-    PortPlan,
     WorkerPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -42,7 +40,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
     cache_prefill,
     kernel_parameters,
-    neighbours,
     server_settings,
     services,
 )
@@ -298,7 +295,6 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     lending = _lending(cluster, built, serves, bounded)
     equipped = {
         name: _equip(
-            names.of(cluster.name),
             host,
             built[name],
             catalogue,
@@ -324,10 +320,9 @@ def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Cata
     _check_endpoints([*running, *others])
     external_workers.check_addresses(cluster.external, cluster.hosts)
     _check_names_of_the_head(head, equipped)
-    neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
     cluster = cluster._replace(model=speculation.request_of(cluster.model, cluster.server))
-    model = model_source.model_of(cluster.model, report, head.facts, names.of(cluster.name).account)
+    model = model_source.model_of(cluster.model, report, head.facts, names.ROOT)
     server_settings.check_auxiliary(cluster.server, cluster.model)
     server_settings.check(head.name, cluster.server, equipped[head.name].workers, release)
     speculation.check(cluster.server, model, release)
@@ -567,7 +562,6 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
-    own: names.Names,
     host: Host,
     built: tuple[str, ...],
     catalogue: Catalogue,
@@ -580,7 +574,7 @@ def _equip(
     :param secured: backend of the llama-server that speaks TLS.
     """
     facts = host.facts
-    homes = {own.account: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    homes = {names.ROOT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
@@ -703,7 +697,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str) -> heads.Serv
         state=_state_folder(facts),
         metrics=prepared.head.host.metrics,
         page=server.page_port,
-        service=names.of(prepared.cluster.name).server,
+        service=names.SERVER,
         cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
         beside=auxiliary_models.arguments(laid.placed.auxiliary, prepared.model, server, prepared.release),
     )
@@ -751,8 +745,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str) -> HostPlan:
     )
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
-    own = names.of(prepared.cluster.name)
-    accounts = _accounts(own, facts, sources) if system else ()
+    accounts = _accounts(facts, sources) if system else ()
     keys = _keys(prepared, entry)
     return HostPlan(
         scope=facts.scope,
@@ -762,14 +755,13 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str) -> HostPlan:
         python=facts.python,
         service_manager=facts.service_manager,
         units=facts.units,
-        names=ClusterNames(own.cluster, own.account, own.server, own.workers),
-        account=own.account if system else None,
+        account=names.ROOT if system else None,
         accounts=accounts,
         build_account=accounts[-1].name if accounts else None,
         host_settings=manager.host_settings,
         folders=(
-            *_folders(facts, own.account if system else None, sources, host.metrics),
-            *([FolderPlan(posixpath.dirname(keys[0]), own.account if system else None, "0700")] if keys else []),
+            *_folders(facts, names.ROOT if system else None, sources, host.metrics),
+            *([FolderPlan(posixpath.dirname(keys[0]), names.ROOT if system else None, "0700")] if keys else []),
         ),
         tuning=_tuning(host),
         runtime=_runtime(facts, runtime_id) if needs_runtime else None,
@@ -782,7 +774,6 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str) -> HostPlan:
         builds=tuple(build for build in built.values() if build.targets),
         keep_releases=host.keep_releases,
         workers=tuple(_worker(prepared, worker, facts) for worker in entry.workers),
-        ports=tuple(_ports(prepared.cluster, entry)),
         firewall=(
             *(_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, host, entry.workers)),
             *_firewall_of_wireguard(host),
@@ -838,13 +829,6 @@ def _external(prepared: Prepared) -> tuple[ExternalWorkerPlan, ...]:
     )
 
 
-def _ports(cluster: Cluster, entry: Equipped) -> list[PortPlan]:
-    """On which the services of a host listen."""
-    own = names.of(cluster.name)
-    of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
-    return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
-
-
 def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
     """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
     opened = [worker for worker in declared if worker.open_at]
@@ -897,9 +881,9 @@ def _knocks(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:
     return tuple(worker.wire for other in [*own, *closed] for worker in other.workers if worker.open_at)
 
 
-def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
+def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = AccountPlan(own.account, facts.device_groups, facts.prefix)
+    serves = AccountPlan(names.ROOT, facts.device_groups, facts.prefix)
     builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
     return (serves, *([builds] if sources & set(release_request.COMPILED) else []))
 

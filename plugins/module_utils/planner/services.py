@@ -68,7 +68,7 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
         limit = max(worker.cache_mib, math.ceil(needed))
         launcher += ["--cache", folder, "--limit-mib", str(limit)]
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
-    service = names.of(plan.cluster).service(f"worker-{worker.name}")
+    service = names.service(f"worker-{worker.name}")
     return [*launcher, *metrics_arguments(own.metrics, own.prefix, service), "--"]
 
 
@@ -166,17 +166,16 @@ def _networks_of_wireguard(host: HostPlan) -> tuple[str, ...]:
 
 
 def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
-    own = names.of(plan.cluster)
-    services = [_of_worker(plan, host, worker, own) for worker in plan.hosts[host].workers]
+    services = [_of_worker(plan, host, worker) for worker in plan.hosts[host].workers]
     if host == plan.head.host:
         services.append(_of_head(plan, [service.name for service in services]))
     return tuple(services)
 
 
-def _of_worker(plan: Plan, host: str, worker: WorkerPlan, own: names.Names) -> ServicePlan:
+def _of_worker(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
     address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
     return ServicePlan(
-        name=own.service(f"worker-{worker.name}"),
+        name=names.service(f"worker-{worker.name}"),
         kind="worker",
         temporary=False,
         description=f"llama.cpp RPC worker {worker.name} ({worker.device})",

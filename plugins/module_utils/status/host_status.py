@@ -93,7 +93,6 @@ def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> type
 
 
 def read(
-    cluster: str,
     scope: str,
     planned: HostPlan | None,
     head: HeadPlan | None,
@@ -104,12 +103,12 @@ def read(
     :param head: of the plan, on its host.
     :raises Refusal: see host.check_place.
     """
-    place = host.place_of(scope, cluster)
+    place = host.place_of(scope)
     if planned:
         host.check_place(host.place_in(planned), place)
     drift = state.drift(planned._replace(knocks=())) if planned else None
     services = drift.services if drift else {}
-    defined = host.defined_services(place.service_manager, place.units, names.of(cluster))
+    defined = host.defined_services(place.service_manager, place.units)
     manager = managers.manager_of(place)
     now = time.time()
     started = {name: processes.started_at(service.pid) for name, service in services.items()}

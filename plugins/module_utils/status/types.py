@@ -6,7 +6,6 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
@@ -25,7 +24,6 @@ Word = Annotated[str, Text()]
 class Arguments(NamedTuple):
     """Of the module ``host_status``."""
 
-    cluster: str = names.DEFAULT_CLUSTER
     scope: Scope = "auto"
     plan: Optional[HostPlan] = None
     head: Optional[HeadPlan] = None

@@ -175,7 +175,7 @@ def _used(plan: Plan) -> list[WorkerPlan]:
 
 
 def _service_of(plan: Plan, worker: WorkerPlan) -> str:
-    return names.of(plan.cluster).service(f"worker-{worker.name}")
+    return names.service(f"worker-{worker.name}")
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check:

@@ -4,10 +4,8 @@ import contextlib
 import secrets
 import socket
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     BuildPlan,
-    ClusterNames,
     HostPlan,
     KernelTuning,
     ServicePlan,
@@ -21,7 +19,6 @@ NOTHING_PLANNED = HostPlan(
     python=None,
     service_manager="supervisor",
     units="/p/units",
-    names=ClusterNames(**names.DEFAULT.as_dict()),
     account=None,
     accounts=(),
     folders=(),
@@ -33,7 +30,6 @@ NOTHING_PLANNED = HostPlan(
     builds=(),
     keep_releases=1,
     workers=(),
-    ports=(),
     firewall=(),
     firewall_manager=None,
     unit_closes=False,

@@ -172,7 +172,7 @@ def _modified(path: str | Path) -> float:
 def _system(planned: HostPlan) -> Iterator[Difference]:
     if not service_managers.MANAGERS[planned.service_manager].host_settings:
         return
-    system = System(names.of(planned.names.cluster))
+    system = System()
     manager = planned.firewall_manager or "a firewall that is not active"
     if firewalls.differs(planned.firewall_manager, planned.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
@@ -183,7 +183,7 @@ def _system(planned: HostPlan) -> Iterator[Difference]:
 
 
 def _defined(planned: HostPlan) -> list[str]:
-    return host.defined_services(planned.service_manager, planned.units, names.of(planned.names.cluster))
+    return host.defined_services(planned.service_manager, planned.units)
 
 
 def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:

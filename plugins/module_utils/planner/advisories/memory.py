@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, neighbours
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
@@ -118,26 +118,6 @@ def untuned(context: AdvisoryContext) -> Cases:
                 parameters = None if by_the_run else " ".join(f"{key}={value}" for key, value in given.items())
                 values = {"where": f"{one.name} of {name}", "mib": one.memory_mib, "memory": memory}
                 cases.append((name, {**values, "tuning": "true" if by_the_run else None, "parameters": parameters}))
-    return cases
-
-
-def memory_of_neighbours(context: AdvisoryContext) -> Cases:
-    """Each memory of a host once, whichever devices use it: a device has several names where several backends drive it, and graphics may share
-    the memory of the processor."""
-    cases: Cases = []
-    for name in context.plan.hosts:
-        host = context.cluster.hosts[name]
-        own = neighbours.memory_of(context.plan, name)
-        for neighbour in host.facts.neighbours:
-            for devices_of, capacity in neighbours.memories(host.facts, own, neighbour.memory_mib):
-                total = sum(own[device][0] for device in devices_of if device in own)
-                theirs = sum(neighbour.memory_mib.get(device, 0) for device in devices_of)
-                if theirs and total and total + theirs > capacity:
-                    ours = " and ".join(device for device in devices_of if own.get(device, (0, 0))[0])
-                    place = (
-                        f"{round(total)} MiB on {ours} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
-                    )
-                    cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
     return cases
 
 

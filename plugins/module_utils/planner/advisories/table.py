@@ -282,14 +282,6 @@ ADVISORIES = (
         "docs/operating.md",
     ),
     Advisory(
-        "memory-of-other-cluster",
-        "warning",
-        memory.memory_of_neighbours,
-        "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
-        ("set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",),
-        "docs/operating.md",
-    ),
-    Advisory(
         "options-elsewhere",
         "warning",
         server.option_files,

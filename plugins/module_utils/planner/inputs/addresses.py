@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ipaddress
-import zlib
 from collections.abc import Iterator
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
@@ -94,15 +93,14 @@ def with_wireguard(cluster: Cluster) -> Cluster:
     secret = [host.name for host in workers if host.transport == WIREGUARD or wireguard_of(host)]
     if not secret:
         return cluster
-    owner = names.of(cluster.name)
     for name, peer in [(cluster.head, secret[0]), *((name, cluster.head) for name in secret)]:
         _check_wireguard(hosts[name])
         if not wireguard_of(hosts[name]):
-            hosts[name] = hosts[name]._replace(links=(*hosts[name].links, _made(hosts[name], peer, owner)))
+            hosts[name] = hosts[name]._replace(links=(*hosts[name].links, _made(hosts[name], peer)))
     head = hosts[cluster.head]
     _check_networks(head, [hosts[name] for name in secret])
-    _check_distinct([hosts[name] for name in [cluster.head, *secret]], owner)
-    port = FIRST_PORT + _share(owner, PORTS)
+    _check_distinct([hosts[name] for name in [cluster.head, *secret]])
+    port = FIRST_PORT
     pairs = [(hosts[name], _pair(head, hosts[name], port)) for name in secret]
     hosts[head.name] = _with_peers(head, port, [peer for _worker, (peer, _own) in pairs])
     hosts.update({worker.name: _with_peers(worker, port, [own]) for worker, (_peer, own) in pairs})
@@ -127,20 +125,15 @@ def _check_wireguard(host: Host) -> None:
         )
 
 
-def _share(owner: names.Names, most: int) -> int:
-    """Number of a cluster, below ``most``: 0 of the default one."""
-    return 0 if owner == names.DEFAULT else 1 + zlib.crc32(owner.cluster.encode()) % (most - 1)
-
-
 def _beneath(host: Host) -> Host:
     """The host without WireGuard."""
     return host._replace(links=tuple(link for link in host.links if link != wireguard_of(host)))
 
 
-def _made(host: Host, peer: str, owner: names.Names) -> LinkPlan:
+def _made(host: Host, peer: str) -> LinkPlan:
     """The end of a host for which nothing else is said: its address ends as that where the host is reached, or as that of its link where this one is
     a name or loopback."""
-    network = NETWORKS[-1 - _share(owner, len(NETWORKS))]
+    network = NETWORKS[-1]
     try:
         reached = address_of(host._replace(links=()), peer)
     except Refusal:
@@ -148,7 +141,7 @@ def _made(host: Host, peer: str, owner: names.Names) -> LinkPlan:
     _first, _second, *ending = reached.split(".")
     address = f"10.{network}.{'.'.join(ending)}/16"
     mtu = min((link.mtu for link in host.links if link.mtu), default=COMMON_MTU) - OVERHEAD
-    interface = "wg-llama" if owner == names.DEFAULT else f"wg-{zlib.crc32(owner.cluster.encode()):08x}"
+    interface = "wg-llama"
     return LinkPlan(interface, address, max(mtu, names.MTU[0]), peer=None, manage=True, kind=WIREGUARD)
 
 
@@ -167,7 +160,7 @@ def _check_networks(head: Host, workers: list[Host]) -> None:
             )
 
 
-def _check_distinct(hosts: list[Host], owner: names.Names) -> None:
+def _check_distinct(hosts: list[Host]) -> None:
     addresses: dict[str, str] = {}
     keys: dict[str, str] = {}
     for host in hosts:
@@ -182,7 +175,7 @@ def _check_distinct(hosts: list[Host], owner: names.Names) -> None:
         other = keys.setdefault(key, host.name) if key else host.name
         if other != host.name:
             raise Refusal(
-                f"{host.name} and {other} have the same key of WireGuard, as copies of one machine do: remove /etc/wireguard-{owner.root}.key on one of "
+                f"{host.name} and {other} have the same key of WireGuard, as copies of one machine do: remove /etc/wireguard-{names.ROOT}.key on one of "
                 "them and run site.yml, which makes another"
             )
 

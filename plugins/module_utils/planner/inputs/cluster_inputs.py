@@ -99,7 +99,6 @@ def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, di
         if misspelt:
             raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
     _check_name("the cluster", cluster)
-    names.of(cluster)
     return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
 
 
@@ -114,7 +113,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
     if len(heads) != 1:
         raise Refusal(
             f"group llama_head has {len(heads)} hosts of this cluster{': ' if heads else ''}{', '.join(heads)}: "
-            "it must have exactly one; each cluster has an inventory of its own, also where they share hosts (docs/operating.md)"
+            "it must have exactly one"
         )
     variables = hosts[heads[0]]["variables"]
     own = () if model else tuple(map(_turn, turns.overlays(variables)))
@@ -177,7 +176,12 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
     variables = given["variables"]
     if given["facts"]:
         check_facts(name, given["facts"])
-    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
+        owner = given["facts"].get("cluster")
+        if owner not in (None, cluster):
+            raise Refusal(
+                f"{name} belongs to the cluster {owner}, and a host belongs to one: take it out of {cluster}, or tear that cluster down before"
+            )
+    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts and is_numeric(str(given["ansible_host"])):
         facts.pop("reached_at", None)
     declared = validation.mismatch("llama_hardware", facts, Maybe(SHAPE))
@@ -473,7 +477,6 @@ def merge_hardware(
     facts: Mapping[str, Any] | None,
     hardware: Mapping[str, Any] | None,
     scope: str = "auto",
-    cluster: str = names.DEFAULT_CLUSTER,
 ) -> dict[str, Any] | None:
     """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 
@@ -494,13 +497,13 @@ def merge_hardware(
                 f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
             )
     if not facts:
-        facts = _declared_facts(name, declared, "user" if scope == "user" else "system", cluster)
+        facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
     elif "toolchain" in declared:
         facts = {**facts, "toolchains": None}
     return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
 
 
-def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str, cluster: str) -> dict[str, Any]:
+def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
     possible = service_managers.possible(system, scope)
@@ -521,7 +524,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str, cluster:
         },
         "scope": scope,
         "service_manager": manager,
-        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}, cluster),
+        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}),
     }
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)

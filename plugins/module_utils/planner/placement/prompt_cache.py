@@ -8,13 +8,11 @@ Both fetch KV cache from the devices, over the network where workers lend them: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
@@ -47,16 +45,14 @@ class PromptCache(NamedTuple):
 
 
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptCache:
-    """The half of what is free in the head's memory, shared with other servers there: first for checkpoints, then for conversations
+    """The half of what is free in the head's memory: first for checkpoints, then for conversations
     where fetching one and sending it back takes less time than computing it again, llama-server's own limit of these at most for each.
 
     :param works: estimate.works_of the case; empty where the model does not fit.
     """
     release, placed, facts = case.release, case.placed, case.hosts[case.head].facts
     known = {name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)}
-    servers = sum(any(names.is_head(port.service) for port in other.ports) for other in facts.neighbours)
-    free = _free_mib(placed, facts, case.head)
-    room = free // 2 // (1 + servers) // STEP_MIB * STEP_MIB
+    room = _free_mib(placed, facts, case.head) // 2 // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
@@ -81,7 +77,7 @@ def checkpoint_bytes(load: device_load.Load, server: Server) -> int:
 
 
 def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
-    """Of the head's memory beside the reserve, what no plan uses."""
+    """Of the head's memory beside the reserve, what the plan does not use."""
     on_head, load = placed.on_head(), placed.load
     used = (
         on_head.weights
@@ -92,13 +88,7 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
     for device, share in zip(placed.devices, placed.shares()):
         if device.host == head and devices.shares_memory(device, facts):
             used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
-    others = sum(
-        math.ceil(mib)
-        for own in (neighbour.memory_mib for neighbour in facts.neighbours)
-        for name, mib in own.items()
-        if name == backends.CPU.device or getattr(devices.accelerator_of(facts, name), "unified", False)
-    )
-    return max(0, workers.usable_mib(facts.memory_mib) - others - -(-used // MIB))
+    return max(0, workers.usable_mib(facts.memory_mib) - -(-used // MIB))
 
 
 def move_s(case: estimate.Case, server: Server) -> float:
