@@ -47,11 +47,15 @@ options:
     type: dict
     required: true
 """
-    SETTINGS = +r"""  prefix:
+    SETTINGS = r"""
+options:
+  prefix:
     description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
     type: str
 """
-    INSTALLATION = +r"""  scope:
+    INSTALLATION = r"""
+options:
+  scope:
     description: Whether the installation belongs to the system or to the connecting user.
     type: str
     choices: [auto, system, user]

@@ -991,7 +991,7 @@ def test_a_longer_context_for_several_requests_is_one_that_the_model_has(trained
 
 def by_wireguard(cluster):
     for name, number in (("head", 1), ("worker1", 2)):
-        own = {"interface": "wg0", "address": f"10.8.0.{number}/24", "kind": "wireguard", "manage": True}
+        own = {"interface": "wg0", "address": f"10.8.0.{number}/24", "kind": "wireguard", "manage": False}
         cluster.hosts[name]["variables"]["llama_links"] = [own]
 
 

@@ -57,12 +57,13 @@ READ = "read.json"
 """File below the prefix of each host: service → digest of the files that it read when a run started it last."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
-LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", "wireguard")
+WIREGUARD = "wireguard"
+LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", WIREGUARD)
 """Kinds of links between hosts."""
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
 LOOPBACK = "127.0.0.1"
-PLAIN, STUNNEL, WIREGUARD, RDMA = "plain", "stunnel", "wireguard", "rdma"
+PLAIN, STUNNEL, RDMA = "plain", "stunnel", "rdma"
 """What ``llama_transport`` may be."""
 KEYS = "keys"
 """Folder below the prefix with the keys of tunnels, a file for each other host."""

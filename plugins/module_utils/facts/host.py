@@ -39,7 +39,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     memory_bandwidth,
     mesa,
     toolchains,
-    wireguard,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.service_manager import lingers, supervisor_runs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -368,7 +367,6 @@ def facts(
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
         "interfaces": interfaces.interfaces(),
-        "wireguard": wireguard.of_host(),
         "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place.prefix),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, wireguard
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -69,13 +69,12 @@ def remove(place: host.Place, name: str, check: bool) -> tuple[list[str], list[s
     :raises OSError: something cannot be removed.
     """
     prefix = Path(place.prefix)
-    key = _remove_key(check) if place.scope == "system" else []
     if not files.is_marked(prefix):
         why = f"it has no {names.FOLDER_MARK}, so it is not an installation of this collection"
-        return key, [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
+        return [], [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
-    beside = _take_metrics_back(place, check) + key
+    beside = _take_metrics_back(place, check)
     for steps in [] if check else installed:
         try:
             removal.remove_below(str(prefix), *steps)
@@ -99,15 +98,6 @@ def _take_metrics_back(place: host.Place, check: bool) -> list[str]:
         for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
             System().output("setfacl", "--remove", f"user:{names.ROOT}", folder)
     return [str(path) for path in paths]
-
-
-def _remove_key(check: bool) -> list[str]:
-    """Removes the private key of WireGuard, the only file outside the installation that outlives its link. Returns the path."""
-    key = wireguard.key_file()
-    present = key.exists()
-    if present and not check:
-        key.unlink()
-    return [str(key)] if present else []
 
 
 def _installed(prefix: Path) -> list[tuple[str, ...]]:

@@ -23,8 +23,6 @@ Mode = Annotated[str, Text(r"0[0-7]{3}")]
 Port = Annotated[int, Number(1, 65535)]
 Address = Annotated[str, Text(r"[0-9./]+")]
 Endpoint = Annotated[str, Text(r"[0-9.]+:[0-9]+")]
-PublicKey = Annotated[str, Text(r"[A-Za-z0-9+/]{43}=")]
-"""Of WireGuard, in base64."""
 Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
 Backend = Annotated[str, tuple(backends.BACKENDS)]
@@ -177,7 +175,6 @@ class WorkerPlan(NamedTuple):
     """where the tunnel to it begins on its own host, which its launcher keeps; missing without `llama_transport`"""
     rdma: Absent[bool]
     """whether the head reaches it by RDMA; missing where not"""
-    """where it proves a release"""
     backend: Backend
     """that drives its device"""
     device: str
@@ -205,36 +202,12 @@ class FirewallRule(NamedTuple):
 
     port: Port
     """number"""
-    protocol: Annotated[str, ("tcp", "udp")]
-    """tcp, or udp for WireGuard"""
+    protocol: Annotated[str, ("tcp",)]
+    """of the port"""
     sources: tuple[Address, ...]
     """addresses and networks that may connect"""
     address: Address
     """on which the worker listens"""
-
-
-class LinkPeer(NamedTuple):
-    """A host with which another one has a link by WireGuard."""
-
-    host: Line
-    """name"""
-    address: Address
-    """of it on the link"""
-    endpoint: Endpoint
-    """where its WireGuard is reached, by UDP"""
-    local: Address
-    """of the other host on the network beneath"""
-    public_key: Optional[PublicKey]
-    """null until the run has made it"""
-
-    @property
-    def beneath(self) -> str:
-        """Address of it on the network beneath the link."""
-        return self.endpoint.rpartition(":")[0]
-
-    def at(self, port: int) -> str:
-        """A port of it on that network."""
-        return f"{self.beneath}:{port}"
 
 
 class LinkPlan(NamedTuple):
@@ -252,10 +225,6 @@ class LinkPlan(NamedTuple):
     """whether the run sets it up"""
     kind: Optional[str] = None
     """of the link, as facts name it"""
-    port: Absent[Port] = None
-    """UDP port of WireGuard; missing on other links"""
-    peers: Absent[tuple[LinkPeer, ...]] = None
-    """with whom it talks by WireGuard; missing on other links"""
 
 
 class ServiceFallback(NamedTuple):
@@ -306,8 +275,6 @@ class ServicePlan(NamedTuple):
     """of a worker; null where it is not known, and of the head"""
     definition: Absent[Block] = None
     """what the service manager gets"""
-    unreachable: tuple[str, ...] = ()
-    """networks of WireGuard: while their interface is missing, nothing leaves for them by another one"""
 
 
 class FilePlan(NamedTuple):

@@ -416,18 +416,16 @@ def _commands(plan: Plan) -> list[str]:
 def _ports(plan: Plan) -> list[str]:
     lines = []
     for name, host in plan.hosts.items():
-        ports: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
+        ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for rule in host.firewall:
-            ports.setdefault((rule.address, rule.sources, rule.protocol), []).append(str(rule.port))
+            ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
         unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
         closed_by = host.firewall_manager or (unit if host.unit_closes else "")
         closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
         closed += " beside the key of its tunnel" if host.tunnel_keys and name != plan.head.host else ""
-        for (address, sources, protocol), numbers in ports.items():
-            udp = protocol == "udp"
-            who = f"{', '.join(sources)}; {'WireGuard answers its peers alone' if udp else closed}"
-            clients = "everybody" if names.EVERYBODY in sources else who
-            lines += _wrapped("  ", f"{name}  {address}: {'udp ' * udp}{', '.join(numbers)} for {clients}")
+        for (address, sources), numbers in ports.items():
+            clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            lines += _wrapped("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
     for worker in plan.external_workers:
         text = f"{worker.host}  {worker.endpoint}: run elsewhere; who can connect is not known here"
         lines += _wrapped("  ", text)

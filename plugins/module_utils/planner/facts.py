@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PublicKey
 
 MOST_MIB = 1 << 40
 Name = Annotated[str, Text()]
@@ -64,14 +63,6 @@ class Measured(NamedTuple):
     """Bytes (1e9) that it reads of its memory per second, with two digits."""
 
 
-class Wireguard(NamedTuple):
-    """What a host has for WireGuard, as facts/wireguard.py finds it."""
-
-    in_kernel: bool
-    public_key: Optional[PublicKey] = None
-    """Of the cluster's interface there; None until a run made it."""
-
-
 class MeasuredLink(NamedTuple):
     """What was measured of the link to a host."""
 
@@ -122,7 +113,6 @@ class Facts(NamedTuple):
     newest_cuda: Optional[Word] = None
     """That the NVIDIA driver runs."""
     firmware: Name = ""
-    wireguard: Optional[Wireguard] = None
     """None where the host was not asked."""
     unified_heap: bool = False
     """Whether Mesa's configuration shows all of a memory that graphics share with the host."""

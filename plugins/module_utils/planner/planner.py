@@ -281,7 +281,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _prepare(cluster: Cluster, report: model_source.ModelReport, catalogue: Catalogue) -> Prepared:
-    cluster = workers.with_transport(rdma.with_rdma(addresses.with_wireguard(cluster)))
+    cluster = workers.with_transport(rdma.with_rdma(cluster))
     built = automatic.backends_of_hosts(cluster, catalogue)
     wanted = _releases(cluster, built)
     built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
@@ -774,10 +774,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str) -> HostPlan:
         builds=tuple(build for build in built.values() if build.targets),
         keep_releases=host.keep_releases,
         workers=tuple(_worker(prepared, worker, facts) for worker in entry.workers),
-        firewall=(
-            *(_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, host, entry.workers)),
-            *_firewall_of_wireguard(host),
-        ),
+        firewall=_door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, host, entry.workers),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
         knocks=_knocks(prepared, entry),
@@ -840,11 +837,6 @@ def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[Firew
     return tuple(FirewallRule(port, "tcp", (source,), address) for port in ports)
 
 
-def _firewall_of_wireguard(host: Host) -> list[FirewallRule]:
-    ends = [(link.port, peer) for link in host.links for peer in link.peers or () if link.port]
-    return [FirewallRule(port, "udp", (peer.beneath,), peer.local) for port, peer in ends]
-
-
 def _door(server: Server) -> tuple[FirewallRule, ...]:
     """The ports of the server and of its page are open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
     if not server.allowed or names.is_loopback(server.host):
@@ -866,13 +858,10 @@ def _unit_closes(facts: Facts) -> bool:
 
 
 def _knocks(prepared: Prepared, entry: Equipped) -> tuple[str, ...]:
-    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it. To the head, the ports of workers
-    beneath WireGuard."""
+    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
     name = entry.host.name
     if name == prepared.cluster.head:
-        peers = [peer for link in entry.host.links for peer in link.peers or ()]
-        beneath = [(peer, worker.port) for peer in peers for worker in prepared.equipped[peer.host].workers]
-        return tuple(peer.at(port) for peer, port in beneath)
+        return ()
     names = [other for other in prepared.equipped if other != prepared.cluster.head]
     place = names.index(name)
     following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]

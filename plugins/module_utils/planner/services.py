@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import posixpath
 import re
@@ -161,10 +160,6 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
     return [source for rule in host.firewall if rule.address == address for source in rule.sources]
 
 
-def _networks_of_wireguard(host: HostPlan) -> tuple[str, ...]:
-    return tuple(str(ipaddress.IPv4Interface(link.address).network) for link in host.links if link.peers)
-
-
 def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
     services = [_of_worker(plan, host, worker) for worker in plan.hosts[host].workers]
     if host == plan.head.host:
@@ -190,7 +185,6 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
         credentials={},
         devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICES if worker.rdma else ())),
         allow=tuple(sorted({"localhost", address, *_may_connect(plan.hosts[host], worker)})),
-        unreachable=_networks_of_wireguard(plan.hosts[host]),
     )
 
 
@@ -229,5 +223,4 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         ),
         credentials=credentials,
         allow=tuple(_reachable_for_head(plan)),
-        unreachable=_networks_of_wireguard(plan.hosts[head.host]),
     )

@@ -308,6 +308,10 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:
             f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
             "link is managed, like 10.99.0.12/24"
         ) from None
+    if given.get("kind") == names.WIREGUARD and given.get("manage"):
+        raise Refusal(
+            f"{where} of {host} is a link of WireGuard with manage: true: set the VPN up yourself, and set manage: false"
+        )
     own: dict[str, Any] = {field: given.get(field) for field in LinkPlan._fields}
     return LinkPlan(**{**own, "address": address, "manage": bool(own["manage"])})
 

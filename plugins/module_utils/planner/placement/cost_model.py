@@ -266,9 +266,7 @@ LINKS = {
 """Kind of a link → what is assumed of it where nothing was measured. The round trip is through both systems' TCP. USB4 as between two Strix
 Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
 (kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
-beneath it, Ethernet as far as anybody knows; so does WireGuard of somebody else."""
-WIREGUARD_MS, WIREGUARD_GBIT = 0.48, 2.5
-"""What WireGuard adds to a round trip at most, wireguard-go's 0.19 to 0.48, as the kernel's was not measured, and what it is assumed to carry."""
+beneath it, Ethernet as far as anybody knows; so does WireGuard, which adds 0.48 ms at most."""
 STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
 """What stunnel 5.68 at both ends adds to a round trip, 33 to 67 µs on an idle machine, and lets through: its processor time for a stream is that of
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""

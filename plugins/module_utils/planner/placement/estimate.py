@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, WIREGUARD, is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
@@ -66,7 +66,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
     facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
     found = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
     round_trip, mbit = (figure if figure and figure >= LEAST_FIGURE else None for figure in found)
-    assumed = _assumed(kind, host)
+    assumed = cost_model.LINKS[kind]
     gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
     gbit = mbit / 1000 if mbit else gbit or assumed.gbit
     encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
@@ -80,16 +80,6 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
         host.visit_ms,
         gbit if encrypted and cost_model.stunnel_limits(gbit) else None,
     )
-
-
-def _assumed(kind: str, host: Host) -> cost_model.Link:
-    """Of the run's own WireGuard: of the link beneath it, at the address that its one peer reaches."""
-    peer = next((peer for link in host.links if kind == WIREGUARD for peer in link.peers or ()), None)
-    if not peer:
-        return cost_model.LINKS[kind]
-    beneath = cost_model.LINKS[kind_of(f"{peer.local}:0", host.links, host.facts.interfaces)]
-    slower = beneath.round_trip_ms + cost_model.WIREGUARD_MS
-    return beneath._replace(round_trip_ms=slower, gbit=min(beneath.gbit, cost_model.WIREGUARD_GBIT))
 
 
 class Case(NamedTuple):
