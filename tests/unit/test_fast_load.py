@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from conftest import CATALOGUE, RELEASE
 
 IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4840}

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import release_variables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, RELEASE, Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, sized, strix_halo

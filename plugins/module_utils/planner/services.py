@@ -160,6 +160,13 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
     return [source for rule in host.firewall if rule.address == address for source in rule.sources]
 
 
+def with_services(plan: Plan) -> Plan:
+    """The plan with the services of each host, and the head's ends of tunnels."""
+    tunnelled = with_tunnels(plan)
+    hosts = {name: host._replace(services=of_host(tunnelled, name)) for name, host in tunnelled.hosts.items()}
+    return tunnelled._replace(hosts=hosts)
+
+
 def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
     services = [_of_worker(plan, host, worker) for worker in plan.hosts[host].workers]
     if host == plan.head.host:

@@ -199,7 +199,7 @@ def _try(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catal
     source = ModelSource(download_record.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     asked = cluster._replace(server=server, model=ModelRequest(source, None, summary))
-    return planner.make(asked, {}, catalogue, "", compared=True)
+    return planner.compare(asked, {}, catalogue, "")
 
 
 def _why(plan: Plan | Refused) -> str:

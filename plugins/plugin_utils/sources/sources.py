@@ -31,9 +31,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
@@ -241,7 +241,7 @@ def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalo
     """
 
     resolved = {}
-    for variable in planner.release_variables(cluster, catalogue):
+    for variable in programs.release_variables(cluster, catalogue):
         try:
             resolved[variable] = resolve(releases.requested(variable, cluster.releases), find_file)
         except Refusal as refusal:

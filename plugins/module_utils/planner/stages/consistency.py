@@ -1,0 +1,81 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What no two workers of a cluster, and no worker and its head, may have both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, external_workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Cluster,
+    Equipped,
+    Host,
+    Server,
+    Worker,
+)
+
+
+def check(cluster: Cluster, equipped: Mapping[str, Equipped], others: Sequence[Worker]) -> None:
+    """:param others: workers that others run.
+    :raises Refusal: something is there twice.
+    """
+    declared = [*(worker for entry in equipped.values() for worker in entry.workers), *others]
+    _check_tunnels(declared, cluster.server)
+    _check_endpoints(declared)
+    external_workers.check_addresses(cluster.external, cluster.hosts)
+    _check_names_of_the_head(cluster.hosts[cluster.head], equipped)
+
+
+def _check_endpoints(declared: Sequence[Worker]) -> None:
+    """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
+    owners: dict[str, str] = {}
+    for worker in declared:
+        own = None if worker.external else worker.open_at
+        for place, what in ((worker.endpoint, "worker"), *([(own, "address")] if own else [])):
+            other = owners.setdefault(place, worker.host)
+            if other != worker.host:
+                once = ", or name that machine once, with all its llama_worker_endpoints" if what == "address" else ""
+                raise Refusal(
+                    f"{worker.host} and {other} both have the {what} {place}: give each host its own address "
+                    f"in ansible_host, llama_links or llama_external_workers{once}"
+                )
+
+
+def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
+    """Refuses a tunnel that ends on a port of the head which something else has."""
+    taken = {server.port: "llama_server_port"}
+    for worker in declared:
+        if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
+            taken[worker.port] = f"the worker {worker.name} of the head"
+    for worker in declared:
+        ends = [worker.tunnel.port] if worker.tunnel and not worker.open_at else []
+        if worker.external and names.is_loopback(worker.address):
+            ends = [worker.port]
+        for port in ends:
+            if port in taken:
+                variable = (
+                    "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
+                )
+                raise Refusal(
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
+                    f"one, and set {variable} to that"
+                )
+            taken[port] = f"the tunnel to {worker.name} of {worker.host}"
+
+
+def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
+    """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
+    for name, entry in equipped.items():
+        direct = [worker.open_at for worker in entry.workers if worker.open_at]
+        if name == head.name or not direct:
+            continue
+        address = addresses.address_of(head, name, direct[0])
+        if direct[0] == address:
+            raise Refusal(
+                f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
+                f"{head.name} itself to llama_workers if it lends its devices"
+            )

@@ -1,0 +1,95 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan, written from what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    SCHEMA,
+    FallbackHead,
+    FallbackPlan,
+    Plan,
+    UncountedModel,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    auxiliary_models,
+    estimate,
+    fallbacks,
+    layout,
+    prompt_cache,
+    prompts,
+    speculation,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import head, hosts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft, Laid, lay
+
+
+def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> Plan:
+    """The plan without services and advisories.
+
+    :param lost: what the head serves on without some worker.
+    """
+    cluster, placed, model, release = draft.cluster, draft.placed, draft.model, draft.release
+    laid, case = lay(draft, placed), draft.estimated()
+    spare = [(entry.loss, lay(draft, entry.placed)) for entry in lost if entry.placed]
+    predicted = estimate.of_plan(case, bool(cluster.server.override_tensor), layout.alone(draft.case, case))
+    predicted = predicted._replace(conversation_s=round(prompt_cache.move_s(case, cluster.server), 2))
+    if case.fits:
+        works = estimate.works_of(case)
+        predicted = predicted._replace(
+            prompt=prompts.of_plan(case, cluster.server, works),
+            at_context=prompts.speeds_at_context(case, cluster.server, works),
+            speculation=speculation.of_plan(case, model, works),
+        )
+    return Plan(
+        schema=SCHEMA,
+        cluster=cluster.name,
+        refused=False,
+        reasons=tuple(placed.reasons),
+        fits=not placed.reasons,
+        release=release.as_plan(),
+        releases={
+            draft.programs.releases[backend].id: draft.programs.releases[backend].as_plan()
+            for entry in draft.equipped.values()
+            for backend in entry.backends
+        },
+        model=model_source.as_plan(model, cache_prefill.large_sizes(model.summary)),
+        hosts={name: hosts.plan_of_host(draft, entry, runtime_id) for name, entry in draft.equipped.items()},
+        head=head.plan_of_head(draft, [laid, *(other for _loss, other in spare)], runtime_id, predicted.load_s),
+        external_workers=hosts.external_workers_of(draft),
+        placement=laid.entries,
+        further=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
+        further_uncounted=tuple(
+            UncountedModel(role, why)
+            for role, why in auxiliary_models.uncounted(model, cluster.server, release).items()
+        ),
+        links=tuple(
+            name
+            for name, entry in draft.equipped.items()
+            if entry.host.links and name != cluster.head and any(worker.open_at for worker in entry.workers)
+        ),
+        fallbacks=tuple(_fallback(draft.as_requested(), loss, other, runtime_id) for loss, other in spare),
+        no_fallback=tuple(entry.as_plan() for entry in lost if not entry.placed),
+        estimate=predicted,
+        advisories=(),
+    )
+
+
+def _fallback(draft: Draft, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> FallbackPlan:
+    case = draft.estimated(laid.placed)
+    speeds = estimate.speeds_of(case, estimate.works_of(case))
+    return FallbackPlan(
+        without=loss.name,
+        endpoint=loss.workers[0].endpoint,
+        placement=laid.entries,
+        head=FallbackHead(heads.argv_of(head.serving(draft, laid, runtime_id))),
+        workers=tuple(worker.endpoint for worker in laid.placed.lent()),
+        generation_tokens_per_s=speeds.generation,
+        generation_range=speeds.generation_range,
+    )

@@ -1,0 +1,225 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of each host: what it builds, runs, opens and holds."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    AccountPlan,
+    FirewallRule,
+    FolderPlan,
+    HostPlan,
+    KernelTuning,
+    WorkerPlan,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
+    cache_prefill,
+    kernel_parameters,
+    services,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
+    addresses,
+    external_workers,
+    release_request,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import runtime_folder, state_folder
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, Host, Server, Worker
+
+KNOCKING_HOSTS = 2
+"""So many other hosts try whether a worker's port is closed to them."""
+
+
+def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
+    host, facts = entry.host, entry.host.facts
+    is_head, system = host.name == draft.cluster.head, facts.scope == "system"
+    sources = {draft.programs.releases[backend].source for backend in entry.backends}
+    needs_runtime = is_head or any(
+        worker.keeps_tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
+    )
+    built = draft.builds[host.name]
+    manager = service_managers.MANAGERS[facts.service_manager]
+    accounts = _accounts(facts, sources) if system else ()
+    keys = _keys(draft, entry)
+    return HostPlan(
+        scope=facts.scope,
+        prefix=facts.prefix,
+        cache=facts.cache,
+        state=state_folder(facts),
+        python=facts.python,
+        service_manager=facts.service_manager,
+        units=facts.units,
+        account=names.ROOT if system else None,
+        accounts=accounts,
+        build_account=accounts[-1].name if accounts else None,
+        host_settings=manager.host_settings,
+        folders=(
+            *_folders(facts, names.ROOT if system else None, sources, host.metrics),
+            *([FolderPlan(posixpath.dirname(keys[0]), names.ROOT if system else None, "0700")] if keys else []),
+        ),
+        tuning=_tuning(host),
+        runtime=runtime_folder(facts, runtime_id) if needs_runtime else None,
+        metrics=host.metrics if needs_runtime else None,
+        tools=entry.tools,
+        optional_tools=entry.optional_tools,
+        unused_accelerators=()
+        if sources == {"binary"}
+        else tuple(requirements.unused_accelerators(host, entry.backends)),
+        builds=tuple(build for build in built.values() if build.targets),
+        keep_releases=host.keep_releases,
+        workers=tuple(_worker(draft, worker, facts) for worker in entry.workers),
+        firewall=_door(draft.cluster.server) if is_head else _firewall(draft.head.host, host, entry.workers),
+        firewall_manager=facts.firewall if system and manager.host_settings else None,
+        unit_closes=_unit_closes(facts),
+        knocks=_knocks(draft, entry),
+        links=host.links,
+        services=(),
+        tunnel_keys=keys or None,
+    )
+
+
+def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
+    release = draft.programs.releases[worker.build]
+    build, folder = draft.builds[worker.host][worker.build], facts.prefix + "/releases"
+    return WorkerPlan(
+        name=worker.name,
+        used=worker.endpoint in {used.endpoint for used in draft.placed.lent()},
+        endpoint=worker.endpoint,
+        listens=worker.listens,
+        tunnel=worker.wire if worker.keeps_tunnel else None,
+        rdma=worker.rdma or None,
+        backend=worker.backend,
+        device=worker.device,
+        shared=worker.shared,
+        cache=worker.cache,
+        cache_mib=worker.cache_mib,
+        cache_why=worker.cache_why,
+        prefill=cache_prefill.of_worker(worker, build, release, folder, draft.placed, draft.model.path),
+        protocol=release.protocol,
+        argv=tuple(workers.argv_of(worker, build, release, folder)),
+        environment={
+            **backends.service_environment(build.backend, build.environment, not build.archives),
+            **worker.environment,
+        },
+    )
+
+
+def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
+    """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
+    opened = [worker for worker in declared if worker.open_at]
+    if not opened:
+        return ()
+    address = str(opened[0].open_at)
+    source = addresses.address_of(head, host.name, address)
+    ports = [*(worker.port for worker in opened), *([names.MEASURING_PORT] if host.links else [])]
+    return tuple(FirewallRule(port, "tcp", (source,), address) for port in ports)
+
+
+def _door(server: Server) -> tuple[FirewallRule, ...]:
+    """The ports of the server and of its page are open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    if not server.allowed or names.is_loopback(server.host):
+        return ()
+    sources = tuple(network.removesuffix("/32") for network in server.allowed)
+    return tuple(FirewallRule(port, "tcp", sources, server.host) for port in (server.port, server.page_port) if port)
+
+
+def _keys(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+    """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
+    ends = draft.equipped.values() if entry.host.name == draft.cluster.head else [entry]
+    kept = {worker.open_at for end in ends for worker in end.workers if worker.keeps_tunnel}
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(map(str, kept)))
+
+
+def _unit_closes(facts: Facts) -> bool:
+    """Whether the definition of a service closes its port to those who are not planned to connect."""
+    return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
+
+
+def _knocks(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
+    name = entry.host.name
+    if name == draft.cluster.head:
+        return ()
+    names = [other for other in draft.equipped if other != draft.cluster.head]
+    place = names.index(name)
+    following = [draft.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
+    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
+    own = [entry] if _unit_closes(entry.host.facts) else []
+    return tuple(worker.wire for other in [*own, *closed] for worker in other.workers if worker.open_at)
+
+
+def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
+    """The account of services, and the one that builds where something is compiled."""
+    serves = AccountPlan(names.ROOT, facts.device_groups, facts.prefix)
+    builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
+    return (serves, *([builds] if sources & set(release_request.COMPILED) else []))
+
+
+def _tuning(host: Host) -> KernelTuning:
+    """Kernel parameters and profile of tuned, if asked for, and whether the run may reboot the host for them."""
+    if not host.tuning.wanted:
+        return KernelTuning({}, "", False)
+    if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
+        raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
+    drivers = {
+        backends.RECORDS[accelerator.backend].kernel_driver
+        for accelerator in host.facts.accelerators
+        if accelerator.unified
+    }
+    if kernel_parameters.DRIVER not in drivers:
+        raise Refusal(
+            f"llama_host_tuning of {host.name} is set, but the host has no AMD graphics with shared memory: leave it out, or declare the device "
+            "in llama_hardware"
+        )
+    try:
+        parameters = kernel_parameters.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
+    except ValueError as error:
+        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
+    return KernelTuning(parameters, host.tuning.profile, host.tuning.reboot)
+
+
+def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str | None) -> tuple[FolderPlan, ...]:
+    """Folders of the installation: path, owner and mode; those of others are only made where they are missing."""
+    prefix, root = facts.prefix, "root" if account else None
+    paths = [
+        (prefix, root, "0755"),
+        (f"{prefix}/{names.FOLDER_MARK}", root, "0755"),
+        (prefix + "/models", root, "0755"),
+        (prefix + "/state", account, "0750"),
+        (f"{prefix}/{names.PLANS}", root, "0700"),
+        (facts.units, None, None),
+        *([(metrics, None, None)] if metrics and account else []),
+    ]
+    if sources != {"package"}:
+        mode = (
+            "0755" if account else "0700"
+        )  # the controller's own cache, which is private, where it is this account's host
+        paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
+    return tuple(FolderPlan(path, owner, mode) for path, owner, mode in paths)
+
+
+def external_workers_of(draft: Draft) -> tuple[ExternalWorkerPlan, ...]:
+    used = {worker.endpoint for worker in draft.placed.lent()}
+    return tuple(
+        ExternalWorkerPlan(
+            name=worker.name,
+            host=worker.host,
+            endpoint=worker.endpoint,
+            backend=worker.backend,
+            memory_mib=worker.capacity_mib,
+            protocol=declared.protocol or draft.release.protocol,
+            used=worker.endpoint in used,
+        )
+        for worker, declared in zip(external_workers.workers_of(draft.cluster.external), draft.cluster.external)
+    )

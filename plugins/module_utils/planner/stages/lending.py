@@ -1,0 +1,181 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who drives which device: a worker that lends it, or on the head llama-server itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import external_workers, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Catalogue,
+    Cluster,
+    Device,
+    Equipped,
+    Host,
+    Server,
+    Worker,
+)
+
+
+class Workforce(NamedTuple):
+    """The hosts with their workers, and the devices that may hold layers."""
+
+    equipped: Mapping[str, Equipped]
+    devices: tuple[Device, ...]
+    """Of workers, then the head's own."""
+
+
+def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workforce:
+    """:raises Refusal: a host cannot run what it declares, or workers do not go together."""
+    head, bounded = cluster.hosts[cluster.head], memory.VULKAN_MEMORY not in cluster.accepted
+    lending = _lending(cluster, programs, bounded)
+    equipped = {
+        name: _equip(
+            host,
+            programs,
+            catalogue,
+            cluster.server,
+            workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
+        )
+        for name, host in cluster.hosts.items()
+    }
+    external_workers.check_protocol(cluster.external, programs.release)
+    others = _within(cluster, external_workers.workers_of(cluster.external))
+    consistency.check(cluster, equipped, others)
+    serving = _within(cluster, _serving(cluster, programs, equipped, [name for name, _device in lending.driven]))
+    if cluster.within is None and not serving:
+        _check_some_worker_serves(cluster, programs, equipped)
+    lent = devices.of_workers([*serving, *others], cluster.places, bounded)
+    own = devices.of_head(
+        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
+    )
+    return Workforce(equipped, (*lent, *own))
+
+
+class Lending(NamedTuple):
+    """Who drives the devices of each host: its workers, or on the head llama-server itself."""
+
+    declared: Mapping[str, Sequence[workers.Declared]]
+    """Host → its endpoints."""
+    driven: Sequence[tuple[str, Accelerator]]
+    """The head's own devices, with their names."""
+    shares: Mapping[str, Mapping[str, int]]
+    """Host → workers.shares_of_memory."""
+    limits: Mapping[str, int]
+    """The head's own device → what the operator lets it hold."""
+
+
+def _lending(cluster: Cluster, programs: Programs, bounded: bool) -> Lending:
+    """:param bounded: whether devices hold no more than their drivers show as their own."""
+    head = cluster.hosts[cluster.head]
+    declared = {
+        name: [
+            _with_cache(cluster, name, entry)
+            for entry in workers.declare(host, programs.built[name], programs.serves if host.is_head else None)
+        ]
+        if host.is_worker
+        else []
+        for name, host in cluster.hosts.items()
+    }
+    lends = [entry.device.device for entry in declared[head.name]]
+    driven = devices.driven_by_head(head.facts, lends, programs.serves)
+    names_of_driven = [name for name, _device in driven]
+    limits = devices.limits_of_head(driven, cluster.server)
+    shares = {}
+    for name, host in cluster.hosts.items():
+        own = names_of_driven if host.is_head else []
+        endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
+        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
+    return Lending(declared, driven, shares, limits)
+
+
+def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
+    """An endpoint of a host, of which is decided whether it has a cache."""
+    facts = cluster.hosts[name].facts
+    models = [*([cluster.served] if cluster.served else []), *cluster.beside]
+    return entry._replace(endpoint=cache_prefill.with_cache(entry.endpoint, facts, models))
+
+
+def _equip(
+    host: Host,
+    programs: Programs,
+    catalogue: Catalogue,
+    server: Server,
+    declared: Sequence[Worker],
+) -> Equipped:
+    """The host with its workers and the tools that it needs."""
+    facts, built, wanted = host.facts, programs.built[host.name], programs.releases
+    secured = programs.serves if server.tls else None
+    homes = {names.ROOT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    for account, home in facts.accounts.items():
+        if facts.scope == "system" and home != homes.get(account, home):
+            raise Refusal(
+                f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
+            )
+    manager = service_managers.MANAGERS[facts.service_manager]
+    if not manager.host_settings and any(link.manage for link in host.links):
+        raise Refusal(
+            f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
+            "set manage: false"
+        )
+    return Equipped(
+        host=host,
+        backends=built,
+        tools=requirements.tools_of(host, built, catalogue, wanted, secured),
+        optional_tools=requirements.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
+        workers=tuple(devices.with_heap(worker, facts) for worker in declared),
+    )
+
+
+def _serving(
+    cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped], driven: Sequence[str]
+) -> list[Worker]:
+    """The workers that the head may use: those of its own source, and of those that lend the same device one.
+
+    :param driven: names of the head's devices that llama-server itself drives.
+    """
+    preferred, fitting = cluster.server.backend or programs.serves, programs.of_one_source()
+    return [
+        worker
+        for name, entry in equipped.items()
+        for worker in workers.usable(
+            entry.workers,
+            (preferred, *entry.backends),
+            fitting,
+            same_device.canonical_device_names(entry.host.facts),
+            driven if name == cluster.head else (),
+        )
+    ]
+
+
+def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
+    """Those of the workers that may hold layers."""
+    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
+
+
+def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped]) -> None:
+    """:raises Refusal: there are workers, and none has a build of the head's release."""
+    theirs = list(dict.fromkeys(worker.build for entry in equipped.values() for worker in entry.workers))
+    if not theirs:
+        return
+    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (programs.serves, *theirs))
+    common = [backend for backend in theirs if backend in programs.built[cluster.head]]
+    other = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    raise Refusal(
+        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {other}{remedies.listed(variables)} to "
+        "the same release"
+    )

@@ -1,0 +1,48 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the head serves on while a worker is away."""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import fallbacks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import document, head
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.advice import context_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft, Laid, lay
+
+
+def with_fallbacks(draft: Draft, runtime_id: str) -> Plan:
+    """The plan with its fallbacks, but without those that meet an error which it does not meet itself, and which is not accepted."""
+    if draft.cluster.alternates or draft.placed.reasons:
+        return document.write(draft, (), runtime_id)
+    spare = draft.as_requested()
+    lost = fallbacks.of_plan(spare.case, draft.placed)
+    plan = document.write(draft, lost, runtime_id)
+    judged = _judged(spare, plan, lay(draft, draft.placed), lost, runtime_id)
+    return plan if judged == lost else document.write(draft, judged, runtime_id)
+
+
+def _judged(
+    draft: Draft, plan: Plan, laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
+) -> list[fallbacks.Fallback]:
+    """The fallbacks without those that meet an error which the plan itself does not meet, and which is not accepted."""
+    known = {one.advisory.id for one in table.evaluate(context_of(draft, plan, laid))} if lost else set()
+    judged = []
+    for entry in lost:
+        errors = []
+        if entry.placed:
+            other = lay(draft, entry.placed)
+            serving = head.serving(draft, other, runtime_id)
+            own = heads.plan_of(serving, plan.head.environment, plan.head.backends, plan.estimate.load_s)
+            served = plan._replace(head=own, placement=other.entries)
+            met = table.evaluate(context_of(draft, served, other))
+            errors = [
+                one.message
+                for one in met
+                if one.advisory.severity == "error" and one.advisory.id not in known | draft.cluster.accepted
+            ]
+        judged.append(fallbacks.Fallback(entry.loss, None, reason=errors[0].rstrip(".")) if errors else entry)
+    return judged

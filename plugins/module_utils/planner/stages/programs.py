@@ -1,0 +1,93 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which release each backend runs, which backends each host builds, and which of them serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Host, Release
+
+
+class Programs(NamedTuple):
+    """What is built on which host."""
+
+    built: Mapping[str, tuple[str, ...]]
+    """Host → backends."""
+    releases: Mapping[str, Release]
+    """Backend → release."""
+    serves: str
+    """The backend whose llama-server runs on the head."""
+    servers: Mapping[str, str]
+    """Host → the backend whose llama-server would run there."""
+
+    @property
+    def release(self) -> Release:
+        """Of llama-server."""
+        return self.releases[self.serves]
+
+    def of_one_source(self) -> set[str]:
+        """Backends whose workers llama-server can use."""
+        return {backend for backend, release in self.releases.items() if releases.same_source(release, self.release)}
+
+
+def choose(cluster: Cluster, catalogue: Catalogue) -> Programs:
+    """:raises Refusal: there is no such release, or a host cannot build it."""
+    asked = automatic.backends_of_hosts(cluster, catalogue)
+    wanted = _releases(cluster, asked)
+    built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in asked.items()}
+    known = {backend for own in built.values() for backend in own}
+    for backend, release in wanted.items():
+        builders = {name: cluster.hosts[name].facts.architecture for name, own in built.items() if backend in own}
+        releases.check(backend, release, builders)
+    servers = {name: server_settings.backend_of(cluster.server, own, known) for name, own in built.items()}
+    return Programs(built, wanted, servers[cluster.head], servers)
+
+
+def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:
+    """The backends of a host without those that ``auto`` added and that their release does not have."""
+    if host.backends != ("auto",):
+        return chosen
+    return (chosen[0], *(backend for backend in chosen[1:] if releases.supports(backend, wanted[backend])))
+
+
+def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
+    return [backend for backend in backends.BACKENDS if any(backend in own for own in built.values())]
+
+
+def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str, Release]:
+    facts = {name: host.facts for name, host in cluster.hosts.items()}
+    return releases.of_backends(cluster.releases, facts, _backends_in_use(built))
+
+
+def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
+    """The variables of the head that give a release of which some host has a build: what the controller has to look up.
+
+    :raises Refusal: hosts give different releases, or a release has no valid form.
+    """
+    _check_same_release(cluster)
+    used = _backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
+    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used))
+
+
+def _check_same_release(cluster: Cluster) -> None:
+    """All hosts must give the same releases as the head."""
+    for name, host in cluster.hosts.items():
+        for variable, request in host.releases.items():
+            own = cluster.releases[variable]
+            if request and own and request.fast_load != own.fast_load:
+                raise Refusal(
+                    f"llama_build_fast_load of {name} differs from that of the head {cluster.head}, and head and workers need the same patch: set "
+                    "it for the whole group"
+                )
+            if request != own:
+                raise Refusal(
+                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "
+                    "for the whole group, or llama_release_<backend> where backends differ"
+                )
