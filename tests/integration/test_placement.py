@@ -94,8 +94,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
 
 
 def worker_at(endpoint):
-    address, port = endpoint.split(":")
-    return Worker("one", "here", address, int(port), 0, "cpu", "cpu", "CPU", capacity_mib=0, shared=True)
+    return Worker("one", "here", endpoint, endpoint, endpoint, "cpu", "cpu", "CPU", capacity_mib=0, shared=True)
 
 
 def logged(programs, arguments, folder):

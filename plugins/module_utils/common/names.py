@@ -135,6 +135,16 @@ ROLLING = ("opensuse-tumbleweed",)
 """Distributions whose version is a date: builds would be others after every upgrade."""
 
 
+def address_of(endpoint: str) -> str:
+    """Of ``ADDRESS:PORT``."""
+    return endpoint.rpartition(":")[0]
+
+
+def port_of(endpoint: str) -> int:
+    """Of ``ADDRESS:PORT``."""
+    return int(endpoint.rpartition(":")[2])
+
+
 def is_loopback(place: str) -> bool:
     """Whether an IPv4 address, or an endpoint with one, is its own host's alone."""
     return place.startswith("127.")

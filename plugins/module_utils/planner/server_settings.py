@@ -239,7 +239,7 @@ def _check_files(server: Server) -> None:
 
 
 def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
-    taken = {worker.port for worker in declared}
+    taken = {names.port_of(worker.listens) for worker in declared}
     own = {"llama_server_port": server.port}
     own.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
     for variable, number in own.items():

@@ -380,25 +380,20 @@ class Release(NamedTuple):
         )
 
 
-class Tunnel(NamedTuple):
-    """Where a tunnel to a worker's port ends on the head."""
-
-    address: str
-    port: int
-    begins: str | None = None
-    """Address of the worker's host at which the launcher's tunnel begins, at the worker's own port; None of a tunnel that the operator keeps."""
-
-
 class Worker(NamedTuple):
     """A worker of a host: one RPC server process that lends one device."""
 
     name: str
     host: str
-    address: str
-    port: int
+    listens: str
+    """Address and port of its program."""
+    endpoint: str
+    """Where the head dials it: there, or at the head's end of a tunnel."""
+    open: str | None
+    """Address and port that are open to the head on a network; None where a tunnel of the operator's leads to it."""
     backend: str
     build: str
-    """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU."""
+    """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU. Empty where others run it."""
     device: str
     capacity_mib: int
     shared: bool = False
@@ -408,39 +403,23 @@ class Worker(NamedTuple):
     cache_mib: int = 0
     cache_why: str = ""
     environment: Mapping[str, str] = {}
-    tunnel: Tunnel | None = None
-    """None where the head reaches it at its own address."""
     rdma: bool = False
     """Whether the head reaches it by RDMA."""
 
     @property
-    def endpoint(self) -> str:
-        """Where the head reaches it."""
-        return f"{self.tunnel.address}:{self.tunnel.port}" if self.tunnel else self.listens
-
-    @property
     def external(self) -> bool:
-        """Whether others run it: then there is no build."""
+        """Whether others run it."""
         return not self.build
 
     @property
-    def listens(self) -> str:
-        return f"{self.address}:{self.port}"
-
-    @property
-    def keeps_tunnel(self) -> bool:
-        """Whether its launcher keeps a tunnel, and the head's launcher the other end."""
-        return bool(self.tunnel and self.tunnel.begins)
-
-    @property
-    def open_at(self) -> str | None:
-        """Address at which others reach its ports; None at the end of a tunnel that the operator keeps."""
-        return self.tunnel.begins if self.tunnel else self.address
+    def tunnel(self) -> str | None:
+        """Where the tunnel begins on its host that launchers keep."""
+        return self.open if self.open != self.listens else None
 
     @property
     def wire(self) -> str:
         """Where the head's connection to it goes on the network."""
-        return f"{self.open_at}:{self.port}" if self.open_at else self.endpoint
+        return self.open or self.endpoint
 
 
 class Device(NamedTuple):

@@ -51,8 +51,9 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
             Worker(
                 name=f"external{index}",
                 host=external.host,
-                address=external.address,
-                port=external.port,
+                listens=external.endpoint,
+                endpoint=external.endpoint,
+                open=external.endpoint,
                 backend=external.backend,
                 build="",
                 device=_device(externals, index),

@@ -25,7 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Endpoint,
     Host,
     Release,
-    Tunnel,
     Worker,
 )
 
@@ -158,10 +157,11 @@ class Declared(NamedTuple):
     endpoint: Endpoint
     device: Lendable
     port: int
-    tunnel: Tunnel | None
+    tunnel: str | None
+    """Where one of the operator's ends on the head."""
 
 
-def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
+def _tunnel(where: str, host: Host, given: str | None) -> str | None:
     """Where a tunnel ends on the head: an address of the head's loopback."""
     if given is None:
         return None
@@ -177,7 +177,7 @@ def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
         )
     if host.is_head:
         raise Refusal(f"{where} has the tunnel {given!r}, but the head reaches its own workers itself: remove tunnel")
-    return Tunnel(address, port)
+    return f"{address}:{port}"
 
 
 def with_transport(cluster: Cluster) -> Cluster:
@@ -200,14 +200,19 @@ def with_transport(cluster: Cluster) -> Cluster:
     return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
 
 
-def _own_tunnel(host: Host, entry: Declared, address: str) -> Tunnel | None:
-    """The operator's tunnel to a worker, or that of ``llama_transport``. That one ends on the head at an address of loopback that follows from the
-    worker's, at the worker's ports: so tunnels of any number of workers and clusters need no ports of their own."""
-    if entry.tunnel or host.transport != names.STUNNEL or host.is_head:
-        return entry.tunnel
+def _ends(host: Host, entry: Declared, address: str) -> tuple[str, str, str | None]:
+    """Where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
+    head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
+
+    :param address: of the host on the network that joins it with the head.
+    """
+    behind, direct = f"{LOOPBACK}:{entry.port}", f"{address}:{entry.port}"
+    if entry.tunnel:
+        return behind, entry.tunnel, None
+    if host.transport != names.STUNNEL or host.is_head:
+        return direct, direct, direct
     octets = address.split(".")
-    end = f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}"
-    return Tunnel(end, entry.port, address)
+    return behind, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct
 
 
 def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
@@ -323,13 +328,14 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu["cores"] // cpu_workers)
         own = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
-        tunnel = _own_tunnel(host, entry, address)
+        listens, dialled, opened = _ends(host, entry, address)
         workers.append(
             Worker(
                 name=entry.name,
                 host=host.name,
-                address=LOOPBACK if tunnel else address,
-                port=entry.port,
+                listens=listens,
+                endpoint=dialled,
+                open=opened,
                 backend=device.backend,
                 build=device.build,
                 device=device.device,
@@ -340,7 +346,6 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 shared=device.shared,
                 capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
                 environment=_environment_of(host, entry),
-                tunnel=tunnel,
                 rdma=host.rdma and not host.is_head,
             )
         )
@@ -374,8 +379,8 @@ def usable(
 
 def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
     values = (
-        ("address", worker.address),
-        ("worker-port", str(worker.port)),
+        ("address", names.address_of(worker.listens)),
+        ("worker-port", str(names.port_of(worker.listens))),
         ("worker-device", worker.device),
         ("processor", "CPU" if worker.device == "CPU" else None),
         ("worker-threads", str(worker.threads) if worker.threads else None),

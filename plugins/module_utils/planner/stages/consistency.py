@@ -34,8 +34,8 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
     """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared:
-        own = None if worker.external else worker.open_at
-        for place, what in ((worker.endpoint, "worker"), *([(own, "address")] if own else [])):
+        own = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
+        for place, what in ((worker.endpoint, "worker"), *own):
             other = owners.setdefault(place, worker.host)
             if other != worker.host:
                 once = ", or name that machine once, with all its llama_worker_endpoints" if what == "address" else ""
@@ -49,13 +49,11 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
     taken = {server.port: "llama_server_port"}
     for worker in declared:
-        if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
-            taken[worker.port] = f"the worker {worker.name} of the head"
+        if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
+            taken[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
     for worker in declared:
-        ends = [worker.tunnel.port] if worker.tunnel and not worker.open_at else []
-        if worker.external and names.is_loopback(worker.address):
-            ends = [worker.port]
-        for port in ends:
+        if not worker.open or (worker.external and names.is_loopback(worker.endpoint)):
+            port = names.port_of(worker.endpoint)
             if port in taken:
                 variable = (
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
@@ -70,7 +68,7 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
     """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
     for name, entry in equipped.items():
-        direct = [worker.open_at for worker in entry.workers if worker.open_at]
+        direct = [names.address_of(worker.open) for worker in entry.workers if worker.open]
         if name == head.name or not direct:
             continue
         address = addresses.address_of(head, name, direct[0])

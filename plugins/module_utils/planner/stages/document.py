@@ -72,7 +72,7 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
         links=tuple(
             name
             for name, entry in draft.equipped.items()
-            if entry.host.links and name != cluster.head and any(worker.open_at for worker in entry.workers)
+            if entry.host.links and name != cluster.head and any(worker.open for worker in entry.workers)
         ),
         fallbacks=tuple(_fallback(draft.as_requested(), loss, other, runtime_id) for loss, other in spare),
         no_fallback=tuple(entry.as_plan() for entry in lost if not entry.placed),

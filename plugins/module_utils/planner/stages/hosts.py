@@ -46,7 +46,7 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
     is_head, system = host.name == draft.cluster.head, facts.scope == "system"
     sources = {draft.programs.releases[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(
-        worker.keeps_tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
+        worker.tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
     built = draft.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
@@ -97,7 +97,7 @@ def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
         used=worker.endpoint in {used.endpoint for used in draft.placed.lent()},
         endpoint=worker.endpoint,
         listens=worker.listens,
-        tunnel=worker.wire if worker.keeps_tunnel else None,
+        tunnel=worker.tunnel,
         rdma=worker.rdma or None,
         backend=worker.backend,
         device=worker.device,
@@ -117,12 +117,12 @@ def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
 
 def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
     """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
-    opened = [worker for worker in declared if worker.open_at]
+    opened = [worker.open for worker in declared if worker.open]
     if not opened:
         return ()
-    address = str(opened[0].open_at)
+    address = names.address_of(opened[0])
     source = addresses.address_of(head, host.name, address)
-    ports = [*(worker.port for worker in opened), *([names.MEASURING_PORT] if host.links else [])]
+    ports = [*map(names.port_of, opened), *([names.MEASURING_PORT] if host.links else [])]
     return tuple(FirewallRule(port, "tcp", (source,), address) for port in ports)
 
 
@@ -137,8 +137,8 @@ def _door(server: Server) -> tuple[FirewallRule, ...]:
 def _keys(draft: Draft, entry: Equipped) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
     ends = draft.equipped.values() if entry.host.name == draft.cluster.head else [entry]
-    kept = {worker.open_at for end in ends for worker in end.workers if worker.keeps_tunnel}
-    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(map(str, kept)))
+    kept = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(kept))
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -151,12 +151,12 @@ def _knocks(draft: Draft, entry: Equipped) -> tuple[str, ...]:
     name = entry.host.name
     if name == draft.cluster.head:
         return ()
-    names = [other for other in draft.equipped if other != draft.cluster.head]
-    place = names.index(name)
-    following = [draft.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
+    others = [other for other in draft.equipped if other != draft.cluster.head]
+    place = others.index(name)
+    following = [draft.equipped[other] for other in [*others[place + 1 :], *others[:place]][:KNOCKING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(worker.wire for other in [*own, *closed] for worker in other.workers if worker.open_at)
+    return tuple(worker.open for other in [*own, *closed] for worker in other.workers if worker.open)
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
