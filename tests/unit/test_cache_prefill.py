@@ -9,15 +9,13 @@ from unittest import mock
 import gguf_files
 import pytest
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as launcher
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 from ansible_collections.llamacpp.cluster.plugins.modules import cache_prefill as prefill
 from conftest import known_answer_of
-from support.clusters import TREE
 
 programs = pytest.mark.programs
 
@@ -83,28 +81,8 @@ def test_a_cache_is_off_where_it_is_useless_or_would_fill_the_disk(large, disk, 
 def test_the_operator_has_the_last_word(large, wanted):
     large.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": wanted}]
     worker = workers(large.plan())["worker1"]
-    assert (worker["cache"], worker["cache_why"]) == (wanted, "llama_worker_endpoints says so")
-    assert bool(worker["prefill"]) is wanted
-
-
-BINARY = {**TREE, "source": "binary", "build": 11300}
-
-
-@pytest.mark.parametrize(
-    "release",
-    ["b11063", "b11500", BINARY],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_caches_are_filled_in_generations_whose_messages_are_known(large, release):
-    """A worker whose protocol the plan does not know is asked for it."""
-    for host in large.hosts.values():
-        host["variables"]["llama_release"] = release
-        host["variables"]["llama_accept_advisories"] = ["rpc-vulnerable"]
-    for worker in workers(large.plan()).values():
-        assert worker["cache"]
-        assert worker["prefill"]
-        assert worker["environment"]["LLAMA_CACHE"] == "/opt/llamacpp/state/cache/cpu"
-        assert release is not BINARY or worker["protocol"] is None
+    assert (worker["cache"], bool(worker["prefill"])) == (wanted, wanted)
+    assert worker["cache_why"] == "llama_worker_endpoints says so"
 
 
 def names_of(prefill):
@@ -156,14 +134,6 @@ def worker(path, layers, argv=None, **environment):
     return cache_prefill.Worker("cpu", {"LLAMA_CACHE": str(path.parent / "cache"), **environment}, prefill)
 
 
-def test_places_are_where_the_bytes_are(tmp_path):
-    path = model(tmp_path, [1, 2])
-    for value, place in zip((1, 2), gguf.places(str(path)).values()):
-        with path.open("rb") as stream:
-            stream.seek(place.offset)
-            assert stream.read(place.bytes) == bytes([value]) * BYTES
-
-
 @programs
 def test_a_cache_gets_what_it_lacks_and_the_host_has(tmp_path):
     filled = worker(model(tmp_path, [1, 2, 1]), 3)
@@ -184,17 +154,10 @@ def test_a_host_without_the_model_gives_nothing(tmp_path):
     assert cache_prefill.missing(worker(model(tmp_path, [1]), 0)) == [], "others are not of this worker"
 
 
-@pytest.mark.parametrize(
-    "prepare, reason",
-    [
-        (lambda path: path.write_bytes(b"GGUF"), "is not a GGUF file"),
-        (lambda path: os.truncate(path, path.stat().st_size - 1), "is truncated"),
-    ],
-)
-def test_a_model_that_cannot_be_read(tmp_path, prepare, reason):
+def test_a_model_that_cannot_be_read(tmp_path):
     path = model(tmp_path, [1])
-    prepare(path)
-    with pytest.raises(Refusal, match=reason):
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(Refusal, match="is truncated"):
         cache_prefill.fill(worker(path, 1))
 
 
@@ -202,7 +165,7 @@ def test_a_model_that_cannot_be_read(tmp_path, prepare, reason):
 @pytest.mark.parametrize(
     "more, reason",
     [
-        ({"FAILS": "1"}, r"its program on port \d+ ended as it started"),
+        ({"FAILS": "1"}, r"its program on port \d+ did not start: "),
         ({"VERSION": "9"}, r"protocol 9\.0\.0 of llama\.cpp has messages that are not known"),
         ({"MEMORY": "1000"}, r"its program on port \d+ has no memory for its largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
@@ -231,18 +194,11 @@ def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
 @programs
 def test_the_module_fills_and_warns(tmp_path, call, monkeypatch):
     path = model(tmp_path, [1])
-    planned, failing = (
-        {**typed_json.dump(one), "used": True} for one in (worker(path, 1), worker(path, 1, argv=["/nowhere"]))
-    )
+    planned, failing = (typed_json.dump(one) for one in (worker(path, 1), worker(path, 1, argv=["/nowhere"])))
     warnings = []
     monkeypatch.setattr(AnsibleModule, "warn", lambda _self, text: warnings.append(text))
-    answer = call(module=prefill, workers=[failing])
-    assert (answer["changed"], answer["bytes"]) == (False, 0)
-    assert warnings == [
-        "The cache of the worker cpu is not filled from this host: /nowhere does not run: No such file or directory."
-    ]
+    assert call(module=prefill, workers=[failing])["changed"] is False
+    assert "cache of the worker cpu is not filled from this host: /nowhere does not run: No such file" in warnings[0]
     answer = call(module=prefill, workers=[planned])
     assert (answer["changed"], answer["bytes"]) == (True, BYTES)
     assert call(module=prefill, workers=[planned])["changed"] is False
-    monkeypatch.setattr(commands, "work_as", mock.Mock(side_effect=RuntimeError("KeyError: 'x'")))
-    assert call(module=prefill, workers=[planned])["msg"] == "the caches of workers are not filled: KeyError: 'x'"

@@ -3,10 +3,9 @@
 import io
 import itertools
 import struct
-from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from cache_worker import CacheWorker
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,32 +46,11 @@ def give(script, data, of=NEWEST, seconds=20):
 def test_every_generation_gets_a_tensor_and_keeps_it(tmp_path, fork, version, sources):
     worker = CacheWorker(version, sources, tmp_path)
     data = content(LARGE)
-    give(worker.script, data, form(fork, version))
-    assert [file.read_bytes() for file in (tmp_path / "rpc").iterdir()] == [data]
-
-
-@pytest.mark.parametrize("fork, version, sources", GENERATIONS)
-def test_a_tensor_has_the_size_of_the_trees(fork, version, sources):
     of = form(fork, version)
+    give(worker.script, data, of)
     head = rpc_upload.set_tensor_head(of, 1, 2, 100)
     assert len(head) == 9 + SIZES_OF_RPC_TENSOR[fork] + of.flag + 8
-    assert struct.unpack("<BQ", head[:9]) == (rpc_upload.SET_TENSOR, len(head) - 9 + 100)
-
-
-@pytest.mark.parametrize(
-    "fork, protocol",
-    [
-        ("llama.cpp", None),
-        ("llama.cpp", ""),
-        ("llama.cpp", "6.0.0"),
-        ("llama.cpp", "9.0.0"),
-        ("llama.cpp", "²"),
-        ("ik_llama.cpp", "7.0.0"),
-        ("other", "7.0.0"),
-    ],
-)
-def test_a_generation_that_nobody_read_has_no_form(fork, protocol):
-    assert rpc_upload.form_of(fork, protocol) is None
+    assert [file.read_bytes() for file in (tmp_path / "rpc").iterdir()] == [data]
 
 
 @given(st.integers(1, 1 << 40))
@@ -89,29 +67,13 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
     [
         (CacheWorker((8, 0, 0), memory=1000).script, "has no memory for its largest tensor"),
         (CacheWorker((3, 0, 0)).script, "closed the connection"),
-        (CacheWorker((8, 0, 0), sources=16).script, "closed the connection"),
         (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "does not answer as a worker"),
-        (lambda _client: None, "was not ready within the time limit"),
+        (lambda _client: None, "does not answer as a worker: timed out"),
     ],
 )
 def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
     with pytest.raises(rpc_upload.TransferError, match=said):
         give(script, content(2000), seconds=1)
-
-
-@pytest.mark.parametrize(
-    "error, said",
-    [
-        (ConnectionRefusedError(111, "refused"), "cannot be reached: refused"),
-        (OSError(113, "no route"), "does not answer as a worker: no route"),
-    ],
-)
-def test_nobody_there(error, said):
-    with (
-        mock.patch.object(rpc.socket, "create_connection", side_effect=error),
-        pytest.raises(rpc_upload.TransferError, match=said),
-    ):
-        rpc_upload.Worker("127.0.0.1", 1, NEWEST, 1, 1)
 
 
 def test_a_model_that_becomes_shorter_meanwhile():
@@ -127,26 +89,11 @@ def fingerprint(data, before=b""):
     return rpc_upload.fingerprint(io.BytesIO(before + data), len(before), len(data))
 
 
-def test_a_tensor_is_known_again_wherever_it_lies():
+def test_a_tensor_is_known_again_wherever_it_lies_and_whatever_is_missing_of_it():
     data = content(LARGE)
     assert fingerprint(data) == fingerprint(data, b"header")
-
-
-@pytest.mark.parametrize("place", [0, rpc_upload.FIRST_SAMPLE - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1])
-def test_tensors_that_differ_in_a_sample_are_others(place):
-    data = content(LARGE)
-    other = bytearray(data)
-    other[place] ^= 1
-    assert fingerprint(data) != fingerprint(bytes(other))
-
-
-def test_a_tensor_that_a_full_disk_cut_off_is_another():
-    data = bytes(LARGE)
+    for place in (0, rpc_upload.FIRST_SAMPLE - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1):
+        assert fingerprint(data) != fingerprint(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     assert fingerprint(data) != fingerprint(data[:-4096])
     with pytest.raises(EOFError):
         rpc_upload.fingerprint(io.BytesIO(data[:-1]), 0, LARGE)
-
-
-@given(st.binary(min_size=1, max_size=3000))
-def test_small_things_have_fingerprints_too(data):
-    assert fingerprint(data) == fingerprint(data, b"x")

@@ -15,9 +15,8 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -102,10 +101,8 @@ def _reading(path: str) -> Iterator[None]:
         yield
     except gguf.GGUFError as error:
         raise Refusal(f"{path} {error}") from error
-    except EOFError:
-        raise Refusal(f"{path} became shorter while it was read") from None
-    except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, OSError) as error:
+        raise Refusal(f"{path} cannot be read: {error}") from error
 
 
 def _cached(folder: Path) -> set[str]:
@@ -138,42 +135,34 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
         port = listening.getsockname()[1]
     argv = [*worker.prefill.argv, str(port)]
     environment = {"PATH": commands.SEARCH, "HOME": str(worker.folder.parent), "LC_ALL": "C", **worker.environment}
-    with tempfile.TemporaryFile() as log:
-        try:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=environment)
-        except OSError as error:
-            raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-        try:
-            form = wait(port, worker.prefill.fork, lambda: process.poll() is None)
-            _send(port, form, tensors)
-        except rpc_upload.TransferError as error:
-            raise Refusal(f"its program on port {port} {error}") from error
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _send(port: int, form: rpc_upload.Form, tensors: Sequence[gguf.Place]) -> None:
+    quiet = subprocess.DEVNULL
+    try:
+        process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, cwd="/", env=environment)
+    except OSError as error:
+        raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
     seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / SLOWEST
     largest = max(place.bytes for place in tensors)
-    with rpc_upload.Worker(LOOPBACK, port, form, largest, seconds) as receiver:
-        for place in tensors:
-            with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
-                receiver.give(stream, place.offset, place.bytes)
+    try:
+        form = _wait(port, worker.prefill.fork, process)
+        with rpc_upload.Worker(LOOPBACK, port, form, largest, seconds) as receiver:
+            for place in tensors:
+                with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
+                    receiver.give(stream, place.offset, place.bytes)
+    except rpc_upload.TransferError as error:
+        raise Refusal(f"its program on port {port} {error}") from error
+    finally:
+        process.kill()
+        process.wait()
 
 
-def wait(port: int, fork: str, runs: Callable[[], bool]) -> rpc_upload.Form:
-    """Waits until a worker on loopback answers; returns how messages to it are written.
+def _wait(port: int, fork: str, process: subprocess.Popen[bytes]) -> rpc_upload.Form:
+    """Waits until the worker answers; returns how messages to it are written.
 
-    :param fork: whose protocol it speaks.
-    :param runs: whether it still can answer.
     :raises Refusal: it does not, or nobody read its generation.
     """
     end = time.monotonic() + SECONDS_TO_START
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
-        if not runs():
-            raise Refusal(f"its program on port {port} ended as it started")
-        if time.monotonic() > end:
+        if process.poll() is not None or time.monotonic() > end:
             raise Refusal(f"its program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
     form = rpc_upload.form_of(fork, answer.protocol)

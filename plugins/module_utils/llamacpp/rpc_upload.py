@@ -11,8 +11,6 @@ wrong guess does no harm: the head asks for each tensor by the hash, and sends w
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -113,7 +111,6 @@ class Worker:
         :param seconds: for all of them.
         :raises TransferError: it cannot be reached, or does not take part.
         """
-        ipaddress.IPv4Address(address)
         self.form = form
         with _reported():
             self.connection = rpc.Connection(address, port, time.monotonic() + seconds)
@@ -162,12 +159,8 @@ def _reported() -> Iterator[None]:
         yield
     except rpc.Closed as error:
         raise TransferError("closed the connection: its log says why") from error
-    except (rpc.Foreign, rpc.Unreachable) as error:
+    except (rpc.Foreign, rpc.Unreachable, OSError) as error:
         raise TransferError(f"does not answer as a worker: {error}") from error
-    except socket.timeout as error:
-        raise TransferError("was not ready within the time limit") from error
-    except (ConnectionError, rpc.Lost) as error:
-        raise TransferError(f"cannot be reached: {error.strerror or error}") from error
 
 
 def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:

@@ -64,13 +64,12 @@ def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary])
 def of_worker(
     worker: Worker, build: BuildPlan, release: Release, folder: str, placed: device_load.Placed, path: str
 ) -> CachePrefill | None:
-    """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way.
+    """What the plan says of filling a worker's cache; None where there is nothing to fill.
 
     :param path: of the model.
     """
     rows = _share(placed, worker.endpoint, path)
-    unknown = release.protocol and not rpc_upload.form_of(release.fork, release.protocol)
-    if not worker.cache or not rows or unknown:
+    if not worker.cache or not rows:
         return None
     fork, processor = release.fork, backends.CPU.device
     return CachePrefill(
