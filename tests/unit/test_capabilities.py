@@ -23,7 +23,7 @@ def test_what_a_tree_says_of_its_protocol_counts_where_its_build_does_not_say_it
 @pytest.mark.parametrize("fork, build", [(options.MAINLINE, 11062), (options.IK_LLAMA, 4839)])
 def test_a_build_before_the_window_is_refused(fork, build):
     given = {"source": "git", "ref": "a" * 40, "build": build, "fork": fork}
-    assert releases.release_of(release_request.request_of({**given, "build": build + 1}), {}).generation == build + 1
+    assert releases.release_of(release_request.request_of({**given, "build": build + 1}), {}).build == build + 1
     with pytest.raises(
         Refusal, match=f"llama_release is build {build} of {fork}, and the oldest that .* is {build + 1}: use"
     ):

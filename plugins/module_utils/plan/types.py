@@ -42,12 +42,10 @@ class ReleasePlan(NamedTuple):
     """where it comes from"""
     ref: str
     """its name in ids"""
-    build: Optional[int]
-    """number; null where it is not known"""
+    build: int
+    """its number, which says what it understands"""
     commit: str
     """`unknown` of a tag that is yet to be fetched"""
-    generation: int
-    """a build that understands the same"""
     protocol: Optional[str]
     """of RPC; null where it is not known"""
     id: str
@@ -73,7 +71,7 @@ class ReleasePlan(NamedTuple):
     patches: Absent[tuple[PatchPlan, ...]] = None
     """in the order in which they are applied"""
     fork: Absent[str] = None
-    """`ik_llama.cpp`, whose numbers build and generation are then; missing for llama.cpp"""
+    """`ik_llama.cpp`, whose number build is then; missing for llama.cpp"""
 
 
 class KnownAnswerPlan(NamedTuple):

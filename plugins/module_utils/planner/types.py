@@ -344,10 +344,9 @@ class Release(NamedTuple):
     source: str
     ref: str
     """A short name for people."""
-    build: int | None
+    build: int
+    """Its number, of which the fork counts its own; it says what the release understands."""
     commit: str
-    generation: int
-    """Build number that says what the release understands; where ``build`` is not known, that of one that understands the same."""
     fork: str
     protocol: str | None
     origin: Mapping[str, Any]
@@ -371,7 +370,6 @@ class Release(NamedTuple):
             ref=self.ref,
             build=self.build,
             commit=self.commit,
-            generation=self.generation,
             protocol=self.protocol,
             id=self.id,
             **self.origin,

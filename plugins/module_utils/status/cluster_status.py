@@ -135,11 +135,7 @@ def _cluster(
         head=host,
         url=plan.head.url if plan else None,
         model=", ".join(one.name for one in plan.head.models or (plan.model,)) if plan else None,
-        planned=types.ReleaseStatus(
-            plan.release.ref, plan.release.build or plan.release.generation, plan.release.protocol
-        )
-        if plan
-        else None,
+        planned=types.ReleaseStatus(plan.release.ref, plan.release.build, plan.release.protocol) if plan else None,
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_as_planned(hosts) if plan else None,
     )

@@ -163,7 +163,7 @@ class ReleaseStatus(NamedTuple):
 
     ref: str
     """its name"""
-    build: Optional[int]
+    build: int
     """number"""
     protocol: Optional[str]
     """of RPC"""

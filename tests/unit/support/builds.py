@@ -9,14 +9,12 @@ from support.hosts import build_plan, service_plan
 
 BUILD = build_plan("b1-cpu-1", "ggml-rpc-server", "llama-server")._replace(release="b1", builder="head")
 SERVICE = service_plan((), "127.0.0.1:8080", name="llamacpp-server", kind="head")
-RELEASE = ReleasePlan(
-    source="git", ref="b1", build=7, commit="abc1234def567", generation=11434, protocol=None, id="b1", member=""
-)
+RELEASE = ReleasePlan(source="git", ref="b1", build=7, commit="abc1234def567", protocol=None, id="b1", member="")
 
 
 def planned_source(source, ref, **values):
     """A release of which nothing counts but where it comes from."""
-    nothing = {"build": None, "commit": "unknown", "generation": 0, "protocol": None, "id": ""}
+    nothing = {"build": 0, "commit": "unknown", "protocol": None, "id": ""}
     return ReleasePlan(**{**nothing, "source": source, "ref": ref, **values})
 
 

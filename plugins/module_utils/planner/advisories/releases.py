@@ -25,10 +25,10 @@ def remote_code(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for identifier, release in context.plan.releases.items():
         if release.fork:
-            newer = release.generation > known
+            newer = release.build > known
             checked = f", which is newer than {known}, the last one that was checked" if newer else ""
             variables = remedies.listed(context.variables_of(identifier))
-            builds = f"commit {release.generation} of {release.fork}{checked}"
+            builds = f"commit {release.build} of {release.fork}{checked}"
             cases.append((None, {"builds": builds, "variables": variables}))
     return cases
 
@@ -83,11 +83,11 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     """A file that llama-server refuses when it starts."""
     name, release = context.summary.architecture, context.release
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    lacks = release.mainline and capabilities.lacks_architecture(release.generation, name)
+    lacks = release.mainline and capabilities.lacks_architecture(release.build, name)
     if not lacks or patched or name in OLLAMA_ARCHITECTURES:
         return []
     variables = remedies.listed(context.variables_of(release.id))
-    return [(context.plan.head.host, {"build": release.generation, "architecture": name, "variables": variables})]
+    return [(context.plan.head.host, {"build": release.build, "architecture": name, "variables": variables})]
 
 
 def unknown_variables(context: AdvisoryContext) -> Cases:

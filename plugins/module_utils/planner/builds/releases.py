@@ -218,7 +218,7 @@ def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree:
     patches = tuple(PatchPlan(*patch) for patch in request.patches)
     if request.why:
         origin = {**origin, "why": request.why}
-    release = Release("", request.source, ref, build, tree.commit, build, fork, able.protocol, origin, patches, able)
+    release = Release("", request.source, ref, build, tree.commit, fork, able.protocol, origin, patches, able)
     if request.fast_load:
         release = release._replace(patches=(*patches, _fast_load_patch(release)))
     places = {"path", "url", "checksums", "why", "protocol", "id"} | (
@@ -226,6 +226,7 @@ def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree:
     )
     as_json = typed_json.dump(release.as_plan())
     identity = {key: value for key, value in as_json.items() if key not in places}
+    identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
     if release.patches:
         identity["patches"] = [patch.sha256 for patch in release.patches]
     return release._replace(id=f"{ref}-{_sha(identity)}")
@@ -243,7 +244,7 @@ def same_source(one: Release, other: Release) -> bool:
     if "unknown" not in commits:
         return commits[1].startswith(commits[0])
     usual = [release.origin.get("repository") in (None, capabilities.FORKS[release.fork]) for release in (one, other)]
-    return one.build is not None and one.build == other.build and all(usual)
+    return one.build == other.build and all(usual)
 
 
 class _Kind(NamedTuple):
@@ -370,7 +371,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
         groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
         archives = None
         if release.source == "prebuilt":
-            archives = prebuilt_archives.archives_of(host, backend, release.generation, server)
+            archives = prebuilt_archives.archives_of(host, backend, release.build, server)
             kind["archives"] = archives
         ran = {} if archives is None else prebuilt_archives.environment(facts, backend)
         return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, ran, tls, archives)

@@ -87,7 +87,7 @@ def _size(role: str, model: Model, server: Server, release: Release, device: Dev
         one = cast(Projector, model.projector)
         return AuxiliaryModel(role, device, projector.weights(one, backend.alignment), 0, projector.bound(one))
     summary = cast(ModelSummary, model.draft)
-    load = device_load.load_of(_loaded(summary), _settings(server, model.summary, release), release.generation)
+    load = device_load.load_of(_loaded(summary), _settings(server, model.summary, release), release.build)
     units, kv = list(range(load.units)), _cache(load, summary)
     if not device:
         return AuxiliaryModel(role, None, load.on_head(units), kv, load.compute)

@@ -157,7 +157,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
     settings = server_settings.settings_of(server, model.summary, case.release.fork)
-    load = device_load.load_of(model.summary, settings, case.release.generation, tuple(overrides))
+    load = device_load.load_of(model.summary, settings, case.release.build, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     in_file = load.in_file(case.reads_by_row)
     taken, beside = beside + sum(load.kv) - sum(load.device_kv), beside - in_file

@@ -60,7 +60,7 @@ def at_depth(
     names = [device_load.CPU if owner is None else placed.devices[owner].buffer for owner in owners]
     read: dict[str, float] = {}
     attended: dict[str, float] = {}
-    for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.generation, max(1, depth))):
+    for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.build, max(1, depth))):
         read[name] = read.get(name, 0.0) + cached
         attended[name] = attended.get(name, 0.0) + cells
     mask = depth * MASK_BYTES[settings.flash()]
@@ -151,7 +151,7 @@ def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.W
 def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     """Whether each device holds its layers with the compute buffer and windows of these pieces."""
     placed = case.placed
-    load = device_load.load_of(case.summary, settings, case.release.generation, ())
+    load = device_load.load_of(case.summary, settings, case.release.build, ())
     moved = placed._replace(load=load)
     return all(
         share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
@@ -162,7 +162,7 @@ def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
 
 def _hold_all(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     """Whether the used devices may hold the whole model, so that nobody has to leave a part of it on the head's processor."""
-    load, used = device_load.load_of(case.summary, settings, case.release.generation, ()), case.placed.devices
+    load, used = device_load.load_of(case.summary, settings, case.release.build, ()), case.placed.devices
     held = sum(load.weights) + sum(load.device_kv) + len(used) * load.compute
     return held <= sum(device.capacity_mib for device in used) * MIB
 
