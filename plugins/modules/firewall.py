@@ -88,11 +88,12 @@ def main():
         module.warn(
             f"The chain {chain} of nftables drops what it does not accept, and stays as it is: accept there {', '.join(steps.after)}."
         )
+    differs = steps.before != steps.after
     shown = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
     module.exit_json(
-        changed=steps.differs and module.check_mode,
+        changed=differs and module.check_mode,
         diff=shown,
-        differs=steps.differs,
+        differs=differs,
         add=steps.add,
         remove=steps.remove,
         text=steps.text,

@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
     folders = (str(tmp_path / name) for name in ("prefix", "cache", "units"))
     found = host.Place("user", "supervisor", *folders)
-    monkeypatch.setattr(host, "place_of", lambda scope, cluster: found)
+    monkeypatch.setattr(host, "place_of", lambda scope: found)
     return found
 
 
@@ -37,7 +37,7 @@ def head_of(port, **others):
 
 
 def read(place, head=None):
-    found = json.loads(json.dumps(typed_json.dump(host_status.read("llama_cluster", "user", None, head)[1])))
+    found = json.loads(json.dumps(typed_json.dump(host_status.read("user", None, head)[1])))
     assert typed_json.problem("", found, types.Condition) is None
     return found
 
@@ -141,7 +141,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     compared = []
     found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
     monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
-    _drift, condition = host_status.read("llama_cluster", "system", planned._replace(**place._asdict()), None)
+    _drift, condition = host_status.read("system", planned._replace(**place._asdict()), None)
     assert compared[0].knocks == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
 
@@ -152,7 +152,7 @@ def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, pl
     planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
     monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts that the head keeps"):
-        host_status.read("llama_cluster", "system", planned, None)
+        host_status.read("system", planned, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
