@@ -65,7 +65,6 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         **defaults,
         "llama_server_port": SERVER_PORT,
         "llama_server_load_mode": "none",
-        "llama_server_warmup": False,
     }
     chosen |= {"llama_server_context": 4096, **{f"llama_server_{name}": value for name, value in variables.items()}}
     chosen["llama_server_override_tensor"] = [
@@ -101,7 +100,9 @@ def logged(programs, arguments, folder):
     """Buffers of the log of one start."""
     path = folder / "log"
     with path.open("w") as stream:
-        process = subprocess.Popen([programs / "llama-server", *arguments], stdout=stream, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [programs / "llama-server", *arguments, "--no-warmup"], stdout=stream, stderr=subprocess.STDOUT
+        )
 
     def healthy():
         assert process.poll() is None, path.read_text()[-3000:]

@@ -25,7 +25,6 @@ EVERYWHERE = {
     "llama_build_cmake_options": lambda text: {"CMAKE_C_FLAGS": text},
     "llama_build_toolchain": lambda text: "/opt/" + text,
     "llama_hardware": lambda text: {"accelerators": [{"backend": "cuda", "name": text}]},
-    "llama_host_tuned_profile": lambda text: text,
     "llama_links": lambda text: [{"interface": text, "address": "192.0.2.1"}],
     "llama_model_gguf_summary": lambda text: {"tensors": [{"name": text}]},
     "llama_model_path": lambda text: "/srv/" + text,

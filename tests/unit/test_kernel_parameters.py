@@ -31,7 +31,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     hosts = {"new": WANTED, "running": set_already, "broken": WANTED, "theirs": WANTED, "theirs_unused": {}}
     for name, tuned in hosts.items():
         (tmp_path / name / "etc/modprobe.d").mkdir(parents=True)
-        tuning = {"parameters": tuned, "profile": "", "reboot": False}
+        tuning = {"parameters": tuned, "reboot": False}
         plan = {"tuning": tuning}
         hosts[name] = {**playbook_runs.LOCAL, "__llama_host_plan": plan}
         if name.startswith("theirs"):
@@ -44,7 +44,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     }
     role = {"name": "llamacpp.cluster.llama_host", "tasks_from": "kernel_parameters"}
     include = {"ansible.builtin.include_role": role}
-    unplanned = {"tuning": {"parameters": {}, "profile": "", "reboot": False}}
+    unplanned = {"tuning": {"parameters": {}, "reboot": False}}
     keep = {"ansible.builtin.copy": {"src": path, "dest": f"{path}.kept", "remote_src": True, "mode": "0644"}}
     plays = [
         {"hosts": "all", "gather_facts": False, "tasks": [include, include]},

@@ -193,8 +193,6 @@ def test_what_changes_the_memory_of_devices_without_being_planned(more, planned)
         ("log-verbosity", "4", options.IK_LLAMA, []),
         ("fit", "off", options.MAINLINE, ["--fit", "off"]),
         ("fit", "off", options.IK_LLAMA, []),
-        ("warmup", "off", options.MAINLINE, ["--no-warmup"]),
-        ("warmup", "on", options.MAINLINE, []),
         ("processor", "CPU", options.MAINLINE, []),
         ("processor", "CPU", options.IK_LLAMA, ["-cpu"]),
     ],

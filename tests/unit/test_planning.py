@@ -207,7 +207,6 @@ def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
             llama_server_cache_type_k="q8_0",
             llama_server_cache_type_v="q4_0",
             llama_server_load_mode="none",
-            llama_server_warmup=False,
             llama_server_api_key_file="/etc/keys",
             **more,
         )
@@ -823,7 +822,7 @@ def test_what_downloads_models_is_installed_on_a_head_that_lacks_it(pair):
 def tuned(pair, **variables):
     worker = pair.hosts["worker1"]
     worker["facts"].update(memory_mib=128200, accelerators=strix_halo()["accelerators"][:1])
-    worker["variables"].update(llama_host_tuning=True, llama_host_tuned_profile="accelerator-performance", **variables)
+    worker["variables"].update(llama_host_tuning=True, **variables)
     return worker
 
 
@@ -832,10 +831,9 @@ def test_tuning_is_planned_where_it_is_asked_for(pair):
     hosts = pair.plan()["hosts"]
     assert hosts["worker1"]["tuning"] == {
         "parameters": {"amdgpu.gttsize": "126976", "ttm.pages_limit": "32505856"},
-        "profile": "accelerator-performance",
         "reboot": False,
     }
-    assert hosts["worker2"]["tuning"] == {"parameters": {}, "profile": "", "reboot": False}
+    assert hosts["worker2"]["tuning"] == {"parameters": {}, "reboot": False}
 
 
 @pytest.mark.parametrize(

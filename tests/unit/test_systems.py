@@ -263,7 +263,7 @@ def test_strix_halo_pair():
     assert line(planned).split("bin/", 1)[1] == (
         "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
         "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on "
-        "--cache-ram 8192 --load-mode dio --no-warmup --fit off --log-verbosity 4"
+        "--cache-ram 8192 --load-mode dio --fit off --log-verbosity 4 --no-warmup"
     )
     assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     for host in planned["hosts"].values():

@@ -19,7 +19,7 @@ NOTHING: dict[str, Any] = {
     "keep_releases": 1,
     "links": [],
     "firewall": [],
-    "tuning": {"parameters": {}, "profile": "", "reboot": False},
+    "tuning": {"parameters": {}, "reboot": False},
 }
 READ: dict[str, Any] = {
     **{key: SHAPE[key] for key in ("scope", "prefix", "cache")},

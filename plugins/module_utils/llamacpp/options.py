@@ -257,16 +257,6 @@ TABLE: tuple[Option, ...] = (
         implied=("mmap", "auto"),
     ),
     Option(
-        "warmup",
-        (
-            *_both("--no-warmup", form=SWITCH, means="off"),
-            _in(MAINLINE, "--warmup", form=SWITCH, written=False),
-        ),
-        "llama_server_warmup",
-        optional=True,
-        silent=("on",),
-    ),
-    Option(
         "api-key-file",
         _both("--api-key-file"),
         "llama_server_api_key_file",
@@ -600,9 +590,9 @@ SWITCHES = frozenset(
     --no-cache-prompt --no-cont-batching --no-context-shift --no-cors-credentials --no-escape --no-host --no-jinja --no-log-jsonl
     --no-log-prefix --no-log-timestamps --no-mmproj --no-mmproj-auto --no-models-autoload --no-op-offload
     --no-perf --no-prefill-assistant --no-reasoning-preserve --no-skip-chat-parsing --no-slots --no-spec-draft-backend-sampling
-    --no-ui --no-ui-mcp-proxy --no-webui --no-webui-mcp-proxy --offline --op-offload --perf --prefill-assistant --props
+    --no-ui --no-ui-mcp-proxy --no-warmup --no-webui --no-webui-mcp-proxy --offline --op-offload --perf --prefill-assistant --props
     --reasoning-preserve --rerank --reranking --reuse-port --skip-chat-parsing --slots --spec-default --spec-draft-backend-sampling
-    --special --spm-infill --ui --ui-mcp-proxy --verbose --webui-mcp-proxy -ag -bs -cb -e -no-ag -nocb
+    --special --spm-infill --ui --ui-mcp-proxy --verbose --warmup --webui-mcp-proxy -ag -bs -cb -e -no-ag -nocb
     -sp -v
     """)
 )

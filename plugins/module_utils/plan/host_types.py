@@ -99,12 +99,10 @@ class FolderPlan(NamedTuple):
 
 
 class KernelTuning(NamedTuple):
-    """Settings of kernel and tuned."""
+    """Settings of the kernel."""
 
     parameters: Mapping[str, str]
     """of the kernel"""
-    profile: str
-    """of tuned"""
     reboot: bool
     """whether the run may"""
 
@@ -341,7 +339,7 @@ class HostPlan(NamedTuple):
     folders: tuple[FolderPlan, ...]
     """of the installation; those without an owner are left as they are"""
     tuning: KernelTuning
-    """of kernel and tuned"""
+    """of the kernel"""
     runtime: Optional[str]
     """folder of the launcher; null where none is needed"""
     tools: Mapping[str, str]

@@ -172,7 +172,6 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("sleep", str(server.idle_seconds or "")),
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),
-        ("warmup", "on" if server.warmup else "off"),
         ("api-key-file", _readable(serving, server_settings.KEYS)),
         ("tls-certificate", _readable(serving, server_settings.CERTIFICATE)),
         ("tls-key", _readable(serving, server_settings.KEY)),

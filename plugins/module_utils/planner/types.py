@@ -44,7 +44,6 @@ class Tuning(NamedTuple):
 
     wanted: bool = False
     gtt_mib: int | None = None
-    profile: str = ""
     reboot: bool = False
 
 
@@ -103,7 +102,6 @@ class Server(NamedTuple):
     cache_type_k: str
     cache_type_v: str
     load_mode: str | None
-    warmup: bool
     api_key_file: str | None
     tls_certificate_file: str | None
     tls_key_file: str | None

@@ -220,7 +220,6 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         tuning=Tuning(
             bool(variables["llama_host_tuning"]),
             variables["llama_host_tuning_gtt_mib"],
-            variables["llama_host_tuned_profile"] or "",
             bool(variables["llama_host_reboot"]),
         ),
         releases=_releases(variables),

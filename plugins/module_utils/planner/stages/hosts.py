@@ -167,9 +167,9 @@ def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
 
 
 def _tuning(host: Host) -> KernelTuning:
-    """Kernel parameters and profile of tuned, if asked for, and whether the run may reboot the host for them."""
+    """Kernel parameters, if asked for, and whether the run may reboot the host for them."""
     if not host.tuning.wanted:
-        return KernelTuning({}, "", False)
+        return KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
         raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
     drivers = {
@@ -186,7 +186,7 @@ def _tuning(host: Host) -> KernelTuning:
         parameters = kernel_parameters.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
         raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
-    return KernelTuning(parameters, host.tuning.profile, host.tuning.reboot)
+    return KernelTuning(parameters, host.tuning.reboot)
 
 
 def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str | None) -> tuple[FolderPlan, ...]:
