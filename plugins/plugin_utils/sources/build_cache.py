@@ -16,21 +16,17 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import ca
 
 
 class CachedBuild:
-    """A build of a host in the cache, for one cluster and one account of the controller."""
+    """A build of a host in the cache, for one cluster."""
 
     def __init__(self, cluster: str, builder: str, identity: str) -> None:
         self.builder = builder
         self.identity = identity
-        parts = ["releases", *(re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))]
-        self._name = "/".join(parts)
-        self.folders = [cache.root().joinpath(*parts[:count]) for count in range(len(parts) + 1)]
-        self._archive = self.folders[-1] / f"{identity}{store.PACKED}"
+        parts = (re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))
+        self._name = "/".join(["releases", *parts])
+        self._archive = cache.root() / self._name / f"{identity}{store.PACKED}"
 
     def archive(self) -> Path | None:
         """The packed release, if it is there."""
-        for folder in self.folders:
-            if folder.exists():
-                cache.check_owner(folder)
         return self._archive if self._archive.exists() else None
 
     @contextmanager

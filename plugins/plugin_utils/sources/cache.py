@@ -10,7 +10,6 @@ import math
 import os
 import pwd
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,9 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import loc
 LOCK = ".lock"
 WORK = ".work-"
 """How names of folders begin that hold what is not whole yet."""
-PRIVATE = 0o700
-OF_OTHERS = 0o022
-"""Bits of a mode that let other accounts change a folder."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,42 +35,27 @@ def root() -> Path:
 
 
 def folder(name: str, variable: str) -> Path:
-    """A folder of the cache, made where it is missing, that this account alone can use.
+    """A folder of the cache, made where it is missing.
 
     :param name: may have several parts, ``releases/one``.
     :param variable: what the operator has set, for messages.
-    :raises CacheError: it belongs to another account, or cannot be made.
+    :raises CacheError: the cache belongs to another account, or the folder cannot be made.
     """
     path = root()
     with _sentence(variable, path / name):
-        _make_private(path)
-        for part in Path(name).parts:
-            path /= part
-            _make_private(path)
-    return path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path)
+        (path / name).mkdir(parents=True, exist_ok=True)
+    return path / name
 
 
-def _make_private(path: Path) -> None:
-    path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-    check_owner(path)
-    with suppress(OSError):
-        path.chmod(PRIVATE)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & OF_OTHERS:
+def _check_owner(path: Path) -> None:
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        name, account = _name_of(owner), _name_of(os.geteuid())
         raise CacheError(
-            f"The controller's cache {path} has the mode {mode:04o}, which cannot be changed to {PRIVATE:04o}: what it holds is installed on hosts, so "
-            "that no other account may change it. Set XDG_CACHE_HOME to a folder on a file system of your own that keeps modes"
-        )
-
-
-def check_owner(path: Path) -> None:
-    """:raises CacheError: a folder of the cache belongs to another account."""
-    status = path.stat()
-    if status.st_uid != os.geteuid():
-        owner, account = _name_of(status.st_uid), _name_of(os.geteuid())
-        raise CacheError(
-            f"The controller's cache {path} belongs to {owner}, and this run to {account}: what it holds is installed on hosts, so that only "
-            f"{account} may change it. Run as {owner}, or set XDG_CACHE_HOME to a folder of {account}"
+            f"The controller's cache {path} belongs to {name}, and this run to {account}: what it holds is installed on hosts, so that only "
+            f"{account} may change it. Run as {name}, or set XDG_CACHE_HOME to a folder of {account}"
         )
 
 

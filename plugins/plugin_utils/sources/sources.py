@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
@@ -59,17 +59,12 @@ class Fetched(NamedTuple):
 
 KNOWN_ANSWER = "llama_model_known_answer"
 SHA256 = r"[0-9a-f]{64}"
-ARCHIVE_BYTES, PATCH_BYTES = 4 << 30, 16 << 20
-"""What a source, and a patch, may have; llama.cpp has 30 MB."""
-DOWNLOAD_SECONDS = 3600
-"""For a whole download: a server that sends a byte now and then would take for ever."""
+PIP_SECONDS = 3600
 PACKING_SECONDS = 60.0
 """For which a server may be silent: some make an archive when they are asked for it."""
 PAUSES = (1.0, 3.0, 9.0)
-"""Seconds before a server that does not give something for now (HTTP 429, 503) is asked again."""
+"""Seconds before a server that gives nothing for now (HTTP 429, 503), or whose connection was cut, is asked again."""
 PROGRESS_SECONDS = 10
-NOTHING_LEFT = 416
-"""Status of HTTP where a file ends before what is asked for: the part that is here is whole, or of a longer file."""
 
 
 def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
@@ -86,10 +81,10 @@ def _download_pypi(release: ReleasePlan, folder: Path) -> Path:
         str(requirement),
     ]
     try:
-        process = bounded_process.run(argv, DOWNLOAD_SECONDS)
+        process = bounded_process.run(argv, PIP_SECONDS)
     except subprocess.TimeoutExpired:
         raise AnsibleError(
-            f"pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release) within {DOWNLOAD_SECONDS} s: "
+            f"pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release) within {PIP_SECONDS} s: "
             "check the network and the index in the configuration of pip"
         ) from None
     if process.returncode:
@@ -125,67 +120,46 @@ def _download_url(release: ReleasePlan, folder: Path) -> Path:
 
 
 def _download(url: str, target: Path, subject: str, remedy: str, first: str = "") -> None:
-    """Fetches a file, from where it ends if a part of it is there, and goes on as long as each connection brings something.
+    """Fetches a file.
 
     :param subject: begins the sentence of an error; ``remedy`` ends it, after ``first`` where the server does not have the file.
     """
-
-    def download() -> None:
-        pauses = list(PAUSES)
-        while True:
-            had = _size(target)
-            try:
-                return _receive(url, target, had)
-            except web.RemoteError as error:
-                if error.status == NOTHING_LEFT and had:
-                    target.unlink()
-                elif error.passes and error.status and pauses:
-                    time.sleep(pauses.pop(0))
-                elif not error.passes or _size(target) <= had:
-                    raise
-
     try:
-        reading.within(DOWNLOAD_SECONDS, download)
-    except reading.TooSlowError:
-        raise AnsibleError(
-            f"{subject} could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or {remedy}"
-        ) from None
+        _receive_patiently(url, target)
     except web.RemoteError as error:
         if not error.status:
             raise AnsibleError(f"{subject} {error}, or {remedy}") from None
         first = "run the playbook again later, or " if error.passes else first
         raise AnsibleError(f"{subject} its server does not give (HTTP {error.status}): {first}{remedy}") from None
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in cache.FULL:
-            target.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in cache.FULL:
             raise
         raise AnsibleError(f"{subject} could not be fetched: {validation.printable(error)}") from None
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _receive_patiently(url: str, target: Path) -> None:
+    for pause in PAUSES:
+        try:
+            return _receive(url, target)
+        except web.RemoteError as error:
+            if not error.passes:
+                raise
+        time.sleep(pause)
+    _receive(url, target)
 
 
-def _receive(url: str, target: Path, had: int) -> None:
-    """Adds to a file what one connection brings.
-
-    :param had: bytes that are there already; a server that sends whole files only begins anew.
-    """
-    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={had}-"} if had else {})}
-    with web.answer(url, headers, silence=PACKING_SECONDS) as reply, target.open("ab") as stream:
-        continues = reply.status == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {had}-")
-        size = had if continues else stream.truncate(0)
-        announced = reply.headers.get("Content-Length", "")
-        whole = size + int(announced) if re.fullmatch(r"[0-9]{1,19}", announced) else None
-        shown = time.monotonic()
+def _receive(url: str, target: Path) -> None:
+    size, shown = 0, time.monotonic()
+    with (
+        web.answer(url, {"Accept-Encoding": "identity"}, silence=PACKING_SECONDS) as reply,
+        target.open("wb") as stream,
+    ):
         while part := _piece(reply):
             size += stream.write(part)
-            if size > ARCHIVE_BYTES:
-                raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
             if time.monotonic() > shown + PROGRESS_SECONDS:
                 shown = time.monotonic()
                 Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")
-    if whole is not None and size < whole:
+    if size < int(reply.headers.get("Content-Length") or 0):
         raise web.RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
 
 
@@ -266,7 +240,7 @@ def _look_up(request: ReleaseRequest, find: Callable[[str], str]) -> ReleaseRequ
     request = request._replace(patches=tuple(_read(patch, find) for patch in request.patches))
     if request.path:
         try:
-            request = request._replace(path=_readable("path", request.path, find, ARCHIVE_BYTES))
+            request = request._replace(path=_readable("path", request.path, find))
         except Refusal:
             if not _cached_archive(request.checksum).exists():
                 raise
@@ -295,18 +269,17 @@ def _protocol_of(request: ReleaseRequest) -> str | None:
 
 
 def _read(patch: PatchRequest, find: Callable[[str], str]) -> PatchRequest:
-    path = Path(_readable("patch", patch.path, find, PATCH_BYTES))
+    path = Path(_readable("patch", patch.path, find))
     text = path.read_text(errors="replace")
     return PatchRequest(str(path), sha256(path), tuple(re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)))
 
 
-def _readable(key: str, given: str, find: Callable[[str], str], limit: int) -> str:
-    """Path of a readable file on the controller with at most ``limit`` bytes."""
+def _readable(key: str, given: str, find: Callable[[str], str]) -> str:
+    """Path of a readable file on the controller."""
     try:
         path = find(given)
-        status = os.stat(path)
-        reason = "it is not a file" if not stat.S_ISREG(status.st_mode) else f"it has more than {limit >> 20} MiB"
-        if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+        reason = "it is not a file"
+        if stat.S_ISREG(os.stat(path).st_mode):
             with Path(path).open("rb"):
                 return path
     except (AnsibleError, OSError) as error:
@@ -509,24 +482,23 @@ def _fetch_prebuilt(release: ReleasePlan, name: str) -> Fetched:
         known = _kept_prebuilt(release, name, folder)
         if known:
             return known
-        url, part = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}", folder / f"{name}.part"
+        url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         subject, remedy = f"llama_release has source: prebuilt, whose archive {url}", "use another build"
         if release.why:
             subject = f"llama_release is auto, which takes upstream's build {release.build}, whose archive {url}"
             remedy = "remove llama_release to compile"
-        _download(url, part, subject, f"{remedy}, or use a mirror that has it (url)")
-        try:
-            return _accept(release, name, part, subject)
-        finally:
-            part.unlink(missing_ok=True)
+        with cache.work(folder) as work:
+            part = Path(work) / name
+            _download(url, part, subject, f"{remedy}, or use a mirror that has it (url)")
+            return _accept(release, name, part, folder, subject)
 
 
-def _accept(release: ReleasePlan, name: str, part: Path, subject: str) -> Fetched:
-    """An archive that was fetched, in its place.
+def _accept(release: ReleasePlan, name: str, part: Path, folder: Path, subject: str) -> Fetched:
+    """An archive that was fetched, in its place in the folder.
 
     :param subject: begins the sentence of an error.
     """
-    wanted, actual = _wanted(release, name, part.parent), sha256(part)
+    wanted, actual = _wanted(release, name, folder), sha256(part)
     if wanted and actual != wanted:
         raise AnsibleError(
             f"llama_release has the checksum sha256:{wanted} of {name}, but that archive has sha256:{actual}: correct the checksum, or get the right archive"
@@ -538,9 +510,9 @@ def _accept(release: ReleasePlan, name: str, part: Path, subject: str) -> Fetche
         part, subject, "its server sends something else; open the address in a browser, or use a mirror (url)"
     )
     if not wanted:
-        with cache.work(part.parent) as work:
-            (Path(work) / "record").write_text(actual + "\n")
-            (Path(work) / "record").replace(part.with_name(f"{name}.sha256"))
+        record = part.with_name("record")
+        record.write_text(actual + "\n")
+        record.replace(folder / f"{name}.sha256")
     archive = _cached_archive(f"sha256:{actual}")
     part.replace(archive)
     return Fetched(archive, True, actual, release.commit)
