@@ -38,7 +38,7 @@ class CacheWorker:
         self.version, self.sources, self.memory, self.devices = version, sources, memory, devices
         self.folder = folder and Path(folder) / "rpc"
         self.flag = version[0] >= 7
-        self.device = 4 if version[0] >= 3 else 0
+        self.device = 4
         self.hello = 24 if version[0] >= 4 else 0
         self.given = []
         self.size = 0

@@ -419,22 +419,6 @@ def test_a_text_that_is_no_patch_and_one_that_was_changed_meanwhile(tmp_path, gr
         one.install()
 
 
-def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
-    outside = tmp_path / "cache" / "builds" / "tiny-cpu-0123abcd" / "outside"
-    outside.parent.mkdir(parents=True)
-    outside.write_text("old\n")
-    hostile = patch(tmp_path, "hostile", "old", "new", "../outside")
-    with pytest.raises(Refusal, match="does not apply"):
-        builder_of(tmp_path, pack(greeting, tmp_path), [hostile]).install()
-    assert outside.read_text() == "old\n"
-
-
-def test_hard_links_inside_a_tree_are_files(tmp_path, tree):
-    (tree / "again").mkdir()
-    (tree / "again" / "server.c").hardlink_to(tree / "server.c")
-    assert builder_of(tmp_path, pack(tree, tmp_path)).install().id == "tiny-cpu-0123abcd"
-
-
 def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
     installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), installed.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")

@@ -1,9 +1,7 @@
 """Releases that are not compiled here: programs of an archive, of a package and of another host."""
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import tarfile
@@ -12,7 +10,7 @@ import zipfile
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, installer, manifest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest
 from support import builds
 from test_builder import KNOWN_COMPILER, printed_by
 
@@ -234,36 +232,6 @@ def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled):
         unpack(tmp_path, archive)
 
 
-def damaged(data, ends, changes):
-    """Data that ends too early, and data with a few other bytes; the same at each run."""
-    yield from (data[: len(data) * part // ends] for part in range(ends))
-    chance = random.Random(7)
-    for _case in range(changes):
-        other = bytearray(data)
-        for _byte in range(chance.randint(1, 9)):
-            other[chance.randrange(len(other))] = chance.randrange(256)
-        yield bytes(other)
-
-
-@pytest.mark.parametrize("form", ["gz", "bz2", "xz", ""])
-def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
-    """It ends in no other way than with a sentence."""
-    folder = tmp_path / "llama-b11434"
-    folder.mkdir()
-    for name in ("llama-server", "ggml-rpc-server", "libggml.so"):
-        (folder / name).write_bytes(random.Random(3).randbytes(3000))
-    archive = tmp_path / "programs.tar"
-    with tarfile.open(archive, f"w:{form}") as packed:
-        packed.add(folder, folder.name)
-    for case in damaged(archive.read_bytes(), 60, 200):
-        archive.write_bytes(case)
-        target = tmp_path / "target"
-        target.mkdir()
-        with contextlib.suppress(Refusal):
-            archives.extract(archive, ["llama-server", "ggml-rpc-server"], target)
-        shutil.rmtree(target)
-
-
 SCRIPT = "#!/bin/sh\necho usage: --fit\n"
 
 
@@ -302,12 +270,6 @@ def test_a_release_goes_to_another_host(tmp_path, built):
     assert manifest.installed(built[0], targets=["llama-bench"]) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
-def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, built):
-    os.chown(built[0] / manifest.NAME, 1_200_000_000, -1)
-    assert receive(tmp_path, pack(tmp_path))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -332,17 +294,6 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
     receive(tmp_path, archive)
     names = sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file())
     assert names == ["ggml-rpc-server", "llama-server", "manifest.json"]
-
-
-def test_a_damaged_release_of_another_host_is_refused(tmp_path, built):
-    archive = installer.Path(pack(tmp_path))
-    for case in damaged(archive.read_bytes(), 20, 40):
-        archive.write_bytes(case)
-        try:
-            assert receive(tmp_path, archive).files == built[1].files
-        except Refusal:
-            assert not received(tmp_path).exists()
-        shutil.rmtree(tmp_path / "other")
 
 
 def test_programs_of_a_package_are_linked(tmp_path):

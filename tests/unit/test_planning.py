@@ -399,26 +399,6 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
             ["llama-b11434.zip', a zip archive", "pack its content with tar"],
         ),
         (
-            {
-                "llama_release": {
-                    **BINARY,
-                    "build": 1274,
-                    "url": "https://github.com/lemonade-sdk/llamacpp-rocm/releases/download/b1274/x.tar.gz",
-                }
-            },
-            ["of Lemonade, whose numbers are not llama.cpp's", "add build"],
-        ),
-        (
-            {
-                "llama_release": {
-                    "source": "git",
-                    "repository": "https://github.com/lemonade-sdk/llamacpp-rocm",
-                    "ref": "b1274",
-                }
-            },
-            ["the repository 'https://github.com/lemonade-sdk/llamacpp-rocm' of Lemonade", "add build"],
-        ),
-        (
             {"llama_release": "b1274"},
             ["build 1274 of llama.cpp, and the oldest that is planned for is 11063", "Lemonade", "add build"],
         ),

@@ -83,7 +83,7 @@ def probe(script, **options):
         server.listener.close()
 
 
-@pytest.mark.parametrize("version", [(1, 0, 0), (2, 0, 0), (3, 6, 1), (4, 0, 0), (7, 0, 0), (8, 1, 0)])
+@pytest.mark.parametrize("version", [(3, 5, 2), (7, 0, 0), (8, 1, 0)])
 def test_every_generation_answers(version):
     found = probe(worker(version))
     assert found.state == "ok"

@@ -466,18 +466,6 @@ def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
     assert build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))["environment"] == cuda("12.9")
 
 
-def test_facts_of_an_older_version_are_enough():
-    def older(facts):
-        for toolchain in facts["toolchains"]:
-            del toolchain["libraries"]
-        assert build_of(plan_of({**facts}))["backend"] == "hip"
-        del facts["toolchains"]
-        for library in backends.LIBRARIES:
-            del facts["toolchain"][library]
-
-    assert build_of(planned("constructed/strix_halo", change=older))["backend"] == "hip"
-
-
 def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
     facts = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch).facts()
     known = entry.merge_hardware("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})

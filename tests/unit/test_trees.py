@@ -6,7 +6,6 @@ import io
 import tarfile
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, source_metadata
 from support.sources import cache, resolve
@@ -93,9 +92,3 @@ def test_the_protocol_does_not_make_another_release(repository):
 def test_the_tree_of_an_archive_tells_its_protocol(tmp_path):
     archive = pack(tmp_path / "a.tar.gz", {"llama.cpp/ggml/include/ggml-rpc.h": header(8)})
     assert releases.release_of(resolve(request_of(archive), str), {}).protocol == "8.0.0"
-
-
-def test_an_operator_cannot_say_what_a_tree_tells():
-    request = {"source": "git", "ref": "b11434", "protocol": "8.0.0"}
-    with pytest.raises(Refusal, match=r"llama_release has protocol, which source: git does not accept"):
-        resolve(request, nowhere)

@@ -21,7 +21,7 @@ DEVICE_COUNT = 15
 GET_DEVICE_MEMORY = 11
 
 HELLO_PLAIN_TCP = bytes(24)
-"""Connection capabilities of protocol 4 and later; zeros ask for plain TCP."""
+"""Connection capabilities, which llama.cpp sends and ik_llama.cpp does not; zeros ask for plain TCP."""
 
 MAX_DEVICES = 64
 MIB = 1024 * 1024
@@ -123,17 +123,13 @@ class Connection:
         return self._receive(size)
 
 
-def _devices(connection: Connection, major: int) -> tuple[WorkerDevice, ...]:
-    if major < 3:
-        requests = [b""]
-    else:
-        (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
-        if count > MAX_DEVICES:
-            raise Foreign(f"it reports {count} devices")
-        requests = [struct.pack("<I", index) for index in range(count)]
+def _devices(connection: Connection) -> tuple[WorkerDevice, ...]:
+    (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
+    if count > MAX_DEVICES:
+        raise Foreign(f"it reports {count} devices")
     devices = []
-    for request in requests:
-        free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, request, (16,)))
+    for index in range(count):
+        free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, struct.pack("<I", index), (16,)))
         devices.append(WorkerDevice(free // MIB, total // MIB))
     return tuple(devices)
 
@@ -143,7 +139,7 @@ def _converse(address: str, port: int, deadline: float, hello: bytes) -> Handsha
         reply = connection.ask(HELLO, hello, (3, 28))
         version = tuple(reply[:3])
         try:
-            devices = _devices(connection, version[0])
+            devices = _devices(connection)
         except Closed as error:
             raise Foreign("it answered the handshake, then closed the connection when asked for its devices") from error
     return Handshake("ok", "", ".".join(map(str, version)), devices)
@@ -179,7 +175,7 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
     deadline = time.monotonic() + timeout
     connected = False
     try:
-        # Up to protocol 3 a worker closes the connection on a HELLO with a payload, from 4 on on one without.
+        # A worker of ik_llama.cpp (protocol 3) closes the connection on a HELLO with a payload, one of llama.cpp on one without.
         for hello in (HELLO_PLAIN_TCP, b""):
             try:
                 reply = _converse(address, port, deadline, hello)

@@ -252,7 +252,7 @@ class Builder(Installer):
             )
 
     def _write_build_info(self) -> None:
-        """Writes number and commit into a tree that asks git for them and takes no option: older llama.cpp, and ik_llama.cpp."""
+        """Writes number and commit into a tree that asks git for them and takes no option, as that of ik_llama.cpp."""
         marks = {"NUMBER": str(self.number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
         scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
         template = "source/common/build-info.cpp.in"

@@ -116,7 +116,7 @@ class _Program(NamedTuple):
 
 
 def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, tls: bool) -> None:
-    """Tries the programs of the release, but not those that only measure. A worker that cannot be told to lend the processor (before b5279) is not tried.
+    """Tries the programs of the release, but not those that only measure.
 
     :param listed: program → options that its help lists.
     :param tls: whether llama-server has to serve with TLS.

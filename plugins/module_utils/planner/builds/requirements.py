@@ -135,7 +135,7 @@ def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
 def _missing_libraries(facts: Facts, backend: str, fork: str = capabilities.MAINLINE) -> list[str]:
     """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
-    if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
+    if backend in backends.TOOLKITS and toolkits:
         return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
     return [name for name in backends.libraries(backend, fork) if facts.toolchain.get(name, True) is None]
 
@@ -184,7 +184,7 @@ def tools_of(
 
 
 def _with_library(host: Host, needs: Needs, name: str) -> Needs:
-    """The same, and what TLS or RDMA is built with. Facts of an older version do not tell whether that is there."""
+    """The same, and what TLS or RDMA is built with."""
     present = {name} if host.facts.toolchain.get(name, True) is not None else set()
     return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
 

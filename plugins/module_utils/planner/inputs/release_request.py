@@ -43,8 +43,6 @@ WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
 VERSION_TAG = r"v\d+\.\d+\.\d+"
 """Upstream's tags besides those of builds, from v0.1.0 of August 2026 on."""
-LEMONADE = r"lemonade-sdk/llamacpp-rocm\b|\bllama-b\d+-ubuntu-rocm-gfx\w+-x64"
-"""In an address or a name: builds of Lemonade, whose tags are numbers of its own, like b1274 with llama.cpp b9247."""
 
 
 def request_of(value: Any) -> ReleaseRequest:
@@ -71,7 +69,7 @@ def request_of(value: Any) -> ReleaseRequest:
             f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they "
             "kept its options"
         )
-    _check_place(value)
+    _refuse_zip(value)
     request = ReleaseRequest(
         source,
         build=_build(value.get("build")),
@@ -170,23 +168,14 @@ def declaration(release: ReleasePlan) -> str:
     return json.dumps({key: value for key, value in {**given, "patches": own}.items() if value})
 
 
-def _check_place(value: Mapping[str, Any]) -> None:
-    """Refuses zip archives of sources, and numbers of Lemonade's where those of llama.cpp are meant."""
-    for key in ("path", "url", "repository"):
+def _refuse_zip(value: Mapping[str, Any]) -> None:
+    """Refuses zip archives of sources."""
+    for key in ("path", "url"):
         place = value.get(key)
-        if not isinstance(place, str):
-            continue
-        if key != "repository" and value["source"] != "binary" and re.search(r"\.zip($|[?#])", place):
+        if value["source"] != "binary" and isinstance(place, str) and re.search(r"\.zip($|[?#])", place):
             raise Refusal(
                 f"llama_release has the {key} {place!r}, a zip archive, of which hosts unpack compiled programs only (source: binary): pack its content "
                 "with tar, and give that as path with its own checksum"
-            )
-        own = re.search(r"\bb(\d{3,6})\b", str(value.get("ref", place)))
-        given = value.get("build")
-        if re.search(LEMONADE, place) and (given is None or (own and str(given) == own[1])):
-            raise Refusal(
-                f"llama_release has the {key} {place!r} of Lemonade, whose numbers are not llama.cpp's: add build, the llama.cpp build number that its "
-                "release notes name"
             )
 
 
