@@ -88,12 +88,11 @@ def main():
         module.warn(
             f"The chain {chain} of nftables drops what it does not accept, and stays as it is: accept there {', '.join(steps.after)}."
         )
-    differs = steps.before != steps.after
     shown = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
     module.exit_json(
-        changed=differs and module.check_mode,
+        changed=steps.differs and module.check_mode,
         diff=shown,
-        differs=differs,
+        differs=steps.differs,
         add=steps.add,
         remove=steps.remove,
         text=steps.text,

@@ -62,6 +62,10 @@ class Host(System):
         if self.manager == "nftables":
             self.path(firewall.NFT_FILE).parent.mkdir(exist_ok=True)
             self.path(firewall.NFT_FILE).write_text(steps.text)
+            link = self.path(firewall.NFT_AT_BOOT)
+            link.unlink(missing_ok=True)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to("../unit") if steps.text else None
             self.table = "".join(f"\t\t{line.strip()}\n" for line in steps.text.splitlines() if "comment" in line)
         for step in [*steps.add, *({**step, "delete": True} for step in steps.remove)]:
             gone = step.pop("delete", False)
@@ -176,6 +180,47 @@ def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
     accept, drop = (line.split("comment")[0].strip() for line in text.splitlines() if "comment" in line)
     assert accept == "ip saddr 10.1.0.11 ip daddr 10.1.0.12 tcp dport 50060 accept"
     assert drop == 'iifname != "lo" ip daddr 10.1.0.12 tcp dport 50060 tcp flags & (syn | ack) == syn drop'
+
+
+def lose_table(host):
+    host.table = ""
+
+
+def lose_unit(host):
+    host.path(firewall.NFT_AT_BOOT).unlink()
+
+
+def lose_rules_until_a_reload(host):
+    host.zones[""].clear()
+
+
+def lose_rules_at_a_reload(host):
+    host.zones["--permanent"].clear()
+
+
+@pytest.mark.parametrize(
+    "manager, lose",
+    [
+        ("nftables", lose_table),
+        ("nftables", lose_unit),
+        ("firewalld", lose_rules_until_a_reload),
+        ("firewalld", lose_rules_at_a_reload),
+    ],
+)
+def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, manager, lose):
+    host = Host(tmp_path, manager)
+    host.apply(rule())
+    assert not host.steps(rule()).differs
+    lose(host)
+    assert host.differs(rule())
+    steps = host.steps(rule())
+    assert steps.differs
+    assert steps.text or steps.add
+    assert all(line.endswith(firewall.NOT_LASTING) for line in steps.before)
+    assert host.steps().differs, "what comes back with a restart has to go too"
+    host.apply()
+    assert not host.steps().differs
+    assert (host.table, [*host.zones.values()]) == ("", [set(), set()])
 
 
 @pytest.mark.parametrize("place", ["table", "file"])

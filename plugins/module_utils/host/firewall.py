@@ -22,6 +22,10 @@ PRIORITIES = {"accept": -20050, "drop": -20049}
 """Of rich rules."""
 NFT_FILE = f"/etc/firewall-{MARK}.nft"
 NFT_TABLE = f"inet {MARK}"
+NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{MARK}.service"
+"""Sets the table after each start of nftables."""
+NOT_LASTING = ", either now or after a restart"
+"""Of a rule that is not there at both times."""
 RICH_RULE = re.compile(
     r'rule priority="(?:-20050|-20049)" family="ipv4"(?: source address="(?P<source>\S+)")?(?: destination address="(?P<address>\S+)")? '
     r'port port="(?P<port>\d+)" protocol="(?P<protocol>\w+)" (?P<action>accept|drop)'
@@ -63,6 +67,10 @@ class State(NamedTuple):
     """present, but not both at run time and permanently"""
 
     @property
+    def differs(self) -> bool:
+        return bool(self.missing or self.stale)
+
+    @property
     def missing(self) -> list[Line]:
         return [line for line in self.wanted if line not in self.present or line in self.partial]
 
@@ -74,6 +82,7 @@ class State(NamedTuple):
 class Steps(NamedTuple):
     """From one to the other."""
 
+    differs: bool
     before: list[str]
     after: list[str]
     add: list[dict[str, Any]]
@@ -142,7 +151,8 @@ def _nftables(rules: Sequence[FirewallRule], system: System) -> State:
         if rules:
             raise Refusal(f"This host has {foreign_names(system)[0]}{names.NOT_OURS}.")
         return State([], [])
-    partial = frozenset(set(running) ^ set(written))
+    lasting = written if system.path(NFT_AT_BOOT).is_symlink() else []
+    partial = frozenset({*running, *written} - set(running).intersection(lasting))
     return State(list(dict.fromkeys([*running, *written])), _lines(rules), partial)
 
 
@@ -164,8 +174,7 @@ def foreign_names(system: System) -> list[str]:
 
 def differs(manager: str | None, rules: Sequence[FirewallRule], system: System) -> bool:
     """Whether a rule of the cluster is missing or stale."""
-    state = MANAGERS[manager](rules, system) if manager else State([], [])
-    return bool(state.missing or state.stale)
+    return MANAGERS[manager](rules, system).differs if manager else False
 
 
 def steps(manager: str | None, rules: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
@@ -176,9 +185,10 @@ def steps(manager: str | None, rules: Sequence[FirewallRule], keep: bool, system
     state = MANAGERS[manager](rules, system) if manager else State([], [])
     stale = [] if keep else state.stale
     after = [*state.wanted, *(line for line in state.present if line not in [*state.wanted, *stale])]
-    shown = sorted(map(str, set(state.present) - state.partial)), sorted(map(str, set(after)))
+    before = [f"{line}{NOT_LASTING if line in state.partial else ''}" for line in set(state.present)]
+    changed = bool(state.missing or stale)
+    shown = changed, sorted(before), sorted(map(str, set(after)))
     if manager == "nftables":
-        changed = state.missing or stale
         text = _table(after) if after and changed else system.text(NFT_FILE) if after else ""
         return Steps(*shown, [], [], text, _closing_chains(system) if after else ())
     if manager == "ufw":
