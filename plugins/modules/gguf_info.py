@@ -30,10 +30,6 @@ options:
     description: Seconds that reading may take, from O(url) or from the disk or network mount of O(path).
     type: int
     default: 60
-  tensors:
-    description: Whether to return RV(tensors), too.
-    type: bool
-    default: false
   account:
     description: Account that is to read the model when it is served.
     type: str
@@ -52,7 +48,6 @@ EXAMPLES = r"""
 - name: Read the header of a model that is not downloaded yet
   llamacpp.cluster.gguf_info:
     url: https://models.example.org/some-model-00001-of-00003.gguf
-    tensors: true
   delegate_to: localhost
 """
 
@@ -62,6 +57,8 @@ summary:
     - What planning needs of the model. Sizes are in bytes.
     - C(quantisation) is what the file names, else the type of most of its bytes. C(parameters) is the number of elements
       of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
+    - C(tensors) has one row for those that differ only in the layer (C(*) in its name), with C(bytes) of one of them. C(layers) is null outside
+      the layers.
   returned: success
   type: dict
   sample:
@@ -74,30 +71,6 @@ summary:
     input_bytes: 295501824
     files: [{"name": "some-model.gguf", "bytes": 4920734272}]
     bytes: 4920734272
-tensors:
-  description: The tensors, in one row for those that differ only in the layer. C(bytes) is the size of one of them.
-  returned: when O(tensors) is true
-  type: list
-  elements: dict
-  contains:
-    name:
-      description: Name, with C(*) in place of the layer.
-      type: str
-    type:
-      description: Type of its elements.
-      type: str
-    shape:
-      description: Elements in each dimension.
-      type: list
-      elements: int
-    bytes:
-      description: Size of one tensor.
-      type: int
-    layers:
-      description: Layers that have such a tensor; null outside the layers.
-      type: list
-      elements: int
-  sample: [{"name": "blk.*.ffn_down_exps.weight", "type": "Q4_K", "shape": [2048, 7168, 256], "bytes": 2113929216, "layers": [3, 4]}]
 closed:
   description: The folder or file that keeps O(account) from reading the model, if any.
   returned: when O(path) is given
@@ -113,19 +86,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 
 
-def result(model, with_tensors):
-    tensors = {"tensors": header_summary.group(model.tensors)} if with_tensors else {}
-    return {"summary": header_summary.summarize(model), **tensors}
-
-
 def from_url(module):
     url, timeout = module.params["url"], module.params["timeout"]
     named = f"url is {web.shown(url)}, which"
     try:
-        read = reading.within(
-            timeout, lambda: result(web.read_model(url, module.params["token"]), module.params["tensors"])
-        )
-        module.exit_json(changed=False, **read)
+        model = reading.within(timeout, lambda: web.read_model([url], module.params["token"]))
+        module.exit_json(changed=False, summary=header_summary.summarize(model))
     except reading.TooSlowError as error:
         module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
     except web.RemoteError as error:
@@ -139,8 +105,8 @@ def from_path(module):
     remedy = "Give the path of a complete GGUF file on the head."
 
     def read():
-        model = gguf.read_path(path)
-        return {"closed": host.closed_to(account, path), **result(model, module.params["tensors"])}
+        summary = header_summary.summarize(gguf.read_path(path))
+        return {"closed": host.closed_to(account, path), "summary": summary}
 
     try:
         module.exit_json(changed=False, **reading.from_disk(path, read, module.params["timeout"]))
@@ -161,7 +127,6 @@ def main():
             "url": {"type": "str"},
             "token": {"type": "str", "no_log": True},
             "timeout": {"type": "int", "default": 60},
-            "tensors": {"type": "bool", "default": False},
             "account": {"type": "str", "default": "llamacpp"},
         },
         mutually_exclusive=[("path", "url")],

@@ -84,7 +84,7 @@ def main() -> None:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         Thread(target=server.serve_forever, daemon=True).start()
         from_file = median(lambda: gguf.read_path(str(path)))
-        from_server = median(lambda: web.read_model(f"http://127.0.0.1:{server.server_port}/model.gguf"))
+        from_server = median(lambda: web.read_model([f"http://127.0.0.1:{server.server_port}/model.gguf"]))
         server.shutdown()
     print(
         json.dumps(

@@ -162,14 +162,11 @@ def moe():
     )
 
 
-def test_a_long_vocabulary_is_counted():
-    found = header_summary.summarize(read(files.vocabulary(5000)))
-    assert (found["vocabulary"], found["quantisation"]) == (5000, "Q4_K_M")
-
-
 def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
     data = files.vocabulary(gguf.KEPT_ARRAY + 10)
     whole = read(data)
+    found = header_summary.summarize(whole)
+    assert (found["vocabulary"], found["quantisation"]) == (gguf.KEPT_ARRAY + 10, "Q4_K_M")
     for chunk in (1, 7, 64, 1000):
         monkeypatch.setattr(gguf, "FIRST_CHUNK", chunk)
         monkeypatch.setattr(gguf, "LARGEST_CHUNK", 2 * chunk)
@@ -186,21 +183,15 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
     [
         ({"layers": 513, "layer_bytes": [1] * 513}, "layers, which is 513"),
         ({"width": 1 << 31}, "width, which is 2147483648"),
-        ({"output_bytes": 1 << 63}, "output_bytes, which is a number of 64 bits"),
         ({"layer_bytes": [1]}, "layer_bytes, which has the sizes of 1 layers, not 2"),
         ({"expert_bytes": [1 << 40, 0]}, "expert_bytes, which does not have the sizes of the experts in 2 layers"),
         ({"architecture": "qwen3moe", "keys": {}}, "keys.expert_count, which is missing"),
-        ({"largest_tensor_bytes": "many"}, "largest_tensor_bytes, which is 'many'"),
         ({"keys": {"attention.sliding_window": True}}, "keys.attention.sliding_window, which is True"),
         ({"keys": {"made.up": 1}}, "keys.made.up, which is not known"),
-        ({"architecture": 10**4300}, "architecture, which is a number of 14285 bits"),
         ({"tensors": 7}, "tensors, which is 7"),
-        ({"tensors": False}, "tensors, which is False"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4}]}, "tensors.layers"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "tensors.bytes"),
-        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 0, "layers": None}]}, "tensors.bytes"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [2]}]}, "tensors.layers[0]"),
-        ({"files": [{"name": "a", "bytes": -1}]}, "files[0].bytes, which is -1"),
     ],
 )
 def test_a_summary_has_the_limits_of_a_header(change, said):
@@ -243,10 +234,6 @@ def test_tensors_in_few_rows():
         {"name": "blk.*.attn_norm.weight", "type": "F32", "shape": [64], "bytes": 256, "layers": [0, 1]},
         {"name": "blk.*.ffn_down_exps.weight", "type": "Q8_0", "shape": [64, 64, 8], "bytes": 34816, "layers": [1]},
     ]
-
-
-def test_the_files_name_stands_in_for_a_missing_name():
-    assert header_summary.summarize(read(files.model()))["name"] == "model.gguf"
 
 
 # Split models
@@ -311,17 +298,12 @@ def test_limits_are_those_of_all_parts_together(monkeypatch, limit, most, keys, 
 # What is wrong
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_what_is_not_a_file_is_not_read(tmp_path, monkeypatch, late):
-    """Nobody writes into the pipe: opening it as a file is opened waits for ever. A look at it before may be too early."""
-    with pytest.raises(gguf.GGUFError, match="is not a file"):
-        gguf.read_path(str(tmp_path))
+def test_what_is_not_a_file_is_not_read(tmp_path):
+    """Nobody writes into the pipe: opening it as a file is opened waits for ever."""
     os.mkfifo(tmp_path / "model.gguf")
-    if late:
-        before = os.stat(__file__)
-        monkeypatch.setattr(gguf.os, "stat", lambda *_arguments, **_options: before)
-    with pytest.raises(gguf.GGUFError, match="is not a file"):
-        gguf.read_path(str(tmp_path / "model.gguf"))
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(gguf.GGUFError, match="is not a file"):
+            gguf.read_path(str(path))
 
 
 def test_not_gguf():
@@ -341,19 +323,6 @@ def test_a_file_that_becomes_shorter(model):
     source.size += 1
     with pytest.raises(gguf.GGUFError, match="became shorter while it was read"):
         gguf.read("model.gguf", lambda name: source)
-
-
-@pytest.mark.parametrize("version", [0, 1, 4, 0x03000000])
-def test_other_versions(version):
-    refused(files.model(version=version), f"version {version} is unknown, 2 and 3 are read")
-
-
-def test_lengths_are_not_believed(model):
-    for offset in (8, 16, 24):
-        for length in (1 << 40, 1 << 63, (1 << 64) - 1):
-            data = bytearray(model.read_bytes())
-            data[offset : offset + 8] = struct.pack("<Q", length)
-            refused(bytes(data), "truncated")
 
 
 @pytest.mark.parametrize("length", [1 << 30, 1 << 63, (1 << 64) - 1])
@@ -380,11 +349,6 @@ def with_key(name, kind, value):
     return files.model(keys=[*(entry for entry in files.LLAMA if entry[0] != name), (name, kind, value)])
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_model_whose_layers_all_predict_further_tokens(count):
-    refused(with_key("llama.nextn_predict_layers", files.U32, count), "all of its 2 layers are for predicting further")
-
-
 @pytest.mark.parametrize(
     "data, said",
     [
@@ -401,13 +365,17 @@ def test_a_model_whose_layers_all_predict_further_tokens(count):
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
         (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
-        (files.model(keys=files.LLAMA[1:]), "has no architecture"),
+        (files.model(version=1), "version 1 is unknown, 2 and 3 are read"),
+        (files.model(version=0x03000000), "version 50331648 is unknown, 2 and 3 are read"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 1) + bytes(4096), "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 63) + bytes(4096), "truncated"),
         (files.model(keys=[("general.architecture", files.U32, 1)]), "has no architecture"),
         (files.model(keys=files.LLAMA[:1]), "its number of layers is None"),
         (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
         (with_key("llama.block_count", files.ARRAY, (files.STRING, ["x" * 999])), "its number of layers is 'xxx"),
         (with_key("llama.block_count", files.U32, 1 << 30), "has 1073741824 layers, llama.cpp loads 512 at most"),
         (with_key("llama.block_count", files.U32, 512), "claims 512 layers and holds 4 tensors"),
+        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers are for predicting further"),
     ],
 )
 def test_what_cannot_be_planned_with(data, said):
@@ -468,7 +436,6 @@ WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
     [
         (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 4 MiB"),
         (files.header([], counts=(0, 8193)), b"\0", "has 8193 keys, at most 8192 are read"),
-        (files.header([], counts=(16385, 0)), b"\0", "has 16385 tensors, at most 16384 are read"),
         (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), b"\0", "header is longer than 4 MiB"),
         (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), files.string("x" * 50), "longer than 4 MiB"),
         (files.header([("k", files.ARRAY, struct.pack("<IQ", files.U8, 1 << 50))], counts=(0, 2)), b"\0", "4 MiB"),
@@ -510,8 +477,7 @@ def test_the_module_on_a_path(call, model):
     found = call(path=str(model))
     assert found["summary"]["layers"] == 2
     assert found["summary"]["files"] == [{"name": "model.gguf", "bytes": model.stat().st_size}]
-    assert "tensors" not in found
-    (row,) = (row for row in call(path=str(model), tensors=True)["tensors"] if "ffn_up" in row["name"])
+    (row,) = (row for row in found["summary"]["tensors"] if "ffn_up" in row["name"])
     assert row["layers"] == [0, 1]
 
 
@@ -523,18 +489,6 @@ def test_the_module_names_path_and_remedy(call, tmp_path, content, said):
     message = call(path=str(path))["msg"]
     assert message.startswith(f"llama_model_path is {path}, {said}")
     assert message.endswith(". Give the path of a complete GGUF file on the head.")
-
-
-def test_the_module_says_why_a_file_cannot_be_read(call, monkeypatch, model):
-    def closed(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(gguf, "File", closed)
-    assert "which cannot be read: Permission denied" in call(path=str(model))["msg"]
-
-
-def test_the_module_needs_a_path_or_a_url(call):
-    assert "path, url" in call()["msg"]
 
 
 def test_every_bit_of_a_header():

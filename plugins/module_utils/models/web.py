@@ -15,19 +15,17 @@ import socket
 import ssl
 import string
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from ansible.module_utils.urls import Request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
-SECONDS_OF_HEADERS = 60
-"""For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
 WHY = {
     404: "does not exist (HTTP 404): correct the URL",
@@ -139,7 +137,13 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
             try:
                 own = same_server(target, url)
                 permission = {"Authorization": f"Bearer {token}"} if token and own else {}
-                return _ask(target, {**headers, **permission}, silence or SECONDS_OF_SILENCE, own and not token)
+                client = Request(
+                    follow_redirects="none",
+                    decompress=False,
+                    use_netrc=own and not token,
+                    timeout=silence or SECONDS_OF_SILENCE,
+                )
+                return client.open("GET", target, headers={**headers, **permission})
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
@@ -167,21 +171,6 @@ def refused(status: int, reason: str) -> RemoteError:
     return RemoteError(why, status=status, passes=status in PASSING or status >= 500, reason=reason)
 
 
-def _ask(url: str, headers: Mapping[str, str], silence: float, use_netrc: bool) -> Any:
-    """The answer to one request.
-
-    :raises RemoteError: its headers do not end in time.
-    """
-    client = Request(follow_redirects="none", decompress=False, use_netrc=use_netrc, timeout=silence)
-    try:
-        return reading.within(SECONDS_OF_HEADERS, lambda: client.open("GET", url, headers=headers))
-    except reading.TooSlowError:
-        raise RemoteError(
-            f"has a server whose answer did not begin within {SECONDS_OF_HEADERS} s: try again, or use another server",
-            passes=True,
-        ) from None
-
-
 class RemoteFile:
     """A file on a web server, as :func:`gguf.read` takes it."""
 
@@ -200,7 +189,8 @@ class RemoteFile:
         self.first = b""
 
     def _range(self, offset: int, count: int) -> bytes:
-        with _as_sentence(), _ask_for_range(self.url, offset, count, self.token) as reply:
+        headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
+        with _as_sentence(), answer(self.url, headers, self.token) as reply:
             size, expected = _range_of(reply, offset, count)
             if self.size not in (None, size):
                 raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
@@ -209,11 +199,6 @@ class RemoteFile:
         if len(data) != expected:
             raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data
-
-
-def _ask_for_range(url: str, offset: int, count: int, token: str | None) -> Any:
-    headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
-    return answer(url, headers, token)
 
 
 def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
@@ -237,10 +222,11 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     return size, last - first + 1
 
 
-def read_model(url: str, token: str | None = None) -> gguf.Model:
-    """The headers of a model; of a split one ``url`` is that of the first part, and the others lie beside it.
+def read_model(urls: Sequence[str], token: str | None = None) -> gguf.Model:
+    """The headers of a model.
 
-    :param token: is sent to the server of ``url`` as a bearer token, not to where it redirects.
+    :param urls: of its file, or of its parts in their order; the others of a split one lie beside the first one where that is given alone.
+    :param token: is sent to the server of the first one as a bearer token, not to another, and not to where it redirects.
     :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
     """
     if token and not re.fullmatch(r"[!-~]+", token):
@@ -248,8 +234,16 @@ def read_model(url: str, token: str | None = None) -> gguf.Model:
             "is requested with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
         )
     with _as_sentence():
-        first = unquote(urlsplit(url).path.rpartition("/")[2])
-    return gguf.read(first, lambda name: RemoteFile(url if name == first else beside(url, name), token))
+        named = {unquote(urlsplit(url).path.rpartition("/")[2]): url for url in urls}
+        server = _origin(urls[0])
+
+    def open_file(name: str) -> RemoteFile:
+        if name not in named and len(named) > 1:
+            raise FileNotFoundError(name)
+        url = named.get(name) or beside(urls[0], name)
+        return RemoteFile(url, token if _origin(url) == server else None)
+
+    return gguf.read(next(iter(named)), open_file)
 
 
 def beside(url: str, name: str) -> str:

@@ -12,11 +12,10 @@ import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
@@ -34,30 +33,16 @@ PAUSES = (0.5, 1, 1, 2, 5)
 """Seconds before the first looks at a download; it is shown every LINE_SECONDS."""
 
 
-class PendingRow(NamedTuple):
-    """A file that is not whole on the host."""
-
-    path: str
-    bytes: int
-    have: int
-
-
-class Comparison(NamedTuple):
-    """What the module ``model`` reports in check mode."""
-
-    fetch: tuple[PendingRow, ...]
-
-
 def run(action: Action, arguments: ModelArguments) -> dict:
     """The result of the module ``model``."""
     wanted = arguments._replace(token_file=None)
     result = action.foresee(**typed_json.dump(wanted))
     if result.get("failed") or not result.get("changed"):
         return result
-    rows = _read_rows(action.host, result)
-    pending = [file for file in model_files.of_plan(wanted.files) if str(file.path) in rows]
+    present = {row["path"]: row["have"] for row in result["fetch"]}
+    pending = [file for file in model_files.of_plan(wanted.files) if str(file.path) in present]
     for file in pending:
-        display.display(_announcement(action.host, file, rows[str(file.path)]))
+        display.display(_announcement(action.host, file, present[str(file.path)]))
     if action.check_mode:
         return result
     for file in pending:
@@ -74,17 +59,10 @@ def run(action: Action, arguments: ModelArguments) -> dict:
     return done if done.get("failed") else {**done, **result}
 
 
-def _read_rows(host: str, result: dict) -> dict[str, PendingRow]:
-    problem = typed_json.problem("", result, Comparison)
-    if problem:
-        raise AnsibleActionFail(validation.not_possible(host, f"{problem.where.lstrip('.')} {problem.why}"))
-    return {row.path: row for row in typed_json.parse(Comparison, result).fetch}
-
-
-def _announcement(host: str, file: ModelFile, row: PendingRow) -> str:
+def _announcement(host: str, file: ModelFile, have: int) -> str:
     """What comes from where, in a line for a person."""
-    left = row.bytes - row.have
-    present = f", {amount(row.have)} of it are there" if left and row.have else ""
+    left = file.bytes - have
+    present = f", {amount(have)} of it are there" if left and have else ""
     how = "copy" if file.copied else "download"
     what = f"{amount(left)} to {how} from {web.shown(file.url)}{present}" if left else "to be checked"
     return f"  [{host}] {file.name}: {what}"

@@ -11,7 +11,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
@@ -27,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 ENDPOINT = "https://huggingface.co"
-MAX_FILES = 20000
 REPLY_BYTES = 8 << 20
 """Of an answer: 20,000 files take 5.4 MB."""
 MAX_NAMES = 60
@@ -46,23 +45,24 @@ LABEL = re.compile(
 class Listing(NamedTuple):
     """What a repository has at a commit."""
 
-    commit: str
+    commit: Annotated[str, Text(COMMIT)]
     files: tuple[ResolvedFile, ...]
 
 
 def endpoint() -> str:
     """The server: ``HF_ENDPOINT`` of the controller, as Hugging Face's own programs take it.
 
-    :raises Refusal: it is not an address.
+    :raises Refusal: it is not an address, or plans and logs would show a password of it.
     """
     url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
     try:
-        if urlsplit(url).hostname and urlsplit(url).port != 0:
+        if urlsplit(url).hostname and urlsplit(url).port != 0 and not validation.has_secret(url):
             return url
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.shown(url))}, which is not the address of a server: use one like {ENDPOINT}"
+        f"HF_ENDPOINT of the controller is {validation.show(web.shown(url))}, which is not the address of a server without password and token: use one "
+        f"like {ENDPOINT}"
     )
 
 
@@ -95,35 +95,27 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     :raises Refusal: the hub cannot be reached, or has no such repository or revision.
     """
     repository = cast(HuggingFace, source.huggingface)
-    if validation.has_secret(endpoint()):
-        raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
+    url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
     try:
-        url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
         about = reading.parse(web.content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
         files = [
             {"name": file["rfilename"], "bytes": file.get("size"), "sha256": (file.get("lfs") or {}).get("sha256")}
             for file in about.get("siblings") or ()
         ]
+        listing = {"commit": about.get("sha"), "files": files}
+        if problem := typed_json.problem("", listing, Listing):
+            raise ValueError(f"{problem.where.lstrip('.')} {problem.why}")
     except web.RemoteError as error:
         reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE}"
         if error.status:
             reason = _why_refused(repository, error, token)
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _no_hub(source, validation.printable(error, 200)) from None
-    problem = validation.mismatch("", {"commit": about.get("sha")}, {"commit": Text(COMMIT)})
-    if len(files) > MAX_FILES:
-        problem = validation.Problem("files", f"are {len(files)}")
-    problem = problem or next(filter(None, (typed_json.problem("files", file, ResolvedFile) for file in files)), None)
-    if problem:
-        raise _no_hub(source, f"{problem.where} {problem.why}")
-    return Listing(about["sha"], tuple(ResolvedFile(**file) for file in files if validation.is_plain(file["name"])))
-
-
-def _no_hub(source: ModelSource, reason: str) -> Refusal:
-    return Refusal(
-        f"{_subject(source)} cannot be looked up: the answer of {endpoint()} is not that of Hugging Face ({reason}); {OFFLINE}"
-    )
+        reason = (
+            f"the answer of {endpoint()} is not that of Hugging Face ({validation.printable(error, 200)}); {OFFLINE}"
+        )
+        raise Refusal(f"{_subject(source)} cannot be looked up: {reason}") from None
+    return typed_json.parse(Listing, listing)
 
 
 def _subject(source: ModelSource) -> str:

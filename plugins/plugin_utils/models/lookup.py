@@ -100,18 +100,6 @@ def _headers(
     raise Refusal(f"{source.variable} is {place}, which {reason}")
 
 
-def _read_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
-    """:param urls: name of each split file → where it is; the first one is that of the model, whose server gets the token."""
-    first = next(iter(urls))
-
-    def open_file(name: str) -> web.RemoteFile:
-        if name not in urls:
-            raise FileNotFoundError(name)
-        return web.RemoteFile(urls[name], token if web.same_server(urls[name], urls[first]) else None)
-
-    return gguf.read(first, open_file)
-
-
 def _huggingface(query: Query) -> ResolvedSource:
     source, repository = query.source, cast(HuggingFace, query.source.huggingface)
     listing = hub.list_files(source, query.token)
@@ -119,21 +107,16 @@ def _huggingface(query: Query) -> ResolvedSource:
         SourceFile(file.name, file.bytes or 0, hub.url_of(repository, listing.commit, file.name), file.sha256)
         for file in hub.choose(listing, source)
     ]
-    urls = {download_record.base_name(file.name): str(file.url) for file in files}
-    _files, summary = _headers(query, lambda: _read_urls(urls, query.token), f"{repository.repo}, {files[0].name}")
+    urls = [str(file.url) for file in files]
+    _files, summary = _headers(query, lambda: web.read_model(urls, query.token), f"{repository.repo}, {files[0].name}")
     offered = hub.quantisations(listing, source, files[0].name)
     shown = model_source.shown(source, listing.commit)
     return ResolvedSource(shown, listing.commit, files, summary, offered=offered)
 
 
 def _url(query: Query) -> ResolvedSource:
-    source, token, first = query.source, query.token, query.source.url[0]
-    urls, place = urls_by_name(source), web.shown(first)
-
-    def read() -> gguf.Model:
-        return web.read_model(first, token) if len(urls) == 1 else _read_urls(urls, token)
-
-    headers, summary = _headers(query, read, place)
+    source, place = query.source, web.shown(query.source.url[0])
+    headers, summary = _headers(query, lambda: web.read_model(source.url, query.token), place)
     files = [
         SourceFile(header["name"], header["bytes"], url_of(source, header["name"]), checksum)
         for header, checksum in zip(headers, _checksums(source, len(headers), place))
@@ -141,13 +124,10 @@ def _url(query: Query) -> ResolvedSource:
     return ResolvedSource(model_source.shown(source), None, files, summary)
 
 
-def urls_by_name(source: ModelSource) -> dict[str, str]:
-    return {download_record.name_of_url(url): url for url in source.url}
-
-
 def url_of(source: ModelSource, name: str) -> str:
     """The URL of a file: one of those that are given, or beside the first one."""
-    return urls_by_name(source).get(name) or web.beside(source.url[0], name)
+    named = {download_record.name_of_url(url): url for url in source.url}
+    return named.get(name) or web.beside(source.url[0], name)
 
 
 def _checksums(source: ModelSource, count: int, place: str) -> Sequence[str | None]:

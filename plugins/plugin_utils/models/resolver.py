@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ResolvedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ResolvedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
@@ -69,14 +69,6 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
             role: source.summary for role, source in sources.items() if source.summary and role != download_record.MODEL
         },
     }
-
-
-class Record(NamedTuple):
-    """The record of a download that a host has."""
-
-    source: str
-    revision: str | None
-    files: tuple[ResolvedFile, ...]
 
 
 class _Resolver:
@@ -169,7 +161,7 @@ class _Resolver:
             return None
         files = [
             SourceFile(file.name, file.bytes, self._url(source, file, record.revision), file.sha256)
-            for file in record.files
+            for file in record.resolved
         ]
         return ResolvedSource(record.source, record.revision, files, _summary(source, entry), entry.get("closed"))
 
@@ -230,7 +222,7 @@ def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
     return summary if is_projector == (source.role == download_record.MMPROJ) else None
 
 
-def _record(source: ModelSource, entry: Mapping[str, Any]) -> Record | None:
+def _record(source: ModelSource, entry: Mapping[str, Any]) -> DownloadRecordPlan | None:
     """The record that a host has, where it is that of the source."""
     record = entry.get("record")
     if not isinstance(record, Mapping) or download_record.problem_of_record(record):
@@ -239,7 +231,5 @@ def _record(source: ModelSource, entry: Mapping[str, Any]) -> Record | None:
         return None
     if source.huggingface and not re.fullmatch(hub.COMMIT, record.get("revision") or ""):
         return None
-    files = tuple(
-        typed_json.parse(ResolvedFile, {"bytes": None, "sha256": None, **file}) for file in record["resolved"]
-    )
-    return Record(record["source"], record.get("revision"), files)
+    whole = validation.complete(record, download_record.SHAPE)
+    return typed_json.parse(DownloadRecordPlan, {**whole, "path": download_record.RECORD})

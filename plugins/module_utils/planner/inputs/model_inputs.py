@@ -99,8 +99,6 @@ def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
     if kind == "url":
         urls = _urls(variable, value)
         sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), len(urls))
-        if sums and len(urls) > 1:
-            sums = tuple(sums[value.index(url)] for url in urls)
         return ModelSource(role, variable, url=urls, checksum=sums)
     if kind == "ollama":
         return ModelSource(role, variable, ollama=_ollama(variable, value))
@@ -143,42 +141,31 @@ def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
 
     :raises Refusal: they are not of one model.
     """
-    models = split_files.group(names)
-    if len(models) > 1:
+    whole = split_files.siblings(names[0]) if names else []
+    if not set(names) <= set(whole):
         raise Refusal(
-            f"{variable} has {' and '.join(model.names[0] for model in models[:3])}, which are not parts of one model: give one file, or the parts of "
-            "one split model"
+            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: give one file of it"
         )
-    return tuple(split_files.siblings(names[0])) if names else ()
+    return tuple(whole)
 
 
 def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
-    named = {}
     for url in given:
         try:
             address = urlsplit(url)
             known = address.scheme in ("http", "https") and address.hostname and address.port != 0
         except ValueError:
             known = None
-        if not known:
+        if not known or download_record.problem_of_name(download_record.name_of_url(url)):
             raise Refusal(f"{variable} has {validation.show(url)}: use the http:// or https:// address of a GGUF file")
-        name = download_record.name_of_url(url)
-        if download_record.problem_of_name(name):
-            raise Refusal(
-                f"{variable} has {validation.show(url)}, whose end is no name of a file: use the address of the file itself"
-            )
-        if name in named:
-            raise Refusal(f"{variable} has two addresses of {name}: give each part once")
-        named[name] = url
-    ordered = _of_one_model(variable, list(named))
-    if len(named) == 1:
-        return tuple(named.values())
-    missing = [name for name in ordered if name not in named]
-    if missing:
+    named = [download_record.name_of_url(url) for url in given]
+    parts = split_files.siblings(named[0])
+    if len(named) > 1 and named != parts:
         raise Refusal(
-            f"{variable} has {len(named)} of {len(ordered)} parts, {missing[0]} is missing: give all, or the first one alone"
+            f"{variable} has {len(named)} addresses, which are not those of {' and '.join(parts[:2])} in their order: give each part of one model once, or "
+            "the first one alone"
         )
-    return tuple(named[name] for name in ordered)
+    return tuple(given)
 
 
 def _checksums(variable: str, given: Sequence[str], count: int) -> tuple[str, ...]:

@@ -46,9 +46,6 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 FURTHER = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
-CLOSED = validation.Text(longest=4096)
-"""A path."""
-
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
@@ -59,8 +56,10 @@ FOUND = {
     "refused": Maybe(Text(longest=8192)),
     "offered": Maybe([{"quantisation": Text(), "bytes": Number()}]),
     "further": Maybe({}),
+    "summary": Maybe({}),
+    "closed": Maybe(Text(longest=4096)),
 }
-"""What the module model reports beside ``summary`` and ``closed``."""
+"""What the module model_info reports."""
 
 
 def asked(source: ModelSource) -> dict[str, Any]:
@@ -119,9 +118,8 @@ class ModelReport(NamedTuple):
 
 
 def report_of(found: Mapping[str, Any]) -> ModelReport:
-    """:param found: ``summary``, ``closed`` and what FOUND has; empty where nothing was looked for."""
-    problem = _problem_of_summary(found) or check(found)
-    if problem:
+    """:param found: of the shape FOUND; empty where nothing was looked for."""
+    if problem := check(found):
         return ModelReport(problem)
     further = found.get("further") or {}
     return ModelReport(
@@ -136,31 +134,17 @@ def report_of(found: Mapping[str, Any]) -> ModelReport:
     )
 
 
-def _problem_of_summary(found: Mapping[str, Any]) -> str | None:
-    given, closed = found.get("summary"), found.get("closed")
-    problem = (
-        validation.problem("summary", given)
-        or validation.problem("closed", closed)
-        or validation.mismatch("closed", closed, Maybe(CLOSED))
-    )
-    if problem:
-        return f"{problem.where} {problem.why}"
-    if not given:
-        return None
-    return header_summary.problem(given) if isinstance(given, Mapping) else "is not a mapping"
-
-
 def check(found: Mapping[str, Any]) -> str | None:
-    """Why this cannot have been found of files and further models; None where it can."""
+    """Why this cannot have been found; None where it can."""
     given = {key: found.get(key) for key in FOUND}
     problem = validation.problem("", given) or validation.mismatch("", given, FOUND)
     if problem:
         return f"{problem.where.lstrip('.')} {problem.why}"
-    for role, one in (given["further"] or {}).items():
-        judge = projector.problem if role == download_record.MMPROJ else header_summary.problem
-        wrong = judge(one) if isinstance(one, Mapping) else "is not a mapping"
-        if wrong:
-            return f"further.{role} {wrong}"
+    further = {f"further.{role}": one for role, one in (given["further"] or {}).items()}
+    for where, one in {"summary": given["summary"], **further}.items():
+        judge = projector.problem if where == f"further.{download_record.MMPROJ}" else header_summary.problem
+        if one and (wrong := judge(one) if isinstance(one, Mapping) else "is not a mapping"):
+            return f"{where} {wrong}"
     named = [file["name"] for file in given["files"] or ()]
     return next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), None)
 
@@ -254,17 +238,6 @@ def _placed(source: ModelSource, file: Mapping[str, Any], where: str) -> ModelFi
     return ModelFilePlan(file["name"], path, file.get("url"), file.get("bytes"), file.get("sha256"), source.role)
 
 
-def _with_names(source: ModelSource) -> str:
-    """What to do where nobody looks for a source, as the end of a sentence."""
-    if source.huggingface:
-        return f"or give files in {source.variable}"
-    return (
-        "or give it files"
-        if source.role == download_record.MODEL
-        else f"or set url or path in {VARIABLES[source.role]}"
-    )
-
-
 def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[dict[str, Any]]:
     """The files of a source that nobody looked for, without their sizes."""
     files = known.files if known else ()
@@ -285,7 +258,7 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[dic
     if not named:
         raise Refusal(
             f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
-            f"llama_model_gguf_summary, {_with_names(source)}"
+            f"llama_model_gguf_summary, or give it a path, an address or files"
         )
     return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in named]
 
