@@ -90,6 +90,21 @@ def test_a_server_that_sends_nothing_is_given_up(server, models, fetch):
     assert below(models) == [".fetching"]
 
 
+def test_a_server_that_breaks_off_and_sends_whole_files_only_is_given_up(server, models, fetch):
+    def send(handler):
+        del handler.headers["Range"]
+        server.send(handler, DATA)
+
+    server.faults["/m.gguf"] = send
+    server.cut = 1_000_000
+    with pytest.raises(Refusal, match=r"m\.gguf cannot be "):
+        fetch()
+    assert len(server.asked) <= 2 * len(download.PAUSES)
+    server.cut = None
+    fetch()
+    assert (models / "source" / "m.gguf").read_bytes() == DATA
+
+
 def test_a_part_is_kept_and_the_next_run_continues_there(server, models, fetch):
     server.cut = 1_000_000
     server.faults["/m.gguf"] = [lambda handler: server.send(handler, DATA), *[reset] * 3]

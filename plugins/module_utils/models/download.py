@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt in a row that brings less than ENOUGH; after the last one the file is given up."""
 ENOUGH = 64 << 10
-"""Bytes of a connection that is worth another one."""
+"""Bytes more than before: a connection that brings them is worth another one."""
 TOKEN_FILE = "llama_model_token_file"
 OPTIONS = (
     *("silent", "show-error", "fail", "location", "globoff", "max-redirs = 5", "connect-timeout = 60"),
@@ -134,8 +134,8 @@ def _receive(file: ModelFile, token: str | None, lock: int) -> None:
 
     :raises Refusal: the server does not give it.
     """
-    failures = 0
-    while (before := model_files.size_of(file.part) or 0) < file.bytes:
+    failures, most = 0, model_files.size_of(file.part) or 0
+    while (model_files.size_of(file.part) or 0) < file.bytes:
         problem, passes = _run_curl(file, token, lock)
         size = model_files.size_of(file.part) or 0
         if not problem and size != file.bytes:
@@ -143,7 +143,8 @@ def _receive(file: ModelFile, token: str | None, lock: int) -> None:
                 f"has {size} bytes, and had {file.bytes} when it was planned: it was replaced; run the playbook again"
             )
             file.part.unlink(missing_ok=True)
-        failures = 0 if size - before >= ENOUGH else failures + 1
+        failures = 0 if size - most >= ENOUGH else failures + 1
+        most = max(most, size)
         if problem and (not passes or failures >= len(PAUSES)):
             kept = (
                 f" {amount(size)} of {amount(file.bytes)} are kept: the next run continues there." * file.part.exists()
