@@ -29,5 +29,5 @@ class ActionModule(Action):
         head, target = rollback.choose(hosts, arguments.heads, arguments.failed)
         found = rollback.steps(hosts, head, target, arguments.lost)
         shown = {"release": validation.printable(target.release), "declared": validation.printable(target.declared)}
-        uninvolved = sorted(set(hosts) - set(target.hosts))
+        uninvolved = sorted(set(hosts) - set(target.hosts) - set(found["heads"]))
         return {"changed": False, "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **shown}, **found}

@@ -45,7 +45,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to go back to, its head and its release. C(uninvolved) are hosts that have no part in it.
+  description: The plan to go back to, its head and its release. C(uninvolved) are hosts that have no part in it, and where nothing changes.
   returned: success
   type: dict
 plan:
@@ -54,6 +54,10 @@ plan:
   type: dict
 hosts:
   description: Host, its part of the plan, and the services to stop, to restart and to remove.
+  returned: success
+  type: dict
+heads:
+  description: Host that has no part in that plan and has a head, its part of its own plan, and the services to remove.
   returned: success
   type: dict
 """

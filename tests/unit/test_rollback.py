@@ -77,6 +77,8 @@ def test_without_a_plan_that_served_there_is_nothing_to_go_back_to(kept):
             choose(answers)
     with pytest.raises(Refusal, match="is the last one that served, so there is nothing to go back to"):
         choose(kept(now=1, before=2), failed=f"{1:016x}")
+    with pytest.raises(Refusal, match="no plan served here before it, so there is nothing to go back to"):
+        choose(kept(next=1), failed=f"{1:016x}")
 
 
 def test_a_host_without_its_part_stops_the_way_back_unless_this_run_lost_it(kept):
@@ -93,6 +95,23 @@ def test_hosts_that_joined_since_are_left_out(kept):
         answers[name]["before"]["plan"]["hosts"] = ["head", "worker1"]
     del answers["worker2"]["before"]
     assert set(steps(answers)["hosts"]) == {"head", "worker1"}
+
+
+@pytest.mark.parametrize("places, place", [({"next": 2, "now": 1}, "next"), ({"now": 2, "before": 1}, "now")])
+def test_a_head_on_a_host_that_joined_since_is_removed_before_it_holds_the_workers(kept, places, place):
+    answers = kept(**places)
+    for name in NAMES:
+        for found in answers[name].values():
+            found["plan"]["hosts"] = ["head", "worker1"]
+    answers["worker2"] = {place: answers["worker2"][place]}
+    assert steps(answers)["heads"] == {}
+    answers["worker2"][place]["drift"]["defined"].append("llamacpp-server")
+    found = steps(answers)
+    assert set(found["hosts"]) == {"head", "worker1"}
+    assert found["heads"]["worker2"]["remove"] == ["llamacpp-server"]
+    assert found["heads"]["worker2"]["part"]["service_manager"] == "systemd"
+    asked = {name: {"kept": own} for name, own in answers.items()}
+    assert run(action, answers=asked, heads=["head"])["target"]["uninvolved"] == []
 
 
 def test_each_host_gets_its_own_part(kept):

@@ -38,6 +38,10 @@ class Kept(NamedTuple):
     now: Compared | None = None
     before: Compared | None = None
 
+    @property
+    def newest(self) -> Compared | None:
+        return self.next or self.now or self.before
+
     def of(self, identity: str) -> Compared | None:
         return next((one for one in self if one and one.plan.id == identity), None)
 
@@ -64,6 +68,8 @@ def choose(hosts: Mapping[str, Kept], heads: Collection[str], failed: str = "") 
     """
     ordered = sorted(hosts, key=lambda name: name not in heads)
     head = next((name for name in ordered if (own := hosts[name].now) and own.plan.head), None)
+    if head is None and failed and not any(own.now for own in hosts.values()):
+        raise Refusal("no plan served here before it, so there is nothing to go back to")
     if head is None:
         raise Refusal(
             f"No head among the hosts that answered keeps a plan that served: bring the head back, or set llama_release and run site.yml. {UNTOUCHED}."
@@ -90,8 +96,8 @@ def steps(hosts: Mapping[str, Kept], head: str, target: KeptPlan, lost: Collecti
     """What is done on each host.
 
     :param lost: hosts that this run lost: the others go back without them.
-    :returns: ``plan`` with what proves that the head serves, and ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
-        ``remove``.
+    :returns: ``plan`` with what proves that the head serves, ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
+        ``remove``, and ``heads``: host without a part in the plan that has a head, which would hold the workers → ``part``, and names to ``remove``.
     :raises Refusal: a host does not keep the plan, or its builds are not there any more.
     """
     own = {name: found for name in target.hosts if name in hosts and (found := hosts[name].of(target.id))}
@@ -121,6 +127,13 @@ def steps(hosts: Mapping[str, Kept], head: str, target: KeptPlan, lost: Collecti
             "fallbacks": [],
         },
         "hosts": {name: _steps(found, name == head) for name, found in own.items()},
+        "heads": {
+            name: {"part": typed_json.dump(found.plan.host._replace(files=())), "remove": heads}
+            for name in hosts
+            if name not in target.hosts
+            and (found := hosts[name].newest)
+            and (heads := [service for service in found.drift.defined if names.is_head(service)])
+        },
     }
 
 
