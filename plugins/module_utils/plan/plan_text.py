@@ -25,7 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     PromptEstimate,
     Refused,
-    SpeculationEstimate,
 )
 
 WIDTH = 100
@@ -461,7 +460,6 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         return []
     return [
         ["generation", f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"],
-        *([_speculation(estimate.speculation)] if estimate.speculation else []),
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *(
@@ -476,19 +474,8 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     ]
 
 
-def _speculation(found: SpeculationEstimate) -> list[str]:
-    repeats = " where text repeats" * (found.type == "ngram-mod")
-    share = f"{found.acceptance:g} of {found.drafted} accepted{'' if found.stated else ' (assumed)'}"
-    return [
-        f"with {found.type}",
-        f"{found.generation_tokens_per_s:g} tokens per second{repeats}",
-        f"{share}, pays from {found.pays_from:g}",
-    ]
-
-
 def _long_prompt(prompt: PromptEstimate) -> list[list[str]]:
-    how = "one device after the other, " if prompt.tokens_per_s < prompt.pipelined_tokens_per_s else ""
-    pieces = f"{how or 'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}"
+    pieces = f"{'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}"
     return [[f"a prompt of {prompt.tokens}", f"{prompt.speed_range} tokens per second", pieces]]
 
 
@@ -524,17 +511,14 @@ def _rates(estimate: Estimate) -> str:
 
 
 def _conversations(plan: Plan) -> str:
-    """What the head keeps of conversations, and what that costs the next one."""
-    head, moved = plan.head, plan.estimate.conversation_s
+    """What the head keeps of conversations."""
+    head = plan.head
     memory = f"MiB of the memory of {head.host}"
     kept = f"Conversations that left their slot are kept in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
         kept = "Conversations that left their slot are not kept"
-    moving = (
-        f"; the KV cache of {head.context_per_request} tokens takes {moved:g} seconds over the network, there and back"
-    )
     points = f" Checkpoints of context take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
-    return f"{kept}{moving if moved else ''}.{points}"
+    return f"{kept}.{points}"
 
 
 def _sleep(plan: Plan) -> list[str]:

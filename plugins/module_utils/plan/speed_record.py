@@ -47,6 +47,11 @@ def readable(found: Any) -> Optional[SpeedRecord]:
     return record if 1 / MOST <= record.measured / record.planned <= MOST else None
 
 
+def _speculates(plan: Plan) -> bool:
+    """Whether llama-server predicts tokens, which the plan does not count with."""
+    return not {"--spec-type", "--model-draft"}.isdisjoint(plan.head.argv)
+
+
 def of_plan(plan: Plan, measured: Optional[float]) -> Optional[SpeedRecord]:
     """The record of a speed that was measured with a plan; None where it says nothing of generation by these devices, or nothing new.
 
@@ -54,7 +59,7 @@ def of_plan(plan: Plan, measured: Optional[float]) -> Optional[SpeedRecord]:
     """
     estimate = plan.estimate
     planned, known = estimate.generation_tokens_per_s, estimate.correction
-    if not measured or not planned or plan.model.known_answer or estimate.speculation:
+    if not measured or not planned or plan.model.known_answer or _speculates(plan):
         return None
     factor = known.factor if known else 1.0
     same = known and (known.release, known.model) == (plan.release.ref, plan.model.name)
@@ -101,7 +106,6 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
         least = min(off, bounds.high / middle)
         return SpeedRange(float(f"{middle * factor / least:.2g}"), float(f"{middle * factor * least:.2g}"))
 
-    speculation = estimate.speculation
     return estimate._replace(
         generation_tokens_per_s=speed_of(estimate.generation_tokens_per_s),
         generation_range=estimate.generation_range and range_of(estimate.generation_range),
@@ -112,7 +116,5 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
             )
             for one in estimate.at_context
         ),
-        speculation=speculation
-        and speculation._replace(generation_tokens_per_s=speed_of(speculation.generation_tokens_per_s)),
         correction=Correction(round(factor, 3), record.date, record.model, record.release),
     )

@@ -364,27 +364,6 @@ class PromptEstimate(NamedTuple):
     """of them, those that a device computes together"""
     pipelined: bool
     """whether llama.cpp's pipeline is on; workers compute different micro-batches at the same time without it too"""
-    pipelined_tokens_per_s: float
-    """predicted if devices compute at the same time"""
-    obstacles: tuple[str, ...]
-    """what to do so that they do; empty where they do, and where they do not hold the whole model"""
-
-
-class SpeculationEstimate(NamedTuple):
-    """Generation where further tokens are predicted, which the devices verify together."""
-
-    type: str
-    """of llama-server's `--spec-type`"""
-    drafted: int
-    """tokens that are predicted at a time"""
-    acceptance: float
-    """share of them that is accepted: `llama_server_speculation_acceptance`, or what is assumed of this type"""
-    stated: bool
-    """whether that variable says so"""
-    pays_from: float
-    """the share from which on it is faster than without; more than 1 where it never is"""
-    generation_tokens_per_s: float
-    """predicted with that share; of `ngram-mod` while text repeats"""
 
 
 class Correction(NamedTuple):
@@ -437,13 +416,10 @@ class Estimate(NamedTuple):
     """of the network for one token: there and back at each visit of a worker, twice before protocol 3.5"""
     links: tuple[LinkEstimate, ...]
     """of each worker with layers"""
-    conversation_s: float = 0.0
-    """seconds that the KV cache of a request of the longest context takes over the network, there and back"""
     at_context: tuple[ContextSpeed, ...] = ()
     """with half and all of a request's context filled; empty where the model does not fit"""
     prompt: Optional[PromptEstimate] = None
     """a prompt of a quarter of the context; null where the model does not fit"""
-    speculation: Absent[SpeculationEstimate] = None
     """generation with `llama_server_speculation`"""
     correction: Absent[Correction] = None
     """by what the cluster itself measured last; missing where it measured nothing with these devices"""

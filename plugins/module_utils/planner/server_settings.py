@@ -43,7 +43,6 @@ LIMITS = {
     "idle_seconds": (1, 7 * 86400),
     "start_timeout": (1, 7 * 86400),
     "fallback_after": (1, 7 * 86400),
-    "speculation_acceptance": (0, 1),
 }
 """Field of Server → its smallest and its largest value."""
 

@@ -126,7 +126,6 @@ class Server(NamedTuple):
     """After which it frees its model; None where it keeps it."""
     speculation: str | None = None
     """See speculation.NONE."""
-    speculation_acceptance: float | None = None
     """Share of predicted tokens that are accepted; None where it is assumed."""
     page_port: int | None = None
     """Of the page that its launcher shows; None where there is none."""

@@ -336,22 +336,6 @@ def token_ms(works: Sequence[Work]) -> float:
     return sum(device_ms(work) + link_ms(work) for work in works)
 
 
-def verifying_ms(works: Sequence[Work], summary: ModelSummary, tokens: int) -> float:
-    """Milliseconds for several tokens that go through the devices together in generation: those of one, and what the others add: experts that only they
-    use, computing, and on their way to workers their rows, and back from the last device a figure for each word."""
-    others, total = tokens - 1, 0.0
-    unread = 1 - (1 - active_share(summary)) ** others
-    for work in works:
-        read = work.read + max(0.0, work.weights - work.read) * unread
-        multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
-        ms = device_ms(work._replace(read=read)) + 2 * others * multiplied / work.rate.prompt_gflops / 1e6
-        if work.link:
-            rows = 2 * summary.width + (summary.vocabulary if work is works[-1] else 0)
-            ms += 8 * 4 * others * rows / work.link.gbit / 1e6
-        total += ms + link_ms(work)
-    return total
-
-
 CACHE_SHARE = 0.45
 """Of the rate of weights, at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
 (ggml-org/llama.cpp#15405)."""

@@ -59,7 +59,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         checkpoints = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
         checkpoints_mib = -(-checkpoints * size // MIB)
     tokens = server_settings.context_per_request(server, case.summary)
-    pays = "prompt-cache" in known and works and move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
+    pays = "prompt-cache" in known and works and _move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
     planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
     mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)
@@ -91,7 +91,7 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
     return max(0, workers.usable_mib(facts.memory_mib) - -(-used // MIB))
 
 
-def move_s(case: estimate.Case, server: Server) -> float:
+def _move_s(case: estimate.Case, server: Server) -> float:
     """Seconds that a conversation of the longest context takes over the network, there and back."""
     slots = 1 if server_settings.settings_of(server, case.summary).unified else server.parallel
     seconds = 0.0

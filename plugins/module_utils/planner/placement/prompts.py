@@ -91,21 +91,12 @@ def _of_layers(
     ]
 
 
-def obstacles(case: estimate.Case, server: Server) -> list[str]:
-    """What switches the pipeline off that this release would have, each as what to do about it (llama_context of build 11063)."""
-    placed, steps = case.placed, []
-    if len(placed.devices) < 2 or not case.release.mainline:
-        return []
-    if placed.gpu_layers < placed.load.units:
-        steps.append("leave llama_server_gpu_layers out, so that all layers are on devices")
-    if server.override_tensor:
-        steps.append("remove llama_server_override_tensor")
-    kept = server_settings.without_kv_offload(server)
-    steps += [f"remove {kept}"] if kept else []
+def _is_switched_off(case: estimate.Case, server: Server) -> bool:
+    """Whether the pipeline that this release would have is off (llama_context of build 11063)."""
     given = case.hosts[case.head].cmake_options
-    switches = [name for name in WITHOUT_EVENTS if backends.is_on(given.get(name, ""))]
-    switches += [COPIES] if given.get(COPIES) == "1" else []
-    return steps + [f"remove {name} from llama_build_cmake_options of {case.head}" for name in switches]
+    without = any(backends.is_on(given.get(name, "")) for name in WITHOUT_EVENTS) or given.get(COPIES) == "1"
+    partly = case.placed.gpu_layers < case.placed.load.units
+    return bool(partly or without or server.override_tensor or server_settings.without_kv_offload(server))
 
 
 def prompt_s(
@@ -160,15 +151,8 @@ def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     )
 
 
-def _hold_all(case: estimate.Case, settings: kv_cache.Settings) -> bool:
-    """Whether the used devices may hold the whole model, so that nobody has to leave a part of it on the head's processor."""
-    load, used = device_load.load_of(case.summary, settings, case.release.build, ()), case.placed.devices
-    held = sum(load.weights) + sum(load.device_kv) + len(used) * load.compute
-    return held <= sum(device.capacity_mib for device in used) * MIB
-
-
 def is_pipelined(case: estimate.Case, server: Server) -> bool:
-    return len(case.placed.devices) > 1 and case.release.mainline and not obstacles(case, server)
+    return len(case.placed.devices) > 1 and case.release.mainline and not _is_switched_off(case, server)
 
 
 def is_overlapped(case: estimate.Case, server: Server) -> bool:
@@ -180,7 +164,7 @@ def is_overlapped(case: estimate.Case, server: Server) -> bool:
         and not server.override_tensor
         and not server_settings.without_kv_offload(server)
     )
-    return several and (alone or not obstacles(case, server))
+    return several and (alone or not _is_switched_off(case, server))
 
 
 def prompt_tokens(server: Server, summary: ModelSummary) -> int:
@@ -196,18 +180,13 @@ def seconds_of(case: estimate.Case, server: Server, works: Sequence[cost_model.W
 
 
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
-    """A prompt in the planned pieces, and what the pipeline would make of it."""
+    """A prompt in the planned pieces."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
     tokens, micro_batch = prompt_tokens(server, case.summary), server_settings.micro_batch_of(server)
     filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
-    steps = obstacles(case, server) if _hold_all(case, settings) and not overlapped else []
-    speed, possible = (
-        estimate.rounded(tokens / (prompt_s(case, filled, tokens, micro_batch, flows) or math.inf))
-        for flows in (overlapped, len(works) > 1)
-    )
+    speed = estimate.rounded(tokens / (prompt_s(case, filled, tokens, micro_batch, overlapped) or math.inf))
     sure = estimate.range_of(speed, cost_model.prompt_factor(filled, case.summary.width, micro_batch))
-    pipelined = is_pipelined(case, server)
-    return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, pipelined, possible, tuple(steps))
+    return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, is_pipelined(case, server))
 
 
 def speeds_at_context(

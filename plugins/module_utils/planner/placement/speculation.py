@@ -1,22 +1,18 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How llama-server predicts further tokens, which the devices then verify together, and what that gains.
+"""How llama-server predicts further tokens, which the devices then verify together.
 
 Read in builds 9435 to 11063: common/speculative.cpp, and server-context.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SpeculationEstimate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Model,
     ModelRequest,
@@ -31,15 +27,6 @@ WORDS = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
 """Value → that of --spec-type, where no header says it."""
 TAKES_BACK = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
 """Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
-IN_BLOCKS = {"draft-dflash", "draft-dspark"}
-"""Those whose draft model predicts all tokens in one pass."""
-
-DRAFTED = {"drafted": 3, "drafted-by-ngrams": 64}
-"""Option that says how many tokens are predicted at a time → its default."""
-ACCEPTANCE = {NGRAM_MOD: 0.9}
-"""Type → the share of predicted tokens that is assumed to be accepted: of text that is repeated word by word 0.9 and more (ggml-org/llama.cpp#19164)."""
-OTHER_ACCEPTANCE = 0.7
-"""Of the others, with three tokens: 0.71 on nine tasks with Qwen3.6 35B-A3B (#22673), 0.68 with Gemma 4 31B and two (#23398)."""
 
 
 def request_of(request: ModelRequest, server: Server) -> ModelRequest:
@@ -117,54 +104,3 @@ def uncounted(model: Model, server: Server, release: Release) -> list[str]:
         *["states of tokens that may be taken back"] * bool(recurrent and kinds & TAKES_BACK),
         *["compute buffers of layers that predict further tokens"] * own,
     ]
-
-
-def of_plan(case: estimate.Case, model: Model, works: Sequence[cost_model.Work]) -> SpeculationEstimate | None:
-    """Generation with what is predicted; None where nothing is, or nobody knows what it costs.
-
-    Milliseconds of a token = (those of what predicts k tokens + those of k + 1 tokens that go through all devices together) / (1 + a k), where a is the
-    share of predicted tokens that is accepted: each accepted one, and the one that the model itself adds (Leviathan et al., arXiv:2211.17192).
-
-    :param works: parts of the model.
-    """
-    server, release = case.server, case.release
-    kind = type_of(model, server, release)
-    if not kind:
-        return None
-    name = "drafted-by-ngrams" if kind == NGRAM_MOD else "drafted"
-    given = server_settings.given_option(server, name)
-    drafted = (given and server_settings.number_of(given[1])) or DRAFTED[name]
-    passes = 0 if kind == NGRAM_MOD else 2 if kind in IN_BLOCKS else drafted + 1
-    held = next((one for one in case.placed.auxiliary if one.role == download_record.DRAFT), None)
-    predicting_ms, verifying = 0.0, list(works)
-    if held and model.draft:
-        facts = case.places[case.head].facts
-        rate = cost_model.processor_rate(facts)
-        if held.device:
-            rate = cost_model.rate_of(held.device, facts)
-        nodes = model.draft.layers * cost_model.nodes_per_layer(model.draft)
-        predicting_ms = passes * cost_model.generation_ms(rate, held.weights, nodes)
-    elif kind == DRAFT_MTP:
-        verifying[-1] = _predicting(case, works[-1], passes)
-    elif kind != NGRAM_MOD:
-        return None
-    ms = predicting_ms + cost_model.verifying_ms(verifying, case.summary, drafted + 1)
-    acceptance = server.speculation_acceptance
-    if acceptance is None:
-        acceptance = ACCEPTANCE.get(kind, OTHER_ACCEPTANCE)
-    return SpeculationEstimate(
-        type=kind,
-        drafted=drafted,
-        acceptance=acceptance,
-        stated=server.speculation_acceptance is not None,
-        pays_from=round(max(0.0, (ms / cost_model.token_ms(works) - 1) / drafted), 2),
-        generation_tokens_per_s=estimate.rounded(1000 * (1 + acceptance * drafted) / ms),
-    )
-
-
-def _predicting(case: estimate.Case, last: cost_model.Work, passes: int) -> cost_model.Work:
-    """The device with the end of the model, with the passes through the model's own layer that predicts: it and the output are read, and a token comes
-    there once more, each time."""
-    read = sum(cost_model.units_read(case.placed.load)[-2:])
-    nodes = cost_model.nodes_per_layer(case.summary)
-    return last._replace(visits=last.visits + passes, nodes=last.nodes + passes * nodes, read=last.read + passes * read)

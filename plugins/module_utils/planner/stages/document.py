@@ -22,9 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     estimate,
     fallbacks,
     layout,
-    prompt_cache,
     prompts,
-    speculation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import head, hosts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft, Laid, lay
@@ -39,13 +37,11 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
     laid, case = lay(draft, placed), draft.estimated()
     spare = [(entry.loss, lay(draft, entry.placed)) for entry in lost if entry.placed]
     predicted = estimate.of_plan(case, bool(cluster.server.override_tensor), layout.alone(draft.case, case))
-    predicted = predicted._replace(conversation_s=round(prompt_cache.move_s(case, cluster.server), 2))
     if case.fits:
         works = estimate.works_of(case)
         predicted = predicted._replace(
             prompt=prompts.of_plan(case, cluster.server, works),
             at_context=prompts.speeds_at_context(case, cluster.server, works),
-            speculation=speculation.of_plan(case, model, works),
         )
     return Plan(
         schema=SCHEMA,
