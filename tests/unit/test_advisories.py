@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import Cluster, known_answer_of
 from support.clusters import (
     FORK,
@@ -11,10 +11,8 @@ from support.clusters import (
     TOOLS,
     TREE,
     accelerator,
-    cards_of,
     model,
     strix_halo,
-    strix_halo_head,
     strix_halos,
 )
 
@@ -52,13 +50,6 @@ def placing_a_draft():
     return cluster
 
 
-def large_draft():
-    """A draft model that is larger than the model."""
-    cluster = with_model(cluster_of(build=11063, llama_model_draft={"path": "/srv/d.gguf"}))
-    cluster.model["further"] = {"draft": model(30, layers=16)}
-    return cluster
-
-
 def setting(name, **values):
     """Changes variables of a host."""
     return lambda cluster: cluster.hosts[name]["variables"].update(values)
@@ -83,30 +74,6 @@ def released(**release):
 
 def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
-
-
-def unified_heap(**more):
-    return {"environment": {"radv_enable_unified_heap_on_apu": "true"}, **more}
-
-
-def rocm(version):
-    """A ROCm of that version, as host_info finds it."""
-    return {
-        **{"backend": "hip", "prefix": f"/opt/rocm-{version}", "links": [], "version": version},
-        **{"compiler": f"/opt/rocm-{version}/llvm/bin/clang"},
-        "libraries": ["hip-headers", "hipblas", "rocblas"],
-    }
-
-
-def with_rocm(cluster, newest, older="6.4.2"):
-    for host in cluster.hosts.values():
-        host["facts"]["toolchains"] = [rocm(older), rocm(newest)]
-    return cluster
-
-
-def with_rdma(cluster, value="ON"):
-    cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = {"GGML_RPC_RDMA": value}
-    return cluster
 
 
 def spark(**variables):
@@ -179,36 +146,9 @@ def through_a_tunnel(cluster):
     return cluster
 
 
-def joined(cluster):
-    """Has the only link of each host in one network."""
-    for number, (name, peer) in enumerate((("head", "worker1"), ("worker1", "head")), 1):
-        own = {"address": f"198.51.100.{number}/24", "peer": peer}
-        cluster.hosts[name]["variables"]["llama_links"] = [own]
-
-
 def mtu_set(cluster):
     for host in cluster.hosts.values():
         host["variables"]["llama_links"][0]["mtu"] = 65520
-
-
-def wire(lanes=2, gbit=20.0):
-    return {"device": "0-1", "lanes": lanes, "gbit_per_lane": gbit}
-
-
-def few_mib(memory):
-    """Graphics that share 32 GiB with their processor."""
-    facts = strix_halo()
-    facts["memory_mib"] = memory
-    facts["accelerators"][0].update(memory_mib=memory * 3 // 4, architecture="gfx1103")
-    return facts
-
-
-def headed(facts):
-    """One worker, and a head that builds for CUDA."""
-    cluster = cluster_of(1)
-    cluster.hosts["head"]["facts"].update(facts)
-    cluster.hosts["head"]["variables"]["llama_backend"] = "cuda"
-    return cluster
 
 
 def with_unknown_variables(cluster, meant="llama_backend"):
@@ -226,14 +166,6 @@ def graphics_of_workers(backend):
     return apply
 
 
-def with_cuda(cluster):
-    """The worker has a card of NVIDIA beside, for which it does not build."""
-    cluster.hosts["worker1"]["facts"]["accelerators"] += [GPU]
-    for host in cluster.hosts.values():
-        host["variables"]["llama_server_backend"] = None
-    return cluster
-
-
 def with_option_for_worker(cluster, **options):
     cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = options
     return cluster
@@ -248,33 +180,7 @@ def without_hip(cluster):
     return cluster
 
 
-def of_the_fork():
-    cluster = cluster_of(1, strix_halo(), llama_backend="vulkan", llama_server_backend="vulkan", llama_release=FORK)
-    cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
-    return accepting(cluster, "rpc-remote-code-execution")
-
-
-OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/config.ini")
-
-
 CARD = {"accelerators": [GPU], "toolchain": TOOLS, "memory_mib": 65536}
-
-
-def others_by_vulkan(memory):
-    """Three workers of others, of which two hold the model if they have more than the driver of one Strix Halo shows."""
-    workers = [
-        {"endpoint": f"192.0.2.{number}:50052", "backend": "vulkan", "memory_mib": memory} for number in (77, 78, 79)
-    ]
-    return with_model(
-        cluster_of(0, llama_external_workers=workers),
-        ("slower-than-one-host", "external-worker"),
-        **model(200),
-    )
-
-
-def with_option_files(cluster, files=OPTION_FILES, name="head"):
-    cluster.hosts[name]["facts"]["option_files"] = list(files)
-    return cluster
 
 
 def accepts(identifier):
@@ -306,13 +212,6 @@ def lends_all(cluster):
 def by_endpoint(*names):
     heap = [{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]
     return lambda cluster: [setting(name, llama_worker_endpoints=heap)(cluster) for name in names]
-
-
-def vulkan_head(gib, **variables):
-    """A host of its own that serves by Vulkan."""
-    cluster = strix_halos(1, gib, "vulkan", **variables)
-    cluster.hosts["strix0"]["groups"] = ["head"]
-    return cluster
 
 
 def given(values):
@@ -396,24 +295,6 @@ CASES = [
         ["MiB on ROCm0 of strix0. ", "30720", "llama_server_load_mode to dio"],
     ),
     (
-        "hip-mmap-slow",
-        lambda: with_model(cluster_of(0, head_facts=few_mib(32768), llama_server_load_mode="mmap"), **model(18)),
-        {
-            "leave llama_server_load_mode out": setting("head", llama_server_load_mode=None),
-            "set llama_server_load_mode to {mode}": setting("head", llama_server_load_mode="dio"),
-        },
-        ["of 32768 MiB on ROCm0 of head", "more than half"],
-    ),
-    (
-        "vulkan-without-mmap",
-        lambda: vulkan_head(30, llama_server_load_mode="none"),
-        {
-            "leave llama_server_load_mode out": setting("strix0", llama_server_load_mode=None),
-            "set llama_server_load_mode to mmap": setting("strix0", llama_server_load_mode="mmap"),
-        },
-        ["llama_server_load_mode is none"],
-    ),
-    (
         "vulkan-shared-memory",
         lambda: strix_halos(1, 90, "vulkan"),
         {
@@ -464,12 +345,6 @@ CASES = [
         ["GGML_CUDA_FA_ALL_QUANTS from llama_build_cmake_options of worker1"],
     ),
     (
-        "head-lends-to-itself",
-        lambda: strix_halo_head(8, "worker"),
-        {"remove {hosts} from llama_workers": lambda cluster: cluster.hosts["head"].update(groups=["head"])},
-        ["llama-server reaches Vulkan0 of head through a worker"],
-    ),
-    (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=11063), architecture="not-yet"),
         {"set {variables} to a newer": released(**TREE, build=11434)},
@@ -493,30 +368,6 @@ CASES = [
         )
         for peer in ("wroker1", "head")
     ],
-    *[
-        (
-            "link-networks",
-            make,
-            {
-                "give {hosts} and {head}": joined,
-            },
-            [f"as llama_links gives them: {ends}", "Give worker1 and head a link"],
-        )
-        for make, ends in (
-            (lambda: by_link("198.51.101.2/24"), "198.51.101.2 of worker1 and 198.51.100.1 of head"),
-            (lambda: by_link("198.51.101.2"), "198.51.101.2 of worker1 and 198.51.100.1 of head"),
-            (lambda: by_link("198.51.101.2/24", "198.51.100.1"), "198.51.101.2 of worker1 and 198.51.100.1 of head"),
-            (lambda: linked([], ("198.51.100.2/24", "head")), "198.51.100.2 of worker1 and 192.0.2.1 of head"),
-            (
-                lambda: linked(
-                    [("198.51.101.1/24", "worker1"), ("198.51.100.1/24", "worker1")],
-                    ("198.51.100.2/24", "head"),
-                    ("198.51.101.2/24", "head"),
-                ),
-                "198.51.100.2 of worker1 and 198.51.101.1 of head",
-            ),
-        )
-    ],
     (
         "thunderbolt-mtu",
         by_thunderbolt,
@@ -524,22 +375,10 @@ CASES = [
         ["llama_links[0] of head (thunderbolt0), llama_links[0] of worker1 (thunderbolt0)", "65522"],
     ),
     (
-        "thunderbolt-lanes",
-        lambda: by_thunderbolt({"thunderbolt": [wire(lanes=1)]}, mtu=65520),
-        {"use cables and ports": being("worker1", thunderbolt=[wire()])},
-        ["0-1 of worker1", "1 of 2 lanes, with 20 of 20 Gbit/s"],
-    ),
-    (
         "slow-load",
-        lambda: with_model(by_thunderbolt({"thunderbolt": [wire()]}, mtu=65520), **model(50)),
+        lambda: with_model(by_thunderbolt(mtu=65520), **model(50)),
         {"set llama_build_fast_load to true": given({"llama_build_fast_load": True})},
         ["A load of the model is predicted to take", "For most of that time pypi-0.3.36 hashes and copies"],
-    ),
-    (
-        "idle-shorter-than-load",
-        lambda: with_model(cluster_of(llama_server_idle_seconds=1), **model(2)),
-        {"set llama_server_idle_seconds to": given({"llama_server_idle_seconds": 600})},
-        ["llama_server_idle_seconds is 1, and a load of the model is predicted to take "],
     ),
     (
         "graphics-memory-limit",
@@ -565,12 +404,6 @@ CASES = [
         ["worker1 (6.17.12-300.fc43.x86_64)", "6.18.4"],
     ),
     (
-        "strix-halo-firmware",
-        lambda: with_model(cluster_of(1, {**strix_halo(), "firmware": "20251125-1"})),
-        {"install another version of": being("worker1", firmware=None)},
-        ["20251125-1"],
-    ),
-    (
         "external-worker",
         lambda: cluster_of(1, llama_external_workers=OUTSIDE),
         {
@@ -580,21 +413,6 @@ CASES = [
             ),
         },
         ["others run 192.0.2.77:50052 of 192.0.2.77", "let only head reach them", "127.0.0.1 of head"],
-    ),
-    (
-        "backend-unmaintained",
-        of_the_fork,
-        {"set {variables} to a": released(**TREE, build=11434)},
-        ["ik_llama.cpp is built for vulkan on worker1"],
-    ),
-    (
-        "backend-unmaintained",
-        lambda: with_cuda(of_the_fork()),
-        {
-            "set llama_backend of {hosts}": graphics_of_workers("cuda"),
-            "set {variables} to a": released(**TREE, build=11434),
-        },
-        ["llama_backend of worker1 to cuda"],
     ),
     (
         "accelerator-unused",
@@ -642,12 +460,6 @@ CASES = [
         ],
     ),
     (
-        "options-elsewhere",
-        lambda: with_option_files(cluster_of(1, build=11063)),
-        {"give these options in": lambda cluster: with_option_files(cluster, ())},
-        ["head reads /etc/llama.cpp/config.ini and /opt/llamacpp/.config/llama.cpp/config.ini before"],
-    ),
-    (
         "further-not-counted",
         placing_a_draft,
         {
@@ -655,15 +467,6 @@ CASES = [
             "keep enough memory free": accepts("further-not-counted"),
         },
         ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
-    ),
-    (
-        "speculation-slower",
-        large_draft,
-        {
-            "set llama_server_speculation to none": setting("head", llama_server_speculation="none"),
-            "set llama_server_speculation_acceptance": accepts("speculation-slower"),
-        },
-        ["With draft-simple ", "it pays from a share of ", " accepted tokens on, and 0.7 is assumed."],
     ),
     (
         "context-cut",
@@ -726,51 +529,6 @@ CASES = [
         ["Similar id: none."],
     ),
     (
-        "device-without-memory",
-        lambda: headed({"accelerators": [{**GPU, "memory_mib": 0}], "toolchain": TOOLS}),
-        {"set memory_mib of the": being("head", accelerators=[{**GPU, "memory_mib": 8192}])},
-        ["llama-server does not use GPU (CUDA0) of head"],
-    ),
-    (
-        "gb10-mmap-slow",
-        lambda: spark(llama_server_load_mode="mmap"),
-        {
-            "leave llama_server_load_mode out": setting("head", llama_server_load_mode=None),
-            "set llama_server_load_mode to none": setting("head", llama_server_load_mode="none"),
-        },
-        ["CUDA0 of head", "224 s", "none"],
-    ),
-    (
-        "vulkan-large-share",
-        lambda: strix_halos(4, 300, "vulkan", llama_worker_endpoints=[unified_heap()]),
-        {"set memory_mib of the": given({"llama_worker_endpoints": [unified_heap(memory_mib=87856)]})},
-        ["MiB on Vulkan0 of strix", "to 87856 or less"],
-    ),
-    (
-        "vulkan-large-share",
-        lambda: others_by_vulkan(120000),
-        {
-            "set memory_mib of the": lambda cluster: cluster.hosts["head"]["variables"].update(
-                others_by_vulkan(87856).hosts["head"]["variables"]
-            )
-        },
-        ["MiB on Vulkan0 of 192.0.2.7", "in llama_external_workers to 87856 or less"],
-    ),
-    (
-        "rocm-slow-prompts",
-        lambda: with_rocm(strix_halos(2, 140), "7.2.1"),
-        {"compare it with llama_build_toolchain": given({"llama_build_toolchain": "/opt/rocm-6.4.2"})},
-        ["strix0 (ROCm 7.2.1), strix1 (ROCm 7.2.1)", "of strix0 and strix1 set to /opt/rocm-6.4.2"],
-    ),
-    (
-        "rdma-not-planned",
-        lambda: cluster_of(2, llama_build_cmake_options={"GGML_RPC_RDMA": "ON"}),
-        {
-            "remove {option} from llama_build_cmake_options": given({"llama_build_cmake_options": {}}),
-        },
-        ["compiled with GGML_RPC_RDMA on head, worker1", "/dev/infiniband", "of head, worker1 and worker2"],
-    ),
-    (
         "rpc-in-clear",
         lambda: cluster_of(2, {"link_gbit_per_s": 25}),
         {
@@ -792,12 +550,6 @@ CASES = [
             "set llama_server_fallback to false": given({"llama_server_fallback": False}),
         },
         ["nothing can be served while one of these is away: strix0:rocm0 (", " MiB are missing)."],
-    ),
-    (
-        "prompts-not-pipelined",
-        lambda: cards_of(30, 2, llama_server_context=65536, llama_server_extra_args=["-nkvo"]),
-        {"{steps}": given({"llama_server_extra_args": []})},
-        ["Devices compute prompts one after the other: one of 16384 tokens", "Remove -nkvo"],
     ),
     (
         "slower-than-one-host",
@@ -835,8 +587,8 @@ def test_each_advisory_has_an_id_of_its_own_and_each_of_its_remedies_a_case():
     tested = {
         (identifier, remedy_of(identifier, begin)) for identifier, _make, fixes, _said in CASES for begin in fixes
     }
-    of_tried = {(remedies.OVER_CAPACITY, text) for text in IN_THE_TABLE[remedies.OVER_CAPACITY].remedies}
-    assert tested | of_tried == {(entry.id, text) for entry in table.ADVISORIES for text in entry.remedies}
+    of_systems = {("compute-over-capacity", text) for text in IN_THE_TABLE["compute-over-capacity"].remedies}
+    assert tested | of_systems == {(entry.id, text) for entry in table.ADVISORIES for text in entry.remedies}
 
 
 def test_what_several_hosts_have_in_common_is_said_once():
@@ -909,8 +661,6 @@ HEALTHY = {
     "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),
     "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),
     "HIP, two hosts": lambda: strix_halos(2, 205),
-    "ROCm that is fast": lambda: with_rocm(strix_halos(1, 20), "7.1.1"),
-    "ROCm of which no other is installed": lambda: with_rocm(strix_halos(1, 20), "7.2.1", "7.2.0"),
     "Vulkan, 226 GiB": lambda: strix_halos(4, 226, "vulkan"),
     "Vulkan on Intel": lambda: cluster_of(
         1, {**CARD, "accelerators": [accelerator("vulkan", "Intel x", "", 32768, unified=True)]}
@@ -924,8 +674,6 @@ HEALTHY = {
         accepting(cluster_of(1, llama_external_workers=OUTSIDE), "external-worker"), "192.0.2.77"
     ),
     "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
-    "a slow dock where Thunderbolt is no link": lambda: cluster_of(1, {"thunderbolt": [wire(1, 10.0)]}),
-    "a file of options that no worker reads": lambda: with_option_files(cluster_of(1, build=11063), name="worker1"),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }
 
@@ -1033,12 +781,6 @@ def test_stunnel_is_recommended_where_the_head_can_have_it():
     cluster.hosts["head"]["facts"].update(system="Darwin", service_manager="launchd")
     (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rpc-in-clear"]
     assert "llama_transport" not in met["remedy"]
-
-
-def test_rdma_of_a_service_manager_that_closes_no_devices():
-    cluster = with_rdma(accepting(cluster_of(1, {"service_manager": "supervisor"}), "unprotected-worker"))
-    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rdma-not-planned"]
-    assert "firewalls do not see RDMA" in found["message"]
 
 
 def accepting_head(cluster):

@@ -330,7 +330,6 @@ REPORTED = {
     "firewall": ["debian"],
     "addresses": [["192.0.2.1/24"], ["localhost"], ["fe80::1"]],
     "kernel": ["6.1\x1b[2J"],
-    "thunderbolt": [[{"device": "0-1", "lanes": 1, "gbit_per_lane": float("inf")}]],
     "interfaces": [[{"name": "a", "kind": "carrier pigeon", "addresses": []}]],
     "measured": [{"worker1": {"round_trip_ms": float("nan")}}],
 }
@@ -352,7 +351,7 @@ def test_a_host_may_report_anything(pair):
 
 
 def test_facts_in_which_null_stands_for_nothing(pair):
-    unknown = dict.fromkeys(("accounts", "device_groups", "firmware", "kernel", "packaged"))
+    unknown = dict.fromkeys(("accounts", "device_groups", "kernel", "packaged"))
     pair.hosts["worker1"]["facts"].update(unknown, measured={"head": None}, python="/x")
     pair.hosts["worker1"]["facts"]["cpu"]["unusable"] = None
     assert not pair.plan()["refused"]

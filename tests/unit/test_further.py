@@ -115,17 +115,6 @@ def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_proces
     assert rows(plan)["draft"]["device"] is None
 
 
-def test_where_one_is_too_much_already_both_are_to_be_removed():
-    cluster = with_both(cards_of(10), draft=draft(), mmproj=PROJECTOR)
-    cluster.hosts["head"]["facts"]["memory_mib"] = 2500
-    said = cluster.reason()
-    assert "llama_model_draft needs 1480 MiB of the memory of head" in said
-    assert "llama_model_mmproj needs 601 MiB of the memory of head" in said
-    assert "it fits this way: remove llama_model_mmproj and llama_model_draft" in said
-    cluster.hosts["head"]["variables"].update(llama_model_draft=None, llama_model_mmproj=None)
-    assert cluster.plan()["fits"]
-
-
 @pytest.mark.parametrize(
     "arguments, environment, kv",
     [

@@ -256,25 +256,6 @@ def test_a_tile_instruction_that_the_processor_refuses_ends_the_trial():
     assert done.returncode == -signal.SIGILL
 
 
-@pytest.mark.parametrize("end", ["\n", ""])
-def test_connections_by_thunderbolt_to_other_hosts(tmp_path, end):
-    """On paper, after the kernel's ABI: a router (a dock) and connections to two hosts, one of which lost a lane in one direction."""
-    devices = tmp_path / "sys/bus/thunderbolt/devices"
-    for name, kind, lanes in (("0-0", "device", "2"), ("0-1", "xdomain", "1"), ("0-3", "xdomain", "2")):
-        folder = devices / name
-        folder.mkdir(parents=True)
-        (folder / "uevent").write_text(f"DEVTYPE=thunderbolt_{kind}\n")
-        for direction, count in (("rx", lanes), ("tx", "2")):
-            (folder / f"{direction}_lanes").write_text(f"{count}{end}")
-            (folder / f"{direction}_speed").write_text(f"20.0 Gb/s{end}")
-    (devices / "0-5").mkdir()
-    (devices / "0-5" / "uevent").write_text("DEVTYPE=thunderbolt_xdomain\n")
-    assert hardware.thunderbolt(tmp_path) == [
-        {"device": "0-1", "lanes": 1, "gbit_per_lane": 20.0},
-        {"device": "0-3", "lanes": 2, "gbit_per_lane": 20.0},
-    ]
-
-
 @pytest.mark.parametrize(
     "platform_, said, expected", [("linux", "glibc 2.41", "2.41"), ("linux", None, ""), ("darwin", None, None)]
 )

@@ -246,24 +246,6 @@ def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, 
     assert host.service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
-AMD = [{"backend": "hip"}]
-
-
-@pytest.mark.parametrize(
-    "accelerators, family, prints, version",
-    [
-        (AMD, "redhat", {"amd-gpu-firmware": "20251125"}, "20251125"),
-        (AMD, "debian", {"firmware-amd-graphics": "20250808-1"}, "20250808-1"),
-        (AMD, "debian", {"linux-firmware": "20240318.git3b128b60-0ubuntu2.21"}, "20240318.git3b128b60-0ubuntu2.21"),
-        (AMD, "debian", {}, None),
-        (AMD, "arch", {"amd-gpu-firmware": "1"}, None),
-        ([], "redhat", {"amd-gpu-firmware": "20251125"}, None),
-    ],
-)
-def test_the_version_of_the_firmware(accelerators, family, prints, version):
-    assert host.firmware(accelerators, family, lambda argv: prints.get(argv[-1], "")) == version
-
-
 def test_what_was_measured_of_links(tmp_path):
     assert host.measured_links(str(tmp_path)) == {}
     folder = tmp_path / "links"
@@ -275,22 +257,6 @@ def test_what_was_measured_of_links(tmp_path):
     os.mkfifo(folder / "worker9.json")
     measured = {"mbit_per_second": None, "round_trip_ms": 0.2, "detail": ""}
     assert host.measured_links(str(tmp_path)) == {"worker1": measured}
-
-
-def test_files_of_options_that_the_programs_read(tmp_path):
-    system, prefix, home = tmp_path / "etc.ini", tmp_path / "prefix", tmp_path / "home"
-
-    def found(scope, **environment):
-        return host.option_files(scope, str(prefix), {"HOME": str(home), **environment}, str(system))
-
-    assert found("system") == []
-    for folder in (prefix / ".config", home / ".config", home / "other"):
-        (folder / "llama.cpp").mkdir(parents=True)
-        (folder / "llama.cpp" / "config.ini").write_text("[*]\nctx-size = 4\n")
-    system.write_text("")
-    assert found("system") == [str(system), f"{prefix}/.config/llama.cpp/config.ini"]
-    assert found("user") == [str(system), f"{home}/.config/llama.cpp/config.ini"]
-    assert found("user", XDG_CONFIG_HOME=f"{home}/other") == [str(system), f"{home}/other/llama.cpp/config.ini"]
 
 
 def test_the_size_of_a_disk_is_rounded_so_that_it_stays_the_same(tmp_path):

@@ -212,12 +212,10 @@ def test_a_model_that_fits_nowhere_is_refused_by_name():
 
 
 def test_what_is_to_be_done_has_the_words_of_an_entry():
-    cluster = several(
-        cards_of(1, 2), on_paper("one", 4, layers=8), {**on_paper("two", 30, layers=40), "idle_seconds": 1}
-    )
-    (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "idle-shorter-than-load"]
-    assert met["message"].startswith("two in llama_models: idle_seconds is 1")
-    assert met["remedy"].startswith("Set idle_seconds to ")
+    cluster = several(cards_of(1, 2), on_paper("one", 4, layers=8), {**on_paper("two", 30, layers=40), "parallel": 2})
+    (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
+    assert met["message"].startswith("two in llama_models: parallel is 2, so ")
+    assert met["remedy"].startswith("Set parallel to 1, ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
         turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"

@@ -18,7 +18,7 @@ GPU = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memo
 
 
 def facts_of(name):
-    found = copy.deepcopy({**FACTS, "kernel": "6.18.10", "firmware": None, "kept": {}, "firewall": "nftables"})
+    found = copy.deepcopy({**FACTS, "kernel": "6.18.10", "kept": {}, "firewall": "nftables"})
     if name == "two":
         found.update(accelerators=[GPU], toolchain={**FACTS["toolchain"], "hipconfig": "7.2"})
     return found

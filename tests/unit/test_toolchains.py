@@ -429,7 +429,7 @@ def test_a_library_that_only_an_unfit_toolkit_has_is_installed_for_the_distribut
 
 
 def test_headers_of_spirv_are_not_needed_by_ik_llama():
-    accepted = ["rpc-remote-code-execution", "backend-unmaintained"]
+    accepted = ["rpc-remote-code-execution"]
     plan = planned("constructed/intel_integrated", llama_release=FORK, llama_accept_advisories=accepted)
     assert "spirv-headers" not in plan["hosts"]["here"]["tools"]
 

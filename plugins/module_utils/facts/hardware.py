@@ -301,18 +301,3 @@ def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict
     from_nvidia = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
     others = {**amd(root), **intel(root, memory)}
     return [*from_nvidia, *others.values(), *vulkan(root, from_nvidia, others)]
-
-
-def thunderbolt(root: Path = ROOT) -> list[dict]:
-    """Connections by Thunderbolt or USB4 to other hosts: ``device``, and of the worse direction ``lanes`` and ``gbit_per_lane``."""
-    connections = []
-    for device in sorted(root.glob("sys/bus/thunderbolt/devices/*")):
-        if "DEVTYPE=thunderbolt_xdomain" not in text_of(device / "uevent").split():
-            continue
-        lanes = re.findall(r"\d+", text_of(device / "rx_lanes") + "\n" + text_of(device / "tx_lanes"))
-        speeds = re.findall(r"\d+(?:\.\d+)?", text_of(device / "rx_speed") + "\n" + text_of(device / "tx_speed"))
-        if lanes and speeds:
-            connections.append(
-                {"device": device.name, "lanes": min(map(int, lanes)), "gbit_per_lane": min(map(float, speeds))}
-            )
-    return connections

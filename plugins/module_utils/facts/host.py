@@ -53,7 +53,6 @@ DEVICE_GROUPS = ("render", "video")
 
 LINK_BYTES, RECORD_BYTES, FACTS_BYTES = 64 * 1024, 256 * 1024, 64 * 1024 * 1024
 """What is read at most of one link's measurement, of the cluster to which it belongs, and of the facts of all hosts."""
-SYSTEM_OPTIONS = "/etc/llama.cpp/config.ini"
 APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
@@ -64,14 +63,6 @@ VERSION_ARGUMENTS = {
     **{tool: ["--version"] for tool in backends.DECLARED_TOOLS},
     "patch": ["--version"],
 }
-FIRMWARE_VERSION = {
-    "debian": [
-        ["dpkg-query", "--show", "--showformat=${Version}", "firmware-amd-graphics"],
-        ["dpkg-query", "--show", "--showformat=${Version}", "linux-firmware"],
-    ],
-    "redhat": [["rpm", "--query", "--queryformat=%{VERSION}", "amd-gpu-firmware"]],
-}
-"""Distribution family → commands of which the first that knows prints the version of the firmware of AMD's graphics."""
 
 
 def version_of(argv: list[str], ask: Ask = output) -> str | None:
@@ -175,14 +166,6 @@ def tool_of_root(name: str, folders: str = ROOT_FOLDERS) -> str | None:
     return "installed" if shutil.which(name, path=folders) else None
 
 
-def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
-    """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package has it."""
-    if not any(device["backend"] == backends.HIP.name for device in accelerators):
-        return None
-    printed = (ask(command).strip() for command in FIRMWARE_VERSION.get(family, []))
-    return next((version for version in printed if version), None)
-
-
 def measured_links(prefix: str) -> dict:
     """Host → what was last measured of its link to this head; empty elsewhere."""
     links = {}
@@ -201,16 +184,6 @@ def kept_facts(prefix: str, name: str = names.KEPT_FACTS) -> dict:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):
         return {}
-
-
-def option_files(scope: str, prefix: str, environment: Mapping[str, str], system: str = SYSTEM_OPTIONS) -> list[str]:
-    """Files with options that newer builds of llama-server read before their command line, as far as they exist.
-
-    :param environment: of the connecting user, with ``HOME``. Services of the system run as an account whose home is the prefix.
-    """
-    own = environment.get("XDG_CONFIG_HOME") or environment["HOME"] + "/.config"
-    folder = prefix + "/.config" if scope == "system" else own
-    return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
 def cluster_of(prefix: str) -> str | None:
@@ -324,7 +297,6 @@ def facts(
     wanted_scope, manager = place.scope, place.service_manager
     record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
-    environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
@@ -364,13 +336,10 @@ def facts(
         "kernel": platform.release(),
         "glibc": hardware.glibc(),
         "newest_cuda": hardware.newest_cuda(),
-        "firmware": firmware(devices, distributed["family"]),
-        "thunderbolt": hardware.thunderbolt(),
         "interfaces": interfaces.interfaces(),
         "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place.prefix),
-        "option_files": option_files(wanted_scope, place.prefix, environment),
         "reached_at": connection.address(os.environ),
         **_installation(place),
         **place._asdict(),

@@ -163,7 +163,6 @@ class Backend:
     """``auto`` takes the lowest of those that are possible."""
     in_ik_llama: bool
     """Whether ik_llama.cpp has it in a form that can be linked into programs that stand alone."""
-    maintained_in_ik_llama: bool
     options: Mapping[str, str]
     """Of cmake, in every build for it."""
     off: tuple[str, ...]
@@ -209,7 +208,6 @@ CPU = Backend(
     name="cpu",
     preference=9,
     in_ik_llama=True,
-    maintained_in_ik_llama=True,
     options={},
     off=(),
     off_in_ik_llama=(),
@@ -235,7 +233,6 @@ VULKAN = Backend(
     name="vulkan",
     preference=5,
     in_ik_llama=True,
-    maintained_in_ik_llama=False,
     options={"GGML_VULKAN": "ON"},
     off=(),
     off_in_ik_llama=(),
@@ -295,7 +292,6 @@ HIP = Backend(
     name="hip",
     preference=2,
     in_ik_llama=False,
-    maintained_in_ik_llama=False,
     options={"GGML_HIP": "ON"},
     off=(),
     off_in_ik_llama=(),
@@ -352,7 +348,6 @@ CUDA = Backend(
     name="cuda",
     preference=1,
     in_ik_llama=True,
-    maintained_in_ik_llama=True,
     options={"GGML_CUDA": "ON"},
     off=("GGML_CUDA_NCCL",),
     off_in_ik_llama=("GGML_NCCL",),
@@ -414,7 +409,6 @@ METAL = Backend(
     name="metal",
     preference=3,
     in_ik_llama=True,
-    maintained_in_ik_llama=False,
     options={"GGML_METAL": "ON"},
     off=(),
     off_in_ik_llama=(),
@@ -441,7 +435,6 @@ SYCL = Backend(
     name="sycl",
     preference=4,
     in_ik_llama=False,
-    maintained_in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
     off=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
     off_in_ik_llama=(),
@@ -503,7 +496,6 @@ PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name
 TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record.toolkit and record.toolkit.places}
 """Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
-IK_LLAMA_MAINTAINED = tuple(record.name for record in RECORDS.values() if record.maintained_in_ik_llama)
 OPENSSL = Library(
     "openssl",
     "",

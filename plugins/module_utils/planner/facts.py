@@ -46,14 +46,6 @@ class Packaged(NamedTuple):
     installed: tuple[Word, ...]
 
 
-class Thunderbolt(NamedTuple):
-    """A connection to another host."""
-
-    device: Name
-    lanes: Annotated[int, Number(0, 1024)]
-    gbit_per_lane: Annotated[float, Number(0, 1 << 20, real=True)]
-
-
 class Measured(NamedTuple):
     """What was measured of a device."""
 
@@ -112,13 +104,8 @@ class Facts(NamedTuple):
     """Version; empty with another C library, None where it is not known."""
     newest_cuda: Optional[Word] = None
     """That the NVIDIA driver runs."""
-    firmware: Name = ""
-    """None where the host was not asked."""
     unified_heap: bool = False
     """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
-    option_files: tuple[Path, ...] = ()
-    """Files of somebody else with options for llama-server, as facts/host.py finds them."""
-    thunderbolt: tuple[Thunderbolt, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     reached_at: Optional[Annotated[str, Text(r"[0-9.]+", 15)]] = None
     """Address at which the controller reaches it, where the inventory has a name."""

@@ -36,7 +36,6 @@ def strix_halo(memory=126976):
     return {
         "memory_mib": 126976 + 2048,
         "kernel": "6.18.10-200.fc43.x86_64",
-        "firmware": "20260110",
         "toolchain": TOOLS,
         "accelerators": [
             {**device, "backend": "hip", "architecture": "gfx1151"},
@@ -59,7 +58,6 @@ def model(gib, layers=61, **more):
 
 def strix_halos(count, gib, backend="hip", build=11434, **variables):
     """Hosts as in the notes of a cluster of four; the head is one of the workers."""
-    variables = {"llama_accept_advisories": ["head-lends-to-itself"], **variables}
     cluster = Cluster()
     for index in range(count):
         groups = ["head", "worker"] if not index else ["worker"]

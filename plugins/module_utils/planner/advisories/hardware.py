@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import re
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
-FAULTY_FIRMWARE = "20251125"
-SLOW_ROCM = (7, 2)
-"""ROCm whose prompts were seen to be slow on a Strix Halo, in the field notes of a pair; 7.0 nightlies read 72 tokens per second."""
 
 
 def unused_accelerators(context: AdvisoryContext) -> Cases:
@@ -61,20 +56,6 @@ def backends_without_archive(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def unsized_devices(context: AdvisoryContext) -> Cases:
-    """Accelerators of the head that its llama-server would drive, if their memory were known."""
-    head = context.plan.head.host
-    facts, planned = context.head.facts, context.plan.hosts[head]
-    same = same_device.canonical_device_names(facts)
-    taken = {same[worker.device] for worker in planned.workers if worker.device in same}
-    serving = [build.backend for build in planned.builds if "llama-server" in build.targets]
-    return [
-        (head, {"where": f"{accelerator.name} ({name}) of {head}"})
-        for name, accelerator in same_device.named_accelerators(facts)
-        if not accelerator.memory_mib and accelerator.backend in serving and same[name] not in taken
-    ]
-
-
 def _strix_halos(context: AdvisoryContext) -> list[tuple[str, Facts]]:
     """Name and facts of hosts with graphics of this kind that get layers."""
     names = dict.fromkeys(device.host for device in context.used if device.architecture == STRIX_HALO)
@@ -88,26 +69,4 @@ def old_kernel(context: AdvisoryContext) -> Cases:
         if version and version < STRIX_HALO_KERNEL:
             first = ".".join(map(str, STRIX_HALO_KERNEL))
             cases.append((name, {"where": f"{name} ({facts.kernel})", "first": first}))
-    return cases
-
-
-def faulty_firmware(context: AdvisoryContext) -> Cases:
-    return [
-        (name, {"version": facts.firmware})
-        for name, facts in _strix_halos(context)
-        if FAULTY_FIRMWARE in facts.firmware
-    ]
-
-
-def slow_prompts(context: AdvisoryContext) -> Cases:
-    """Hosts whose newest ROCm is the slow one, where another one is installed."""
-    cases: Cases = []
-    for name, facts in _strix_halos(context):
-        installed = [one for one in facts.toolchains or () if one["backend"] == backends.HIP.name]
-        built = [build.environment.get("HIP_PATH") for build in context.plan.hosts[name].builds]
-        slow = [one for one in installed if one["prefix"] in built and numbers(one["version"])[:2] == SLOW_ROCM]
-        others = [one["prefix"] for one in installed if numbers(one["version"])[:2] != SLOW_ROCM]
-        if slow and others and not context.cluster.hosts[name].toolchain:
-            where = f"{name} (ROCm {slow[0]['version']})"
-            cases.append((name, {"where": where, "architecture": STRIX_HALO, "other": others[-1]}))
     return cases

@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterable
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
@@ -18,13 +14,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 DEFAULT_MTU = 1500
 LARGEST_MTU = 65522
 """Of a Thunderbolt link between hosts (docs.kernel.org/admin-guide/thunderbolt.html)."""
-THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
-"""Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
 SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 """Kinds of links that have more than two ends, unless llama_links says otherwise."""
-RDMA_UNTRIED = (
-    "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
-)
 
 
 def why_no_unit_closes(context: AdvisoryContext, name: str) -> str:
@@ -95,25 +86,6 @@ def strange_peers(context: AdvisoryContext) -> Cases:
     ]
 
 
-def _is_outside(address: str, own: str, links: Iterable[LinkPlan]) -> bool:
-    """Whether no network that ``llama_links`` gives for one's own address has this one; an address without a prefix length says no network."""
-    networks = [ipaddress.IPv4Interface(link.address).network for link in links if link.address.split("/")[0] == own]
-    known = [network for network in networks if network.prefixlen < network.max_prefixlen]
-    return bool(known) and not any(ipaddress.IPv4Address(address) in network for network in known)
-
-
-def links_in_different_networks(context: AdvisoryContext) -> Cases:
-    """Workers and the head with addresses of different networks, as they are planned to connect."""
-    head = context.head
-    cases: Cases = []
-    for name, host in context.cluster.hosts.items():
-        rules = [] if host.is_head else context.plan.hosts[name].firewall
-        for address, source in dict.fromkeys((rule.address, rule.sources[0]) for rule in rules):
-            if _is_outside(source, address, host.links) or _is_outside(address, source, head.links):
-                cases.append((name, {"where": f"{address} of {name} and {source} of {head.name}", "head": head.name}))
-    return cases
-
-
 def _by_thunderbolt(link: LinkPlan) -> bool:
     return link.kind in ("thunderbolt", "usb4") or str(link.interface or "").startswith("thunderbolt")
 
@@ -125,27 +97,3 @@ def default_mtu_on_thunderbolt(context: AdvisoryContext) -> Cases:
         for index, link in enumerate(host.links)
         if _by_thunderbolt(link) and link.manage and (link.mtu or DEFAULT_MTU) <= DEFAULT_MTU
     ]
-
-
-def narrow_thunderbolt(context: AdvisoryContext) -> Cases:
-    return [
-        (name, {"where": f"{wire.device} of {name}", "lanes": wire.lanes, "gbit": f"{wire.gbit_per_lane:g}"})
-        for name, host in context.plan.hosts.items()
-        if any(map(_by_thunderbolt, host.links))
-        for wire in context.cluster.hosts[name].facts.thunderbolt
-        if wire.lanes < THUNDERBOLT_LANES or wire.gbit_per_lane < THUNDERBOLT_GBIT
-    ]
-
-
-def rdma(context: AdvisoryContext) -> Cases:
-    """Hosts whose programs are compiled with RDMA, that compute and for which nobody asks for it."""
-    computing = {context.plan.head.host, *(device.host for device in context.used)}
-    cases: Cases = []
-    for name, host in context.plan.hosts.items():
-        compiled = any(backends.is_on(build.cmake_options.get(backends.RDMA, "OFF")) for build in host.builds)
-        remote = name in computing and any(device.endpoint for device in context.used)
-        if compiled and remote and not context.cluster.hosts[name].rdma:
-            closed = host.scope == "system" and service_managers.MANAGERS[host.service_manager].closes_ports_by
-            reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
-            cases.append((name, {"where": name, "option": backends.RDMA, "reason": reason}))
-    return cases

@@ -14,8 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Where it is accepted, devices lend more than their driver shows as their own."""
-VULKAN_SHARE_MIB = 87857
-"""Smallest share of DeepSeek R1 Q4_K_M on four Strix Halo, which crashed by Vulkan over RPC and ran by HIP, in the field notes. 64446 ran."""
 
 
 def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
@@ -26,14 +24,6 @@ def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
     return context.on_head if maps else []
 
 
-def mmap_crawls(context: AdvisoryContext) -> Cases:
-    return [
-        (device.host, {"where": f"{device.name} of {device.host}", "mode": context.plan.head.load_mode})
-        for device in _with_mapped_pages(context)
-        if device.is_gb10
-    ]
-
-
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": heads.unmapped_mode(context.release)}
     return [
@@ -41,24 +31,6 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
         for device in _with_mapped_pages(context)
         if device.hangs_on_mmap
     ]
-
-
-def mmap_is_slow(context: AdvisoryContext) -> Cases:
-    mode = heads.unmapped_mode(context.release)
-    cases: Cases = []
-    for device in _with_mapped_pages(context):
-        if device.slow_on_mmap and not device.hangs_on_mmap:
-            size = f"{round(device.weights_mib)} of {device.host_memory_mib} MiB"
-            cases.append((device.host, {"where": f"{size} on {device.name} of {device.host}", "mode": mode}))
-    return cases
-
-
-def vulkan_without_mmap(context: AdvisoryContext) -> Cases:
-    """Not where HIP would hang or crawl with mmap."""
-    head, mode = context.plan.head.host, context.plan.head.load_mode
-    own = any(device.needs_less_with_mmap for device in context.on_head)
-    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in context.on_head)
-    return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
 
 
 def vulkan_memory(context: AdvisoryContext) -> Cases:
@@ -89,23 +61,6 @@ def _ways_around_vulkan(context: AdvisoryContext, met: list[devices.Holder]) -> 
     }
 
 
-def large_vulkan_shares(context: AdvisoryContext) -> Cases:
-    """Shares within what the driver shows: others are the case of VULKAN_MEMORY. Of a model that does not fit there are none yet."""
-    cases: Cases = []
-    for device in context.used:
-        large = VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
-        if context.plan.fits and device.endpoint and device.backend == backends.VULKAN.name and large:
-            ours = device.host in context.cluster.hosts
-            values = {
-                "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
-                "crashed": VULKAN_SHARE_MIB,
-                "mib": VULKAN_SHARE_MIB - 1,
-                "variable": "llama_worker_endpoints" if ours else "llama_external_workers",
-            }
-            cases.append((device.host, values))
-    return cases
-
-
 def untuned(context: AdvisoryContext) -> Cases:
     """Graphics to which the kernel lends less than it could, of a model that does not fit."""
     cases: Cases = []
@@ -129,4 +84,5 @@ def over_capacity(context: AdvisoryContext) -> Cases:
     hosts = {entry.host for entry in over}
     held = [f"{one.device} of {one.host} (≤ {one.total_mib:.0f} of {one.capacity_mib:.0f} MiB)" for one in over]
     values = {"devices": ", ".join(held), "compute": round(max(entry.compute_mib for entry in over))}
+    values["flash"] = "on" if context.server.flash_attention == "off" else None
     return [(hosts.pop() if len(hosts) == 1 else None, values)]

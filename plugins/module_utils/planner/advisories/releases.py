@@ -33,21 +33,6 @@ def remote_code(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def unmaintained_backends(context: AdvisoryContext) -> Cases:
-    known, used = context.plan.releases, {(device.host, device.backend) for device in context.used}
-    maintained = sorted(backends.IK_LLAMA_MAINTAINED, key=lambda name: backends.RECORDS[name].preference)
-    cases: Cases = []
-    for name, host in context.plan.hosts.items():
-        for build in host.builds:
-            fork = known[build.release].fork
-            if fork and (name, build.backend) in used and build.backend not in maintained:
-                facts = context.cluster.hosts[name].facts
-                other = next((one for one in maintained if one != backends.CPU.name and facts.of_backend(one)), None)
-                values = {"fork": fork, "unmaintained": build.backend, "backend": other}
-                cases.append((name, {**values, "variables": remedies.listed(context.variables_of(build.release))}))
-    return cases
-
-
 def cache_kernels(context: AdvisoryContext) -> Cases:
     """Hosts whose programs may lack kernels of flash attention for the types of the cache."""
     kinds = context.server.cache_type_k, context.server.cache_type_v

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import math
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
@@ -19,8 +17,6 @@ SLOW_LOAD_S = 60
 """Predicted seconds of a load from which on it is said what would shorten it; assumed."""
 RPC_LIMITS = "RPC on "
 """What limits such a load, as the estimate names it."""
-FASTER_PIPELINED = 1.25
-"""So many times as fast have prompts to be predicted with the pipeline before it is said."""
 DEFAULT_CONTEXT = 8192
 """Of llama_server_context: who leaves it out asks for no more than the model has."""
 EXTENDING = ("--rope-scal", "--rope-freq-", "--yarn-orig-ctx")
@@ -53,23 +49,6 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
     return [(head.host, {"networks": ", ".join(head.allowed), "reason": reason})]
 
 
-def option_files(context: AdvisoryContext) -> Cases:
-    """Only llama-server of llama.cpp itself reads them."""
-    files = context.head.facts.option_files
-    return [(context.cluster.head, {"files": " and ".join(files)})] if files and context.release.mainline else []
-
-
-def unpipelined_prompts(context: AdvisoryContext) -> Cases:
-    """Prompts that would be read faster if devices computed at the same time."""
-    prompt = context.plan.estimate.prompt
-    if not prompt or not prompt.obstacles or context.plan.model.known_answer:
-        return []
-    if prompt.pipelined_tokens_per_s < FASTER_PIPELINED * prompt.tokens_per_s:
-        return []
-    values = {"tokens": prompt.tokens, "now": f"{prompt.tokens_per_s:g}", "then": f"{prompt.pipelined_tokens_per_s:g}"}
-    return [(None, {**values, "steps": ", and ".join(prompt.obstacles)})]
-
-
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """The known-answer model is there to try workers, however fast."""
     estimate, server = context.plan.estimate, context.server
@@ -91,16 +70,6 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     return [(host, {"together": str(together), "alone": str(best.generation_range), "steps": ", ".join(steps)})]
 
 
-def lends_to_itself(context: AdvisoryContext) -> Cases:
-    """A head that reaches its own accelerators through workers alone, where llama-server would drive them. With the known-answer model that is a trial."""
-    own = [device for device in context.on_head if device.backend != backends.CPU.name]
-    direct = any(not device.endpoint for device in own)
-    if context.plan.model.known_answer or not own or direct or context.head.endpoints or not context.head.is_worker:
-        return []
-    head = context.cluster.head
-    return [(head, {"where": f"{', '.join(device.name for device in own)} of {head}"})]
-
-
 def slow_load(context: AdvisoryContext) -> Cases:
     """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release
@@ -109,12 +78,6 @@ def slow_load(context: AdvisoryContext) -> Cases:
     if not slow or not patch or release.loads_fast:
         return []
     return [(None, {"seconds": f"{estimate.load_s:g}", "release": release.ref})]
-
-
-def short_idleness(context: AdvisoryContext) -> Cases:
-    """A model that is kept for less time than it takes to load."""
-    idle, load = context.server.idle_seconds, context.plan.estimate.load_s
-    return [(None, {"idle": idle, "seconds": math.ceil(load)})] if idle and load and idle < load else []
 
 
 def without_fallback(context: AdvisoryContext) -> Cases:
@@ -133,15 +96,6 @@ def uncounted(context: AdvisoryContext) -> Cases:
         values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
         cases.append((context.cluster.head, values))
     return cases
-
-
-def slow_speculation(context: AdvisoryContext) -> Cases:
-    """Predicted tokens that cost more than they save."""
-    found, without = context.plan.estimate.speculation, context.plan.estimate.generation_tokens_per_s
-    if not found or not without or found.generation_tokens_per_s >= without:
-        return []
-    values = {**found._asdict(), "with_it": found.generation_tokens_per_s, "without": without}
-    return [(None, {**values, "source": "stated" if found.stated else "assumed"})]
 
 
 def cut_context(context: AdvisoryContext) -> Cases:

@@ -113,28 +113,6 @@ ADVISORIES = (
         THREAD.format(19745),
     ),
     Advisory(
-        "hip-mmap-slow",
-        "warning",
-        memory.mmap_is_slow,
-        "HIP loads weights with mmap into more than half of the memory that is shared with the processor: {where}. This is very slow.",
-        (
-            "leave llama_server_load_mode out",
-            "set llama_server_load_mode to {mode}",
-        ),
-        "https://github.com/lhl/strix-halo-testing",
-    ),
-    Advisory(
-        "vulkan-without-mmap",
-        "warning",
-        memory.vulkan_without_mmap,
-        "llama_server_load_mode is {mode}. The head {host} uses Vulkan on shared memory, and needs more of it than with mmap.",
-        (
-            "leave llama_server_load_mode out",
-            "set llama_server_load_mode to mmap",
-        ),
-        "https://github.com/lhl/strix-halo-testing",
-    ),
-    Advisory(
         memory.VULKAN_MEMORY,
         "error",
         memory.vulkan_memory,
@@ -200,27 +178,11 @@ ADVISORIES = (
         "docs/variables.md",
     ),
     Advisory(
-        "link-networks",
-        "warning",
-        links.links_in_different_networks,
-        "The head reaches a worker only if something routes between their networks, as llama_links gives them: {where}.",
-        ("give {hosts} and {head} a link in one network, with peer where a host has several links",),
-        "docs/variables.md",
-    ),
-    Advisory(
         "thunderbolt-mtu",
         "warning",
         links.default_mtu_on_thunderbolt,
         "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
         ("set mtu of these links to {mtu}, on both ends",),
-        "https://docs.kernel.org/admin-guide/thunderbolt.html",
-    ),
-    Advisory(
-        "thunderbolt-lanes",
-        "warning",
-        links.narrow_thunderbolt,
-        "A Thunderbolt connection between hosts uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each: {where}.",
-        ("use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices",),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(
@@ -243,25 +205,6 @@ ADVISORIES = (
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
-        "strix-halo-firmware",
-        "warning",
-        hardware.faulty_firmware,
-        "ROCm fails on gfx1151 graphics with linux-firmware {version}, which is on {hosts}.",
-        ("install another version of linux-firmware on {hosts}",),
-        "https://github.com/kyuz0/amd-strix-halo-toolboxes",
-    ),
-    Advisory(
-        "backend-unmaintained",
-        "warning",
-        releases.unmaintained_backends,
-        "{fork} is built for {unmaintained} on {hosts}, which its maintainers do not support.",
-        (
-            "set llama_backend of {hosts} to {backend}",
-            "set {variables} to a release of llama.cpp",
-        ),
-        "https://github.com/ikawrakow/ik_llama.cpp#readme",
-    ),
-    Advisory(
         "accelerator-unused",
         "warning",
         hardware.unused_accelerators,
@@ -282,38 +225,12 @@ ADVISORIES = (
         "docs/operating.md",
     ),
     Advisory(
-        "options-elsewhere",
-        "warning",
-        server.option_files,
-        "llama-server of {host} reads {files} before its command line. Every option there that the plan does not set takes effect, and nothing is "
-        "planned for it.",
-        ("give these options in llama_server_extra_args, and remove them from {files}",),
-        "docs/architecture.md",
-    ),
-    Advisory(
         "slower-than-one-host",
         "warning",
         server.slower_than_one_host,
         "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
         ("{steps}",),
         "docs/plan.md",
-    ),
-    Advisory(
-        "head-lends-to-itself",
-        "warning",
-        server.lends_to_itself,
-        "llama-server reaches {where} through a worker on its own host, which is slower than to drive it itself.",
-        ("remove {hosts} from llama_workers",),
-        "docs/plan.md",
-    ),
-    Advisory(
-        "prompts-not-pipelined",
-        "warning",
-        server.unpipelined_prompts,
-        "Devices compute prompts one after the other: one of {tokens} tokens is read at about {now} tokens per second, and at {then} if they did it at "
-        "the same time.",
-        ("{steps}",),
-        THREAD.format(18626),
     ),
     Advisory(
         "slow-load",
@@ -324,20 +241,15 @@ ADVISORIES = (
         "docs/operating.md",
     ),
     Advisory(
-        "idle-shorter-than-load",
-        "warning",
-        server.short_idleness,
-        "llama_server_idle_seconds is {idle}, and a load of the model is predicted to take {seconds} s.",
-        ("set llama_server_idle_seconds to {seconds} or more",),
-        "docs/operating.md",
-    ),
-    Advisory(
         "compute-over-capacity",
         "warning",
         memory.over_capacity,
         "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB; if they come near it, llama-server runs out of memory when it starts.",
-        ("use a smaller model, or devices with more memory",),
+        (
+            "set llama_server_flash_attention to '{flash}'",
+            "set llama_server_micro_batch or llama_server_context to a smaller number",
+        ),
         "docs/plan.md",
     ),
     Advisory(
@@ -348,18 +260,6 @@ ADVISORIES = (
         (
             "remove {word}, so that the plan chooses",
             "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory",
-        ),
-        "docs/models.md",
-    ),
-    Advisory(
-        "speculation-slower",
-        "warning",
-        server.slow_speculation,
-        "With {type} {with_it} tokens per second are predicted, and {without} without: it pays from a share of {pays_from} accepted tokens on, and "
-        "{acceptance} is {source}.",
-        (
-            "set llama_server_speculation to none",
-            "set llama_server_speculation_acceptance to the share that the log of llama-server has",
         ),
         "docs/models.md",
     ),
@@ -407,51 +307,6 @@ ADVISORIES = (
             "remove {identifier} from llama_accept_advisories",
         ),
         "docs/plan.md",
-    ),
-    Advisory(
-        "device-without-memory",
-        "warning",
-        hardware.unsized_devices,
-        "llama-server does not use {where}: the memory is not known.",
-        ("set memory_mib of the device in llama_hardware of {hosts}",),
-        "docs/variables.md",
-    ),
-    Advisory(
-        "gb10-mmap-slow",
-        "warning",
-        memory.mmap_crawls,
-        "llama_server_load_mode is {mode}, and {where} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s without.",
-        (
-            "leave llama_server_load_mode out",
-            "set llama_server_load_mode to none",
-        ),
-        THREAD.format(27742),
-    ),
-    Advisory(
-        "vulkan-large-share",
-        "warning",
-        memory.large_vulkan_shares,
-        "Vulkan gets large shares over RPC: {where}. A model with {crashed} MiB and more on each device crashed so with out of memory while it was loaded, "
-        "and ran by HIP.",
-        ("set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less",),
-        "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
-    ),
-    Advisory(
-        "rocm-slow-prompts",
-        "warning",
-        hardware.slow_prompts,
-        "llama.cpp is compiled for {architecture} with the newest ROCm that is installed on {where}. Two Strix Halo read prompts of a model in Q8_0 "
-        "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
-        ("compare it with llama_build_toolchain of {hosts} set to {other}",),
-        "https://github.com/ggml-org/llama.cpp/issues/17917",
-    ),
-    Advisory(
-        "rdma-not-planned",
-        "warning",
-        links.rdma,
-        "llama.cpp is compiled with {option} on {where}. {reason}.",
-        ("remove {option} from llama_build_cmake_options of {hosts}",),
-        "https://github.com/ggml-org/llama.cpp/pull/20590",
     ),
     Advisory(
         "no-fallback",

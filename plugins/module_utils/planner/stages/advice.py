@@ -40,7 +40,7 @@ def context_of(draft: Draft, plan: Plan, laid: Laid) -> AdvisoryContext:
 
 
 def with_remedies(advised: Advised, cluster: Cluster, attempt: Callable[[Cluster], Plan | Refused]) -> Plan:
-    """The plan with what helps, when it is tried, a model that does not fit or whose compute buffers may not.
+    """The plan with what helps, when it is tried, a model that does not fit.
 
     :param attempt: plans a changed cluster.
     """
@@ -55,14 +55,7 @@ def with_remedies(advised: Advised, cluster: Cluster, attempt: Callable[[Cluster
         room = [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, advised.offered)]
         fitting = [f"it fits this way: {', or '.join(room)}"] if room else []
         return plan._replace(reasons=(*plan.reasons, *idle.sentence(advised.unused), *fitting))
-    if all(one.id != remedies.OVER_CAPACITY for one in plan.advisories):
-        return plan
-    smaller = remedies.for_smaller_buffers(trial)
-    advisories = [
-        one._replace(remedy=remedies.sentence(smaller)) if smaller and one.id == remedies.OVER_CAPACITY else one
-        for one in plan.advisories
-    ]
-    return plan._replace(advisories=tuple(advisories))
+    return plan
 
 
 def judged(plan: Plan, accepted: frozenset[str]) -> Plan:
