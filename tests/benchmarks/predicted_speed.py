@@ -65,7 +65,7 @@ def _rate(machine: dict[str, Any]) -> cost_model.Rate:
 def release_of(build: int) -> Release:
     """A release of llama.cpp with this build number."""
     able = capabilities.of_build(build)
-    return Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able.protocol, {}, (), able)
+    return Release("", "git", f"b{build}", build, "", capabilities.MAINLINE, able.protocol, {}, (), able)
 
 
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:

@@ -109,7 +109,7 @@ def test_every_backend_can_have_a_release_and_is_offered():
     for record in RECORDS:
         assert f"llama_release_{record.name}" in spec
         assert f"V({record.name})" in " ".join(spec["llama_backend"]["description"])
-    asked = {"llama_release": release_request.tagged(11434)}
+    asked = {"llama_release": release_request.request_of("b11434")}
     asked.update(
         (f"llama_release_{name}", asked["llama_release"]._replace(source="pypi")) for name in backends.BACKENDS
     )

@@ -170,7 +170,7 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
 
     :param architectures: host that builds for the backend → architecture of its processor.
     """
-    if architectures and release.fork == capabilities.IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
+    if architectures and not supports(backend, release):
         raise Refusal(
             f"llama_release is one of {capabilities.IK_LLAMA}, which this collection cannot link for {backend}, but "
             f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"

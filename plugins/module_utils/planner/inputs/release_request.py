@@ -153,10 +153,6 @@ def name_variable(refusal: Refusal, variable: str) -> Refusal:
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 
-def tagged(build: int) -> ReleaseRequest:
-    return request_of(f"b{build}")
-
-
 def declaration(release: ReleasePlan) -> str:
     """What ``llama_release`` has to be for a release of a plan, as JSON, which YAML reads too."""
     given: dict[str, Any] = {
