@@ -45,12 +45,13 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
     assert planned["stale"] == FACTS["defined"]
     assert planned["accounts"] == ["llamacpp", "llamacpp-build"]
     assert planned["build_account"] == names.BUILD_ACCOUNT
+    assert planned["firewall_manager"] == "nftables"
     assert (planned["scope"], planned["supervisor"]) == ("system", {"running": False})
 
 
 def test_accounts_of_others_stay_where_the_installation_is_a_users():
     hosts = teardown.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
-    assert (hosts["here"]["accounts"], hosts["here"]["build_account"]) == ([], None)
+    assert [hosts["here"][key] for key in ("accounts", "build_account", "firewall_manager")] == [[], None, None]
     accounts = {**FACTS, "accounts": {"llamacpp": "/opt/llamacpp"}}
     assert teardown.plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
 

@@ -28,6 +28,7 @@ READ: dict[str, Any] = {
     "defined": [Text()],
     "cluster": Maybe(Text()),
     "installed": Maybe(bool),
+    "firewall": Maybe(names.FIREWALLS),
 }
 """Facts of which the empty plan is made, as facts/host.py returns them."""
 
@@ -57,6 +58,7 @@ def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
         **facts,
         **NOTHING,
         "account": names.ROOT if system else None,
+        "firewall_manager": known["firewall"] if system else None,
         "stale": known["defined"],
         "accounts": accounts if system else [],
         "left": bool(known["defined"] or known["installed"] is not False or (accounts and system)),
