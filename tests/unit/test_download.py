@@ -204,13 +204,6 @@ def test_a_file_that_cannot_be_had_ends_the_run_and_those_before_it_stay(server,
     assert server.sent == 2 * SIZE
 
 
-def test_the_folder_itself_may_be_a_symbolic_link(server, models, fetch, tmp_path):
-    (tmp_path / "large").mkdir()
-    models.symlink_to(tmp_path / "large")
-    fetch()
-    assert (tmp_path / "large" / "source" / "m.gguf").read_bytes() == DATA
-
-
 def test_two_runs_at_once_do_not_mix(server, models, fetch):
     server.cut = 300_000
     runs = [threading.Thread(target=fetch) for _number in range(3)]
