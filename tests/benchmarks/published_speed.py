@@ -1,7 +1,7 @@
 """Predicted beside published tokens per second, by machine: the second table of docs/performance.md, and every figure.
 
 published_speeds.csv: `tg` is generation with an empty context, `pp` a prompt of 512 tokens. A device is NAME/BACKEND/LAYERS/LINK; those without
-link are llama-server's own. `held_out` is what a fit predicts that has no figure of this owner. Prompts are of builds from 8000 on, generation from
+link are llama-server's own. Prompts are of builds from 8000 on, generation from
 7183 on: older ones computed and sent otherwise. published_models.csv: tensors are PLACE TYPE BYTES WEIGHTS, those of all layers together; `graph` is
 an architecture whose layers take as many steps.
 
@@ -42,7 +42,6 @@ class Figure(NamedTuple):
     measured: float
     predicted: float
     factor: float
-    held_out: float
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -112,7 +111,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
 
 
 def figures() -> list[Figure]:
-    """Every published figure with what the table predicts, and what a fit without its owner predicts."""
+    """Every published figure with what the table predicts."""
     found = []
     for row in _rows("published_speeds.csv"):
         works, width = _works(row), _models()[row["model"]].width
@@ -123,7 +122,7 @@ def figures() -> list[Figure]:
             factor = cost_model.prompt_factor(works, width)
         name = " and ".join(dict.fromkeys(work.host for work in works))
         machine = f"{name}, {len(works)} devices" if len(works) > 1 else name
-        found.append(Figure(machine, row["test"], float(row["tokens_per_s"]), speed, factor, float(row["held_out"])))
+        found.append(Figure(machine, row["test"], float(row["tokens_per_s"]), speed, factor))
     return found
 
 
@@ -132,16 +131,13 @@ FEW = 4
 
 
 def _shares(rows: list[Figure]) -> list[str]:
-    """Cells of the table: number, per cent of the held-out and of the fitted predictions within 20 and 35 %, per cent in the range."""
+    """Cells of the table: number, per cent of the predictions within 20 and 35 %, per cent in the range."""
     if not rows:
-        return ["0", "", "", ""]
-    cells = [str(len(rows))]
-    for predicted in ([row.held_out for row in rows], [row.predicted for row in rows]):
-        errors = [abs(speed / row.measured - 1) for speed, row in zip(predicted, rows)]
-        shares = [statistics.mean(error <= limit for error in errors) for limit in (0.2, 0.35)]
-        cells.append(", ".join(f"{100 * share:.0f}" for share in shares))
+        return ["0", "", ""]
+    errors = [abs(row.predicted / row.measured - 1) for row in rows]
+    shares = [statistics.mean(error <= limit for error in errors) for limit in (0.2, 0.35)]
     inside = [abs(math.log(row.predicted / row.measured)) <= math.log(row.factor) for row in rows]
-    return [*cells, f"{100 * statistics.mean(inside):.0f}"]
+    return [str(len(rows)), ", ".join(f"{100 * share:.0f}" for share in shares), f"{100 * statistics.mean(inside):.0f}"]
 
 
 def table() -> str:
@@ -154,11 +150,7 @@ def table() -> str:
         groups.setdefault("machines with fewer figures" if few else row.machine, []).append(row)
     head = [
         "machine",
-        *(
-            f"{test}: {cell}"
-            for test in ("generation", "prompts")
-            for cell in ("figures", "held out", "fitted", "in range")
-        ),
+        *(f"{test}: {cell}" for test in ("generation", "prompts") for cell in ("figures", "fitted", "in range")),
     ]
     lines = [head, ["---"] * len(head)]
     for name, group in groups.items():
