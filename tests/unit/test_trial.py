@@ -43,7 +43,7 @@ while True:
     connection, _address = listening.accept()
     ANSWER
 """
-ANSWERS = "reply(connection, bytes([2, 0, 0])); reply(connection, bytes(16))"
+ANSWERS = "reply(connection, bytes([7, 0, 0]) + bytes(25)); reply(connection, struct.pack('<I', 1)); reply(connection, bytes(16))"
 
 
 @pytest.fixture

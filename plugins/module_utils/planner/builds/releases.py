@@ -233,13 +233,18 @@ def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree:
 
 
 def same_source(one: Release, other: Release) -> bool:
-    """Whether programs of two releases are of the same build with the same patches, so that head and worker understand each other. They may have come
-    as sources and as programs."""
-
-    def what(release: Release) -> tuple[Any, ...]:
-        return release.fork, release.build, release.protocol, {patch.sha256 for patch in release.patches}
-
-    return what(one) == what(other)
+    """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
+    have come as sources and as programs."""
+    if one.id == other.id:
+        return True
+    patches = [{patch.sha256 for patch in release.patches} for release in (one, other)]
+    if (one.fork, one.protocol, patches[0]) != (other.fork, other.protocol, patches[1]):
+        return False
+    commits = sorted((one.commit, other.commit), key=len)
+    if "unknown" not in commits:
+        return commits[1].startswith(commits[0])
+    usual = [release.origin.get("repository") in (None, capabilities.FORKS[release.fork]) for release in (one, other)]
+    return one.build == other.build and all(usual)
 
 
 class _Kind(NamedTuple):
