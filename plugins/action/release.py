@@ -36,6 +36,8 @@ class ActionModule(Action):
     ARGUMENTS = ReleaseArguments
 
     def perform(self, arguments: ReleaseArguments) -> dict:
+        if arguments.state == "fetched":
+            return {"changed": any(archive.changed for archive in _fetch(arguments))}
         if arguments.release.source in release_request.COMPILED:
             return self._compiled(arguments)
         result = self._install(arguments)
@@ -73,14 +75,13 @@ class ActionModule(Action):
     def _bring(self, arguments: ReleaseArguments) -> Source:
         """Copies source and patches to the host; returns their paths there and their checksums. Compiled programs are unpacked at once, and lie in the
         task's temporary folder: the host's cache may be the controller's, which keeps them."""
-        release, cache, names = arguments.release, arguments.cache, arguments.build.archives
+        release, cache = arguments.release, arguments.cache
+        fetched, *others = _fetch(arguments)
         if release.source not in release_request.COMPILED:
-            known = sources.fetch_prebuilt(release, names) if names else [sources.fetch(release)]
             programs, *libraries = (
-                PackedRelease(self.transfer(str(one.path), one.path.name), one.sha256) for one in known
+                PackedRelease(self.transfer(str(one.path), one.path.name), one.sha256) for one in (fetched, *others)
             )
-            return Source(*programs, known[0].commit, further=tuple(libraries))
-        fetched = sources.fetch(release)
+            return Source(*programs, fetched.commit, further=tuple(libraries))
         patches = [
             Patch(
                 name=Path(patch.path).name,
@@ -124,3 +125,11 @@ class ActionModule(Action):
         pauses = itertools.repeat(POLL_SECONDS)
         work = Job("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost)
         return self.background(work, **typed_json.dump(arguments))
+
+
+def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:
+    """What a host needs of a release, in the controller's cache; nothing of a distribution's package."""
+    release, archives = arguments.release, arguments.build.archives
+    if release.source == "package":
+        return []
+    return sources.fetch_prebuilt(release, archives) if archives else [sources.fetch(release)]

@@ -93,10 +93,6 @@ shared:
   description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
   returned: success
   type: dict
-sources:
-  description: Release of what is compiled or unpacked, and names of upstream's archives of compiled programs that hosts lack.
-  returned: success
-  type: dict
 unkeyed:
   description: Hosts of workers whose tunnel needs a new key.
   returned: success

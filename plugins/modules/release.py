@@ -18,6 +18,13 @@ description:
   - An action plugin of the same name shows the progress of a build every few seconds.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
+  state:
+    description:
+      - With V(installed), the host has the release.
+      - With V(fetched), the controller's cache has its source, or its archives of compiled programs, and their checksums are right. The host is not asked.
+    type: str
+    choices: [installed, fetched]
+    default: installed
   release:
     description: The release as the plan holds it.
     type: dict
@@ -71,6 +78,14 @@ seealso:
 """
 
 EXAMPLES = r"""
+- name: Fetch the source
+  llamacpp.cluster.release:
+    state: fetched
+    release: "{{ __llama_plan.release }}"
+    build: "{{ __llama_host_plan.builds[0] }}"
+    prefix: "{{ __llama_host_plan.prefix }}"
+    cache: "{{ __llama_host_plan.cache }}"
+
 - name: Build the planned release
   llamacpp.cluster.release:
     release: "{{ __llama_plan.release }}"

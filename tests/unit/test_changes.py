@@ -15,7 +15,6 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "while_away": {"here": "The cluster does not answer until it is back: it is the head."},
         "builders": [],
         "shared": {},
-        "sources": {},
         "unkeyed": [],
     }
 
@@ -77,7 +76,6 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
     changes = decide(plan, found)
     assert changes.builders == (["head"] if "head" in lacking else [])
     assert changes.shared == ({identity: builder} if shared else {})
-    assert changes.sources == ({plan["release"]["id"]: []} if builder in lacking else {})
     assert builder is None or builder in changes.behind
 
 
@@ -141,7 +139,7 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
     for name, host in plan["hosts"].items():
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
     changes = decide(plan, found)
-    assert (changes.builders, changes.shared, len(changes.sources)) == ([], {}, 1)
+    assert (changes.builders, changes.shared) == ([], {})
     assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
 
 

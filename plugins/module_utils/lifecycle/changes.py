@@ -76,8 +76,6 @@ class Decision(NamedTuple):
     """Hosts that compile something."""
     shared: Mapping[str, str]
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
-    sources: Mapping[str, list[str]]
-    """Id of each release of what is compiled or unpacked → names of upstream's archives of compiled programs that hosts lack."""
     unkeyed: list[str]
     """Hosts of workers whose tunnel needs a new key: the head has none, or one that the host does not take."""
 
@@ -89,7 +87,7 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     _check_archives(plan, drifts)
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
-    builders, shared, sources = _builders(plan, drifts)
+    builders, shared = _builders(plan, drifts)
     unkeyed = _unkeyed(plan, drifts)
     ends = {*unkeyed, *([plan.head.host] if unkeyed else [])}
     return Decision(
@@ -102,7 +100,6 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         while_away={name: while_away(plan, name) for name in plan.hosts},
         builders=builders,
         shared=shared,
-        sources=sources,
         unkeyed=unkeyed,
     )
 
@@ -183,10 +180,9 @@ def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
                 )
 
 
-def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
+def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str]]:
     """As in Decision. Which host builds stands in the plan; the hosts' reports decide only what is missing."""
     builders = set()
-    sources: dict[str, set[str]] = {}
     shared: dict[str, str] = {}
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
@@ -195,15 +191,9 @@ def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[
                 continue
             if build.builder != name:
                 shared[build.id] = build.builder
-                continue
-            sources.setdefault(build.release, set()).update(build.archives or ())
-            if source in release_request.COMPILED:
+            elif source in release_request.COMPILED:
                 builders.add(name)
-    return (
-        sorted(builders),
-        shared,
-        {release: sorted(names) for release, names in sorted(sources.items())},
-    )
+    return sorted(builders), shared
 
 
 def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:

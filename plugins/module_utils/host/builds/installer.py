@@ -73,6 +73,8 @@ class ReleaseArguments(NamedTuple):
     cluster: Optional[str] = None
     share: bool = False
     """Whether other hosts get the build from here."""
+    state: Annotated[str, ("installed", "fetched")] = "installed"
+    """fetched: its source is in the controller's cache."""
 
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
