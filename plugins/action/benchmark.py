@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.utils.display import Display
@@ -59,9 +59,10 @@ class PlannedLoad(NamedTuple):
 
 class Arguments(NamedTuple):
     plan: Plan
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     path: ControllerPath | None = None
+    state: Annotated[str, ("absent",)] | None = None
 
 
 class ActionModule(Action):
@@ -72,6 +73,8 @@ class ActionModule(Action):
         self._plan = arguments.plan.each()[0]
         self._name = self._plan.head.host
         self._host = self._plan.hosts[self._name]
+        if arguments.state:
+            return self._call(state=arguments.state)
         loads = self._loads(arguments)
         self._show(
             f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} not possible"
@@ -224,14 +227,14 @@ class ActionModule(Action):
                 return
 
     def _call(self, **arguments: Any) -> dict:
-        """What benchmark_job returns on the head. It is called again where that cannot be reached.
+        """What the module returns on the head. It is called again where that cannot be reached.
 
         :raises AnsibleActionFail: with what the module says, or why the head cannot be reached.
         """
         host, missed = typed_json.dump(self._host._replace(files=())), 0
         while True:
             try:
-                answer = self.module("llamacpp.cluster.benchmark_job", host=host, **arguments)
+                answer = self.module(host=host, **arguments)
             except AnsibleConnectionFailure as failure:
                 missed += 1
                 if missed == MOST_MISSED:
@@ -239,7 +242,7 @@ class ActionModule(Action):
                 time.sleep(POLL_SECONDS)
                 continue
             if answer.get("failed"):
-                raise AnsibleActionFail(f"benchmark_job on {self._name}: {why(answer)}")
+                raise AnsibleActionFail(f"benchmark on {self._name}: {why(answer)}")
             return answer
 
 

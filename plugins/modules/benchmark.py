@@ -9,14 +9,41 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures a cluster
 description:
-  - Plans a load of the model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for.
-  - It calls M(llamacpp.cluster.benchmark_job) on the head, which keeps what was measured.
+  - Plans a load of the model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for, by a service
+    that takes the place of the server. Used by C(playbooks/benchmark.yml).
+  - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
 extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.measures]
 attributes:
   check_mode:
     details: Shows how much would be measured.
   idempotent:
     support: none
+options:
+  state:
+    description:
+      - With V(absent) no benchmark runs or is left from a run that was killed, and the server runs.
+      - V(started), the service measures; the action plugin sets it, as O(host) and all others that C(benchmark.yml) does not.
+    type: str
+    choices: [started, absent]
+  host:
+    description: The head's part of the plan.
+    type: dict
+    required: true
+  job:
+    description: C(timeout), seconds of each program, and C(loads), each with C(argv), C(environment), C(log), C(workers) and C(latency_ms).
+    type: dict
+  definition:
+    description: Of the service.
+    type: str
+  runner:
+    description: Text of the program that runs O(job).
+    type: str
+  record:
+    description: What was measured so far, which is kept beside the installation.
+    type: dict
+  log:
+    description: File that a program of the job writes.
+    type: path
 seealso:
   - module: llamacpp.cluster.verify
   - module: llamacpp.cluster.report
@@ -39,4 +66,62 @@ problem:
   description: Why the rest could not be measured. The task does not fail, so that C(record) can be used.
   returned: where something went wrong after the beginning
   type: str
+running:
+  description: Whether the service runs.
+  returned: to the action plugin
+  type: bool
+lines:
+  description: What matters of O(log). Empty without it.
+  returned: to the action plugin
+  type: str
 """
+
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
+
+
+def apply(service, params, check):
+    """Brings the job to its state; whether that changes something."""
+    started, exists = params["state"] == "started", service.exists()
+    if started and exists:
+        raise Refusal(f"{service.name} is there already: run playbooks/benchmark.yml again, which ends it first")
+    if check:
+        return started or exists
+    if params["record"]:
+        history.write(params["host"]["prefix"], typed_json.parse(types.Benchmark, params["record"]))
+    if started:
+        service.start(params["definition"], params["runner"], json.dumps(params["job"], indent=1) + "\n")
+    elif exists:
+        service.end()
+    return started or exists
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "host": {"type": "dict", "required": True},
+            "state": {"type": "str", "choices": ["started", "absent"]},
+            **{name: {"type": "dict"} for name in ("job", "record")},
+            **{name: {"type": "str"} for name in ("definition", "runner")},
+            "log": {"type": "path"},
+        },
+        required_if=[("state", "started", ("job", "definition", "runner", "record"))],
+        supports_check_mode=True,
+    )
+    host, state, log = (module.params[name] for name in ("host", "state", "log"))
+    lock = host_lock.hold(host["prefix"], exclusive=bool(state) and not module.check_mode)
+    with errors.reported(module), lock:
+        service = job.Job(typed_json.parse(job.Head, host))
+        changed = apply(service, module.params, module.check_mode) if state else False
+        running = service.runs()  # before the log is read: what a job writes that has ended is complete
+        lines = history.lines_of(log) if log else ""
+    module.exit_json(changed=changed, running=running, lines=lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.modules import benchmark_job, service
+from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
+from ansible_collections.llamacpp.cluster.plugins.modules import service
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from conftest import CATALOGUE, Cluster, known_answer_of
 from support import actions
@@ -306,11 +307,11 @@ def started(machine, **other):
 
 def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
     absent = {"host": head.host, "state": "absent"}
-    assert not call(module=benchmark_job, **absent)["changed"]
-    assert call(module=benchmark_job, check=True, **started(head))["changed"]
+    assert not call(module=module, **absent)["changed"]
+    assert call(module=module, check=True, **started(head))["changed"]
     assert head.state(PROGRAM) == [services.STOPPED], "check mode starts nothing"
-    assert call(module=benchmark_job, **started(head))["changed"]
-    found = call(module=benchmark_job, host=head.host)
+    assert call(module=module, **started(head))["changed"]
+    found = call(module=module, host=head.host)
     assert (found["running"], found["changed"], found["lines"]) == (True, False, "")
     assert history.ids(str(head.prefix)) == [benchmarks.example()["id"]]
     folder = head.prefix / "benchmarks"
@@ -323,15 +324,15 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
         assert own == f"ExecStopPost=+/usr/bin/env systemctl --no-block start {SERVER}.service\n"
     else:
         assert head.state(SERVER) == [services.STOPPED]
-    assert "is there already" in call(module=benchmark_job, **started(head))["msg"]
-    assert call(module=benchmark_job, **absent, record=benchmarks.example())["changed"]
+    assert "is there already" in call(module=module, **started(head))["msg"]
+    assert call(module=module, **absent, record=benchmarks.example())["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not job.Job(typed_json.parse(job.Head, head.host)).exists()
 
 
 @pytest.mark.parametrize("wanted", ["stopped", "absent", "started"])
 def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
-    call(module=benchmark_job, **started(head))
+    call(module=module, **started(head))
     change = {"service": PROGRAM, "before": services.RUNNING, "after": services.STOPPED}
     assert change in call(module=service, check=True, host=head.host, state=wanted, names=[SERVER])["changes"]
     assert call(module=service, host=head.host, state="stopped", names=["llamacpp-worker-cpu"])["changes"] == []
@@ -343,7 +344,7 @@ def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
 
 
 def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
-    call(module=benchmark_job, **started(head))
+    call(module=module, **started(head))
     job.Job(typed_json.parse(job.Head, head.host)).measuring.stop([PROGRAM])
     head.apply(start=[SERVER])
     head.lines("events")
@@ -357,14 +358,14 @@ def test_no_program_runs_that_other_accounts_may_write(head, call, tmp_path, mod
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk").chmod(mode)
     (head.prefix / "benchmarks").symlink_to(tmp_path / "disk")
-    answer = call(module=benchmark_job, **started(head))
+    answer = call(module=module, **started(head))
     assert f"other accounts can write into {head.prefix}/benchmarks" in answer["msg"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
 
 
 def test_a_head_whose_manager_starts_what_it_finds_at_boot_is_refused(head, call):
     head.host["service_manager"] = "launchd"
-    answer = call(module=benchmark_job, **started(head))
+    answer = call(module=module, **started(head))
     assert "by launchd, and a benchmark needs systemd or supervisor" in answer["msg"]
 
 
@@ -424,7 +425,7 @@ class Measuring:
         monkeypatch.setattr(
             action.ActionModule,
             "module",
-            lambda _self, _name, /, **given: self.host.answer(json.loads(json.dumps(given))),
+            lambda _self, **given: self.host.answer(json.loads(json.dumps(given))),
         )
 
     def run(self, path=None, check=False):
@@ -511,6 +512,11 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
     assert json.loads((tmp_path / "benchmark.json").read_text()) == result["record"]
 
 
+def test_what_a_killed_benchmark_left_is_ended_before_anything_is_compared(measuring):
+    actions.run(action, plan=measuring.plan, state="absent")
+    assert measuring.host.calls == ["absent"]
+
+
 def test_a_head_that_does_not_answer_for_a_while_is_asked_again(measuring):
     measuring.host.lost = action.MOST_MISSED - 1
     assert all(cell["measured"] for cell in measuring.run()["record"]["cells"])
@@ -520,11 +526,11 @@ def test_a_head_that_does_not_answer_for_a_while_is_asked_again(measuring):
 
 def test_what_the_head_refuses_is_said_and_what_was_measured_is_kept(measuring, tmp_path):
     measuring.host.lies = {"started": {"failed": True, "msg": "it is there already"}}
-    assert measuring.run()["problem"] == "benchmark_job on head: it is there already"
+    assert measuring.run()["problem"] == "benchmark on head: it is there already"
     assert measuring.host.calls[-1] == "absent"
     measuring.host.lies = {"absent": {"failed": True, "msg": "No space left on device."}}
     result = measuring.run(path=tmp_path)
-    assert result["problem"].startswith("benchmark_job on head: No space left on device. systemd starts the server")
+    assert result["problem"].startswith("benchmark on head: No space left on device. systemd starts the server")
     assert json.loads((tmp_path / "benchmark.json").read_text())["cells"][0]["measured"]
 
 
