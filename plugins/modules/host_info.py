@@ -29,6 +29,10 @@ options:
     description:
       - RV(compared) of a call before. Where that is the difference from O(plan), the action plugin returns it and asks the host no second time.
     type: dict
+  kept:
+    description: Whether to return RV(kept), and nothing else.
+    type: bool
+    default: false
   measure:
     description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors.
     type: bool
@@ -60,13 +64,20 @@ drift:
   returned: when O(plan) is given
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
+kept:
+  description: What M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the plan, how the host differs from
+    it, and what its services miss.
+  returned: when O(kept) is true
+  type: dict
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Compared
@@ -97,8 +108,22 @@ def since_served(prefix):
     return None if taken else Compared(kept_plan.digest(record.host), drift)
 
 
+def kept(plan):
+    """A kept plan, how the host differs from it, and files that its services read and that are missing."""
+    wanted = {path for service in plan.host.services for path in service.reads}
+    made = {file.path for file in plan.host.files if file.content is None}
+    drift = state.drift(plan.host._replace(knocks=()))
+    missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift.changed_files)
+    missing.update(drift.changed_models)
+    return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing)}
+
+
 def read(arguments):
     """What the module returns."""
+    if arguments.kept:
+        prefix = host.place_of(arguments.scope, arguments.cluster).prefix
+        plans = {place: kept_plans.read(prefix, place) for place in kept_plans.PLACES}
+        return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
     planned = arguments.plan
     if planned is None:
         found = host.facts(arguments.scope, arguments.packages, arguments.measure)

@@ -26,7 +26,7 @@ options:
     description: Id of a kept plan that serves now.
     type: str
 seealso:
-  - module: llamacpp.cluster.kept_plan_info
+  - module: llamacpp.cluster.host_info
   - module: llamacpp.cluster.rollback
 """
 

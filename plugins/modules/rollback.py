@@ -13,7 +13,7 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   answers:
-    description: Host, and what M(llamacpp.cluster.kept_plan_info) returned there.
+    description: Host, and what M(llamacpp.cluster.host_info) returned there.
     type: dict
     required: true
   heads:
@@ -32,7 +32,7 @@ options:
     default: []
 seealso:
   - module: llamacpp.cluster.kept_plan
-  - module: llamacpp.cluster.kept_plan_info
+  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info as host_info_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kept_plan as module
-from ansible_collections.llamacpp.cluster.plugins.modules import kept_plan_info as info
 from conftest import identity
 from support import actions
 from support.rollbacks import begin, completed, placed, record_of, serve, with_id
@@ -222,12 +221,12 @@ def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, recor
     assert not list(state._record(None, None))
 
 
-def test_the_info_module_reads_what_is_kept_and_what_services_miss(prefix, record, monkeypatch):
+def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkeypatch):
     serve(prefix, record)
     model = record["model"]["path"]
     drift = Drift({}, (), (), (), (), (model,), ("/models/part.gguf",), (), (), None, ())
-    monkeypatch.setattr(info.state, "drift", lambda part: drift)
-    answered = info.compared(kept_plans.serving(str(prefix)))
+    monkeypatch.setattr(host_info_module.state, "drift", lambda part: drift)
+    answered = host_info_module.kept(kept_plans.serving(str(prefix)))
     assert answered["plan"]["id"] == record["id"]
     assert answered["missing"] == sorted([model, "/models/part.gguf"])
 

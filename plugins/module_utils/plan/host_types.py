@@ -390,6 +390,7 @@ class HostInfoArguments(NamedTuple):
     plan: Optional[HostPlan] = None
     compare: bool = False
     compared: Optional[Mapping[str, Any]] = None
+    kept: bool = False
     measure: bool = False
 
 
