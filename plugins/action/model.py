@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, generation
 
 
 class ActionModule(Action):
     ARGUMENTS = ModelArguments
 
     def perform(self, arguments: ModelArguments) -> dict:
-        return delivery.run(self, arguments)
+        return generation.run(self, arguments) if arguments.known_answer else delivery.run(self, arguments)

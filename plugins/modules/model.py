@@ -22,16 +22,24 @@ options:
         is left as it is. Without C(sha256) an interrupted download starts again from the first byte.
     type: list
     elements: dict
-    required: true
+    default: []
   folder:
-    description: Folder of all models, C(models) below the prefix. It may be a symbolic link.
+    description: Folder of all models, C(models) below the prefix. It may be a symbolic link. Needed with O(files).
     type: str
-    required: true
+    default: ""
   records:
     description: Files C(.source.json) as the plan has them in C(model.records). They are written when all files beside them are whole.
     type: list
     elements: dict
     default: []
+  known_answer:
+    description:
+      - The known-answer model, in place of O(files). C(layers), C(width), a multiple of 64, and C(type), V(f32), V(f16) or V(q8_0).
+      - The action plugin writes it on the controller and copies it to the host, with its sha256 in a file beside it.
+    type: dict
+  path:
+    description: Path of the known-answer model on the host.
+    type: path
   token_file:
     description: File on the controller with a token, which is sent to the server of the first file, not to others, and not to where it redirects.
     type: str
@@ -53,6 +61,11 @@ EXAMPLES = r"""
         bytes: 4920734272
         sha256: 7b064f5842bf9532c91456deda288a1b672397a54fa729aa665952863033557c
         role: model
+
+- name: Put the known-answer model on the head
+  llamacpp.cluster.model:
+    path: /opt/llamacpp/models/known-answer-16x128-f32.gguf
+    known_answer: {layers: 16, width: 128, type: f32}
 """
 
 RETURN = r"""

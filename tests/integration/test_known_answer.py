@@ -1,6 +1,7 @@
 """The known-answer model on a host: written with its sha256 beside it, and again only where either differs."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -18,8 +19,9 @@ def put(tmp_path):
     path = tmp_path / "model.gguf"
 
     def run():
-        arguments = "path={} layers={} width={} type={}".format(path, *SIZE)
-        command = ["ansible", "localhost", "-m", "llamacpp.cluster.known_answer", "-a", arguments]
+        size = dict(zip(("layers", "width", "type"), SIZE, strict=True))
+        arguments = json.dumps({"path": str(path), "known_answer": size})
+        command = ["ansible", "localhost", "-m", "llamacpp.cluster.model", "-a", arguments]
         result = subprocess.run(
             [*command, "-e", f"ansible_python_interpreter={sys.executable}"],
             env={

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -112,10 +113,10 @@ def test_a_model_for_which_a_host_has_no_room(small_disk, tmp_path):
     """Ansible's own copy hands over a chain of events in place of a message."""
     target = small_disk / "known-answer.gguf"
     argv = [Path(sys.executable).parent / "ansible", "localhost", "-i", "localhost,", "-c", "local"]
-    argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-m", "llamacpp.cluster.known_answer"]
+    argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-m", "llamacpp.cluster.model"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "ANSIBLE_LOCAL_TEMP": str(tmp_path)}
     said = subprocess.run(
-        [*argv, "-a", f"path={target} layers=2 width=128 type=f32"],
+        [*argv, "-a", json.dumps({"path": str(target), "known_answer": {"layers": 2, "width": 128, "type": "f32"}})],
         env=environment,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.action import known_answer as known_answer_action
+from ansible_collections.llamacpp.cluster.plugins.action import model as model_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
@@ -222,8 +222,8 @@ def test_a_large_known_answer_model_that_is_there_is_not_written_again(monkeypat
     path.with_name("model.2.sha256").touch()
     monkeypatch.setattr(state, "HASHED_BYTES", 0)
     made = mock.Mock(return_value=(tmp_path / "made", tmp_path / "record"))
-    monkeypatch.setattr(known_answer_action.sources, "known_answer_model", made)
-    action = actions.made(known_answer_action, path=str(path), layers=1, width=64, type="f32")
+    monkeypatch.setattr(model_action.generation.sources, "known_answer_model", made)
+    action = actions.made(model_action, path=str(path), known_answer={"layers": 1, "width": 64, "type": "f32"})
     action.copy = lambda source, target: {"changed": True}
 
     def stat(module_args, **_more):

@@ -297,9 +297,13 @@ class FilePlan(NamedTuple):
 class ModelArguments(NamedTuple):
     """Of the module ``model``."""
 
-    files: tuple[ModelFilePlan, ...]
-    folder: str
+    files: tuple[ModelFilePlan, ...] = ()
+    folder: str = ""
     records: tuple[DownloadRecordPlan, ...] = ()
+    known_answer: Optional[Mapping[str, Any]] = None
+    """in place of files: layers, width and type of the known-answer model"""
+    path: Annotated[Optional[str], "path"] = None
+    """of the known-answer model"""
     token_file: Optional[str] = None
     """on the controller"""
     token: Optional[str] = None
