@@ -11,9 +11,20 @@ short_description: Finds the files of a model, and reads their headers
 description:
   - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
     they are, by HTTP range requests where that is a server.
-  - It runs as an action plugin on the controller. What the host has already is looked up there, and then no server is asked.
+  - The action plugin does that on the controller. What the host has already is looked up there, and then no server is asked.
+  - Given O(path) or O(url), it reads the header of that model alone, on the host, and checks that the file is complete. Proxies are those of the
+    environment of the host. It fails when the file is missing, truncated or not a GGUF file.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
+  path:
+    description: Path of a model on the host. Of a split model, the first part.
+    type: path
+  url:
+    description: URL of a model, C(http) or C(https). Of a split model, the first part; the others have to be beside it.
+    type: str
+  token:
+    description: Token for the server of O(url), which alone gets it, and not where that redirects.
+    type: str
   prefix:
     description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that can be downloaded.
     type: path
@@ -45,7 +56,7 @@ options:
     default: []
 seealso:
   - module: llamacpp.cluster.model
-  - module: llamacpp.cluster.gguf_info
+  - module: llamacpp.cluster.plan
 """
 
 EXAMPLES = r"""
@@ -53,6 +64,11 @@ EXAMPLES = r"""
   llamacpp.cluster.model_info:
     prefix: /opt/llamacpp
   register: model
+
+- name: Read the header of a model that is not downloaded yet
+  llamacpp.cluster.model_info:
+    url: https://models.example.org/some-model-00001-of-00003.gguf
+  delegate_to: localhost
 """
 
 RETURN = r"""
@@ -61,10 +77,22 @@ models:
   returned: with C(llama_models)
   type: dict
 summary:
-  description: What planning needs of the model, as M(llamacpp.cluster.gguf_info) returns it.
+  description:
+    - What planning needs of the model. Sizes are in bytes.
+    - C(quantisation) is what the file names, else the type of most of its bytes. C(parameters) is the number of elements
+      of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: when the model can be planned with, as the values below
   type: dict
-  sample: {"architecture": "llama", "layers": 32}
+  sample:
+    architecture: llama
+    parameters: 8030261312
+    quantisation: Q4_K_M
+    layers: 32
+    width: 4096
+    context: 8192
+    input_bytes: 295501824
+    files: [{"name": "some-model.gguf", "bytes": 4920734272}]
+    bytes: 4920734272
 refused:
   description: Why the model cannot be planned with. M(llamacpp.cluster.plan) refuses it with this sentence.
   returned: when there is a reason
@@ -104,12 +132,52 @@ offered:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models, web
+
+
+def from_url(module):
+    url, timeout = module.params["url"], module.params["timeout"]
+    named = f"url is {web.shown(url)}, which"
+    try:
+        model = reading.within(timeout, lambda: web.read_model([url], module.params["token"]))
+        module.exit_json(changed=False, summary=header_summary.summarize(model))
+    except reading.TooSlowError as error:
+        module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
+    except web.RemoteError as error:
+        module.fail_json(msg=f"{named} {web.explain(error, 'the option token', module.params['token'])}.")
+    except gguf.GGUFError as error:
+        module.fail_json(msg=f"{named} {error}. Give the URL of a complete GGUF file.")
+
+
+def from_path(module):
+    path, account = module.params["path"], module.params["account"]
+    remedy = "Give the path of a complete GGUF file on the head."
+
+    def read():
+        summary = header_summary.summarize(gguf.read_path(path))
+        return {"closed": host.closed_to(account, path) if account else None, "summary": summary}
+
+    try:
+        module.exit_json(changed=False, **reading.from_disk(path, read, module.params["timeout"]))
+    except gguf.GGUFError as error:
+        module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
+    except FileNotFoundError:
+        module.fail_json(msg=f"llama_model_path is {path}, which does not exist. {remedy}")
+    except OSError as error:
+        module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {errors.sentence(error)}")
+    except Refusal as error:
+        module.fail_json(msg=f"llama_model_path: {error}.")
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
+            "path": {"type": "path"},
+            "url": {"type": "str"},
+            "token": {"type": "str", "no_log": True},
             "prefix": {"type": "path"},
             "account": {"type": "str"},
             "timeout": {"type": "int", "default": 120},
@@ -118,8 +186,13 @@ def main():
             "paths": {"type": "list", "elements": "path", "default": []},
             "ollama": {"type": "list", "elements": "str", "default": []},
         },
+        mutually_exclusive=[("path", "url")],
         supports_check_mode=True,
     )
+    if module.params["url"] is not None:
+        from_url(module)
+    if module.params["path"] is not None:
+        from_path(module)
     folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.reported(module):
         report = reading.from_disk(

@@ -91,7 +91,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tm
     written = cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
     cluster.inventory.write_text(written)
     said = subprocess.run(
-        ["ansible", "localhost", "-m", "llamacpp.cluster.gguf_info", "-a", f"path={model}"],
+        ["ansible", "localhost", "-m", "llamacpp.cluster.model_info", "-a", f"path={model}"],
         env={**os.environ, **cluster.environment},
         cwd=ROOT,
         check=True,

@@ -14,9 +14,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     known_answer_file,
     tensor_types,
 )
-from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
+from ansible_collections.llamacpp.cluster.plugins.modules import model_info
 
-MODULE = gguf_info
+MODULE = model_info
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""

@@ -20,11 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
-from ansible_collections.llamacpp.cluster.plugins.modules import (
-    gguf_info,
-    model,
-    model_info,
-)
+from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery
 from model_server import DATA, SIZE, answer, below, download_record_of, parsed, planned
 from support import actions, playbook_runs
@@ -165,7 +161,7 @@ FROM = types.SimpleNamespace(url="http://x")
     [
         (model, lambda path: {"folder": path, "files": [planned(FROM, Path(path))], "_ansible_check_mode": True}),
         (model_info, lambda path: {"paths": [path]}),
-        (gguf_info, lambda path: {"path": path}),
+        (model_info, lambda path: {"path": path}),
     ],
 )
 def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, module, given):

@@ -200,7 +200,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
         return call(**arguments)
 
     found, action = run(host, given, PREFIX)
-    assert action.ran == [resolver.MODULE, resolver.READER]
+    assert action.ran == [resolver.MODULE, resolver.MODULE]
     assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
         ("model", str(path), path.stat().st_size),
         ("mmproj", str(projector), projector.stat().st_size),

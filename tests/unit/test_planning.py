@@ -158,7 +158,7 @@ def test_an_override_needs_the_names_of_tensors(pair, big_model):
     del big_model["tensors"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["ffn=CPU"]
     serve(pair, big_model)
-    assert "has no tensor names: create it again with gguf_info" in pair.reason()
+    assert "has no tensor names: create it again with model_info" in pair.reason()
 
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
@@ -685,7 +685,7 @@ def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(loca
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"heads": 0}, "heads, which is 0: set it to the summary that gguf_info returns"),
+        ({"heads": 0}, "heads, which is 0: set it to the summary that model_info returns"),
         ({"layer_bytes": [1] * 79}, "layer_bytes, which has the sizes of 79 layers, not 80"),
     ],
 )
@@ -696,7 +696,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
     reason = local.reason()
     assert reason.startswith("llama_model_gguf_summary is wrong at ")
     assert said in reason
-    assert reason.endswith(": set it to the summary that gguf_info returns")
+    assert reason.endswith(": set it to the summary that model_info returns")
     del variables["llama_model_gguf_summary"]["vocabulary"]
     assert "llama_model_gguf_summary is wrong at vocabulary, which is missing: set it" in local.reason()
 

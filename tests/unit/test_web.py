@@ -9,10 +9,10 @@ import gguf_files as files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
-from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
+from ansible_collections.llamacpp.cluster.plugins.modules import model_info
 from model_server import Server, answer
 
-MODULE = gguf_info
+MODULE = model_info
 
 
 def test_only_the_header_is_read(server, tmp_path):

@@ -120,7 +120,7 @@ def offers_of(published: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str,
     """Models to choose from. One of the operator's own takes the place of one with the same name.
 
     :param published: each with the fields of shapes.Shape.
-    :param own: each with ``summary`` as gguf_info returns it, and maybe ``name`` and ``repo``.
+    :param own: each with ``summary`` as model_info returns it, and maybe ``name`` and ``repo``.
     :raises Refusal: one of these has no summary.
     """
     read = [typed_json.parse(shapes.Shape, one) for one in published]

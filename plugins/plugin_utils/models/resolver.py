@@ -26,7 +26,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup imp
 )
 
 MODULE = "llamacpp.cluster.model_info"
-READER = "llamacpp.cluster.gguf_info"
 
 
 class Options(NamedTuple):
@@ -38,6 +37,10 @@ class Options(NamedTuple):
     timeout: int = 120
     summary_is_enough: bool = False
     """Nothing is read of a model whose summary the variables have."""
+    path: str | None = None
+    """Of a model whose header alone is read, as with url."""
+    url: str | None = None
+    token: str | None = None
 
 
 def token_server(requests: Iterable[ModelRequest]) -> str | None:
@@ -119,7 +122,7 @@ class _Resolver:
         return self._run(MODULE, **arguments, timeout=self.options.timeout) if any(arguments.values()) else {}
 
     def _model_of_operator(self, source: ModelSource) -> ResolvedSource:
-        result = self._run(READER, path=source.path)
+        result = self._run(MODULE, path=source.path, timeout=self.options.timeout)
         folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
         summary: Summary = reported if isinstance(reported, Mapping) else {}
         problem = header_summary.problem(summary)

@@ -30,7 +30,7 @@ def model(architecture, layers=6, keys=(), **fields):
 
 
 def as_json(model):
-    """The summary as gguf_info reports it."""
+    """The summary as model_info reports it."""
     data = {key: value for key, value in model._asdict().items() if value is not None}
     return {
         **data,

@@ -240,7 +240,7 @@ def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
             return found or Problem(f"keys.{key}", "is not known")
     if _has_experts(summary) and not (summary.get("keys") or {}).get("expert_count"):
         return Problem(
-            "keys.expert_count", "is missing, and without it all experts count for each token: run gguf_info again"
+            "keys.expert_count", "is missing, and without it all experts count for each token: run model_info again"
         )
     if not isinstance(rows, (list, type(None))):
         return Problem("tensors", f"is {validation.show(rows)}")

@@ -66,10 +66,10 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
 
 
 def summary_of(where: str, given: Any) -> ModelSummary:
-    """:raises Refusal: this is not what gguf_info returns."""
+    """:raises Refusal: this is not what model_info returns."""
     problem = header_summary.problem(given) if isinstance(given, Mapping) else f"is {validation.show(given)}"
     if problem:
-        raise Refusal(f"{where} {problem}: set it to the summary that gguf_info returns")
+        raise Refusal(f"{where} {problem}: set it to the summary that model_info returns")
     return summary.parse(given)
 
 

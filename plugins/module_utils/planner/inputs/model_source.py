@@ -101,7 +101,7 @@ def _named(source: ModelSource) -> str:
 
 
 class ModelReport(NamedTuple):
-    """What the modules model or gguf_info report of a model, read once for all attempts of a plan."""
+    """What the module model_info reports of a model, read once for all attempts of a plan."""
 
     problem: str = ""
     """Why this cannot have been found; then nothing else is set."""

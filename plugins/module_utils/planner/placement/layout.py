@@ -154,7 +154,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
     if overrides and model.summary.tensors is None:
         raise Refusal(
-            "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
+            "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with model_info"
         )
     settings = server_settings.settings_of(server, model.summary, case.release.fork)
     load = device_load.load_of(model.summary, settings, case.release.build, tuple(overrides))
