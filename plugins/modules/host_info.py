@@ -121,7 +121,7 @@ def kept(plan):
 def read(arguments):
     """What the module returns."""
     if arguments.kept:
-        prefix = host.place_of(arguments.scope, arguments.cluster).prefix
+        prefix = host.place_of(arguments.scope).prefix
         plans = {place: kept_plans.read(prefix, place) for place in kept_plans.PLACES}
         return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
     planned = arguments.plan
