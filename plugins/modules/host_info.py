@@ -77,6 +77,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
@@ -121,7 +122,7 @@ def kept(plan):
 def read(arguments):
     """What the module returns."""
     if arguments.kept:
-        prefix = host.place_of(arguments.scope).prefix
+        prefix = place_of(arguments.scope).prefix
         plans = {place: kept_plans.read(prefix, place) for place in kept_plans.PLACES}
         return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
     planned = arguments.plan

@@ -80,6 +80,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
@@ -92,7 +93,7 @@ def read(arguments):
     if arguments.facts:
         found["facts"] = host.facts(arguments.scope, arguments.packages)
     if arguments.served and not arguments.plan:
-        record = state.served(host.place_of(arguments.scope).prefix)
+        record = state.served(place_of(arguments.scope).prefix)
         if record:
             arguments = arguments._replace(plan=record.host, head=record.head)
             found["digest"] = kept_plan.digest(record.host)

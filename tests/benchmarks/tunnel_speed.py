@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import worker_speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tunnel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from fast_load import WORKER_PROGRAMS
@@ -76,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, network():
         model = Path(folder) / "model.gguf"
         known_answer_file.write(model, options.layers, options.width, "f16")
-        model.with_name("keys").write_text(tunnel.line_of("0" * 64))
+        model.with_name("keys").write_text(tunnel_keys.line_of("0" * 64))
         model.with_name("keys").chmod(0o600)
         size = model.stat().st_size
         for _round in range(options.rounds):

@@ -23,12 +23,13 @@ MAY_NAME = {
     "module_utils/launcher/exporter.py",
     "module_utils/llamacpp/backends.py",
     "module_utils/llamacpp/prebuilt.py",
+    "module_utils/llamacpp/words.py",
     "module_utils/planner/advisories/table.py",
     "module_utils/planner/advisories/hardware.py",
     "module_utils/planner/advisories/memory.py",
     "module_utils/planner/placement/devices.py",
 }
-"""The records, upstream's archives for them, the traps of one backend, and the sensors of one vendor's devices, read where no records are."""
+"""The records, their names, upstream's archives for them, the traps of one backend, and the sensors of one vendor's devices, read where no records are."""
 IN_DOCUMENTS = {"cpu": "processor"}
 """Backend → what documents call it, where that is not its name."""
 READ_DEVICES = {"facts/hardware.py", "facts/resources.py", "facts/host.py"}
@@ -105,6 +106,7 @@ def test_nothing_else_names_a_backend():
 
 
 def test_every_backend_can_have_a_release_and_is_offered():
+    assert tuple(backends.RECORDS) == backends.BACKENDS
     spec = inventory.specification()
     for record in RECORDS:
         assert f"llama_release_{record.name}" in spec

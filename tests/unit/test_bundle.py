@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, redaction
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
 from support import actions, playbook_runs
 from test_status import answers_of, run
@@ -68,13 +68,13 @@ def test_known_secrets_are_found_as_texts_write_them():
 @pytest.fixture
 def reported(tmp_path, monkeypatch):
     """What a host reports whose logs and kernel have every secret."""
-    place = host.Place("user", "supervisor", *(str(tmp_path / name) for name in ("prefix", "cache", "units")))
+    place = places.Place("user", "supervisor", *(str(tmp_path / name) for name in ("prefix", "cache", "units")))
     for folder in (place.units, f"{place.prefix}/supervisor"):
         Path(folder).mkdir(parents=True)
     Path(place.units, "llamacpp-server.conf").write_text(names.DEFINITION_MARK)
     Path(place.prefix, "supervisor", "llamacpp-server.log").write_text(f"{LOG}\nkey {KEY}")
     (tmp_path / "keys").write_text(f"\n{KEY}\n")
-    monkeypatch.setattr(host_report.host, "place_of", lambda *_scope: place)
+    monkeypatch.setattr(host_report.places, "place_of", lambda *_scope: place)
     monkeypatch.setattr(host_report, "system", lambda: LOG)
     return host_report.read("user", str(tmp_path / "keys"))
 

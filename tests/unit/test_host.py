@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host, place
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_a_version_that_is_known_needs_no_list(tmp_path):
 
 
 def test_facts_that_the_last_run_left(tmp_path):
-    assert host.kept_facts(str(tmp_path)) == {}
+    assert place.kept_facts(str(tmp_path)) == {}
     for text, kept in (('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), ('{"a": NaN}', {})):
         (tmp_path / names.KEPT_FACTS).write_text(text)
-        assert host.kept_facts(str(tmp_path)) == kept
+        assert place.kept_facts(str(tmp_path)) == kept
 
 
 def test_supervisor_that_stands_still(tmp_path):
@@ -188,13 +188,13 @@ def test_supervisor_that_stands_still(tmp_path):
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(path)
         asked = []
-        asking = threading.Thread(target=lambda: asked.append(host.supervisor_runs(str(tmp_path))), daemon=True)
+        asking = threading.Thread(target=lambda: asked.append(place.supervisor_runs(str(tmp_path))), daemon=True)
         asking.start()
         asking.join(20)
         assert asked == [True]
     for client in waiting:
         client.close()
-    assert host.supervisor_runs(str(tmp_path)) is False
+    assert place.supervisor_runs(str(tmp_path)) is False
 
 
 def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monkeypatch):
@@ -224,8 +224,8 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "llamacpp-server.service.d").mkdir()
     (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
     (tmp_path / "other.service").write_text(ours)
-    assert host.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
-    assert host.defined_services("systemd", str(tmp_path / "none")) == []
+    assert place.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
+    assert place.defined_services("systemd", str(tmp_path / "none")) == []
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, 
     monkeypatch.setattr("platform.system", lambda: system)
     for sign in signs:
         (tmp_path / sign).mkdir(parents=True)
-    assert host.service_manager(scope, tmp_path, lambda argv: answer) == manager
+    assert place.service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
 def test_what_was_measured_of_links(tmp_path):

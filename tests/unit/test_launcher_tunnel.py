@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, tunnel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from support import launched
@@ -25,11 +26,11 @@ needs_stunnel = [
 
 
 def test_a_file_of_keys_names_a_key_without_telling_it():
-    identity, key = tunnel.line_of(KEY).strip().split(":")
+    identity, key = tunnel_keys.line_of(KEY).strip().split(":")
     assert key == KEY
     assert len(identity) == 16
     assert identity not in KEY
-    assert identity != tunnel.identity_of(OTHER)
+    assert identity != tunnel_keys.identity_of(OTHER)
 
 
 def test_both_ends_find_the_same_file_of_keys(tmp_path):
@@ -49,7 +50,7 @@ def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, mon
     ends = tunnel.of_words(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=False)
     with tunnel.Tunnels(ends):
         assert f"{tmp_path}/127.0.0.2 is missing: run site.yml" in capfd.readouterr().out
-        (tmp_path / "127.0.0.2").write_text(tunnel.line_of(KEY))
+        (tmp_path / "127.0.0.2").write_text(tunnel_keys.line_of(KEY))
         tunnel.Tunnels.keep(tunnel.Tunnels(ends))
     with tunnel.Tunnels(ends):
         assert "stunnel is not installed: run site.yml" in capfd.readouterr().out
@@ -99,7 +100,7 @@ class Ends:
 
     def give(self, keys, *texts):
         path = keys / "127.0.0.2"
-        (keys / "new").write_text("".join(map(tunnel.line_of, texts)))
+        (keys / "new").write_text("".join(map(tunnel_keys.line_of, texts)))
         (keys / "new").chmod(0o600)
         (keys / "new").replace(path)
 

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     typed_json,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
@@ -100,7 +100,7 @@ def machine(request, tmp_path, monkeypatch):
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
-    monkeypatch.setattr(services.service_manager, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(services, "supervisor_runs", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -263,9 +263,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(services.service_manager, "lingers", lambda user: False)
+    monkeypatch.setattr(services, "lingers", lambda user: False)
     assert [line.split(" of ")[0] for line in machine.manager.problems()] == ["services"]
-    monkeypatch.setattr(services.service_manager, "lingers", lambda user: True)
+    monkeypatch.setattr(services, "lingers", lambda user: True)
     assert machine.manager.problems() == []
 
 
@@ -303,7 +303,7 @@ def test_domains_of_launchd():
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(services.service_manager, "supervisor_runs", lambda prefix: False)
+    monkeypatch.setattr(services, "supervisor_runs", lambda prefix: False)
     assert machine.manager.problems() == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):

@@ -6,12 +6,11 @@ import stat
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tunnel
 from ansible_collections.llamacpp.cluster.plugins.modules import tunnel_key
 
 MODULE = tunnel_key
 OLD, NEW = "0" * 64, "1" * 64
-OLD_ID, NEW_ID = map(tunnel.identity_of, (OLD, NEW))
+OLD_ID, NEW_ID = map(tunnel_keys.identity_of, (OLD, NEW))
 
 
 def test_a_key_is_renewed_with_both_taken_in_between(tmp_path):
@@ -24,7 +23,7 @@ def test_a_key_is_renewed_with_both_taken_in_between(tmp_path):
         assert tunnel_keys.add(path, key, None, keep, check=False)
         assert not tunnel_keys.add(path, key, None, keep, check=False)
         assert tunnel_keys.identities(path, None) == expected
-    assert path.read_text() == tunnel.line_of(NEW)
+    assert path.read_text() == tunnel_keys.line_of(NEW)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

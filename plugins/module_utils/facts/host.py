@@ -12,15 +12,12 @@ import pwd
 import re
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    commands,
     errors,
     files,
     names,
@@ -30,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     connection,
     firewall,
@@ -40,9 +36,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     mesa,
     toolchains,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.service_manager import lingers, supervisor_runs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
+    Place,
+    defined_services,
+    kept_facts,
+    lingers,
+    place_of,
+    supervisor_runs,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -51,8 +53,8 @@ TOOLS_OF_ROOT = ("useradd", "setfacl", "curl")
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
-LINK_BYTES, RECORD_BYTES, FACTS_BYTES = 64 * 1024, 256 * 1024, 64 * 1024 * 1024
-"""What is read at most of one link's measurement, of the cluster to which it belongs, and of the facts of all hosts."""
+LINK_BYTES, RECORD_BYTES = 64 * 1024, 256 * 1024
+"""What is read at most of one link's measurement, and of the cluster to which it belongs."""
 APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
@@ -116,21 +118,6 @@ def python(scope: str) -> str | None:
     return None
 
 
-def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
-    """Name of the one that runs services of this scope here."""
-    if scope == "user":
-        commands.find_user_session()
-    managers = ((name, service_managers.MANAGERS[name]) for name in service_managers.possible(platform.system(), scope))
-    return next(
-        (
-            name
-            for name, manager in managers
-            if (root / manager.sign.lstrip("/")).exists() and (not manager.probe or ask(list(manager.probe)))
-        ),
-        "supervisor",
-    )
-
-
 def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
     of the main one that is installed, or else offered, or None; ``listed`` is false where the host has no list of packages.
@@ -178,48 +165,11 @@ def measured_links(prefix: str) -> dict:
     return links
 
 
-def kept_facts(prefix: str, name: str = names.KEPT_FACTS) -> dict:
-    """Host → facts, or with another name what it measured, as the last run left them on its head; empty elsewhere."""
-    try:
-        return reading.read_object(Path(prefix, name), FACTS_BYTES)
-    except (OSError, ValueError):
-        return {}
-
-
 def cluster_of(prefix: str) -> str | None:
     """The cluster to which this host belongs; None where that is not known."""
     with suppress(OSError, ValueError):
         return str(reading.read_object(Path(prefix, names.CLUSTER_RECORD), RECORD_BYTES)["cluster"])
     return None
-
-
-def is_own_definition(definition: Path) -> bool:
-    """Whether this collection has written the definition of a service, and not somebody else under the same name."""
-    if definition.is_symlink() or not definition.is_file():
-        return False
-    with definition.open(errors="replace") as stream:
-        return names.DEFINITION_MARK in stream.read(1000)
-
-
-def defined_services(manager: str, units: str) -> list[str]:
-    """Names of services whose definition this collection has written."""
-    services = []
-    for path in Path(units).glob(f"{names.ROOT}-*") if os.path.isdir(units) else []:
-        service = service_managers.MANAGERS[manager].service(path)
-        if service and names.SERVICE.fullmatch(service) and is_own_definition(path):
-            services.append(service)
-    return sorted(services)
-
-
-def scope(wanted: str) -> str:
-    """``auto`` becomes ``system`` where the connecting user is or may become root, else ``user``."""
-    if wanted != "auto":
-        return wanted
-    may_become_root = os.geteuid() == 0 or (
-        bool(shutil.which("sudo"))
-        and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
-    )
-    return "system" if may_become_root else "user"
 
 
 def _distribution() -> dict:
@@ -244,43 +194,6 @@ def disk_gib(path: str) -> int | None:
         return None
     size = known.f_blocks * known.f_frsize >> 30
     return 1 << size.bit_length() - 1 if size else 0
-
-
-class Place(NamedTuple):
-    """Where a cluster is installed on a host, and what runs its services."""
-
-    scope: str
-    service_manager: str
-    prefix: str
-    cache: str
-    units: str
-
-
-def place_of(wanted_scope: str) -> Place:
-    """The place of the installation here, whether it is there or not."""
-    found_scope = scope(wanted_scope)
-    manager = service_manager(found_scope)
-    environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return Place(found_scope, manager, **names.places(found_scope, manager, environment))
-
-
-def place_in(planned: HostPlan) -> Place:
-    """The place that a plan has."""
-    return Place(*(getattr(planned, name) for name in Place._fields))
-
-
-def check_place(planned: Place, here: Place) -> None:
-    """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
-    removed, as root: a head that was taken over chooses none.
-
-    :raises Refusal: the plan has the installation somewhere else than this host.
-    """
-    for key, wanted, actual in zip(Place._fields, planned, here):
-        if wanted != actual:
-            raise Refusal(
-                f"{key} is {validation.show(wanted)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "
-                "anew; if it persists, treat the head as compromised (docs/security.md)"
-            )
 
 
 def facts(

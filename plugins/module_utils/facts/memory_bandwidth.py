@@ -10,8 +10,8 @@ import os
 import threading
 import time
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 
 PIECE = 64 << 20
 """Bytes that each thread reads over and over: more than caches hold."""
@@ -65,4 +65,4 @@ def measured() -> dict[str, dict] | None:
         rate = memory_gb_per_s(min(os.cpu_count() or 1, MOST_THREADS), SECONDS)
     except (MemoryError, RuntimeError):
         return None
-    return {"CPU": {"name": hardware.cpu()["model"], "gb_per_s": rate}} if rate >= device_rates.LEAST_GB_PER_S else None
+    return {"CPU": {"name": hardware.cpu()["model"], "gb_per_s": rate}} if rate >= units.LEAST_GB_PER_S else None

@@ -14,7 +14,12 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
+    Place,
+    is_own_definition,
+    kept_facts,
+    place_in,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -30,9 +35,9 @@ def check(planned: HostPlan) -> None:
     """
     :raises Refusal: an apply would overwrite, or run, what somebody else has made.
     """
-    manager = services.manager_of(host.place_in(planned))
+    manager = services.manager_of(place_in(planned))
     defined = (manager.path(service.name) for service in planned.services)
-    theirs = [str(path) for path in defined if os.path.lexists(path) and not host.is_own_definition(path)]
+    theirs = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
     found = [*_folders(planned), *theirs]
     if found:
         raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}")
@@ -60,7 +65,7 @@ def _is_free(path: Path) -> bool:
 # --------------------------------------------------------------------------------------------------------------- removal
 
 
-def remove(place: host.Place, name: str, check: bool) -> tuple[list[str], list[str]]:
+def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
     it is empty then.
 
@@ -87,9 +92,9 @@ def remove(place: host.Place, name: str, check: bool) -> tuple[list[str], list[s
     return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], [left] if rest else []
 
 
-def _take_metrics_back(place: host.Place, check: bool) -> list[str]:
+def _take_metrics_back(place: Place, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
-    told = host.kept_facts(place.prefix, names.METRICS).get("services", {})
+    told = kept_facts(place.prefix, names.METRICS).get("services", {})
     described = {service: one for service, one in told.items() if one["folder"]}
     paths = [path for service, one in described.items() if (path := Path(one["folder"], f"{service}.prom")).exists()]
     if not check:

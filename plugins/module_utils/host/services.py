@@ -24,8 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import service_manager
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.host import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, lingers, supervisor_runs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 COMMAND_SECONDS = 120
@@ -204,7 +203,7 @@ class SystemdUser(Systemd):
 
     def problems(self) -> list[str]:
         user = pwd.getpwuid(os.geteuid()).pw_name
-        return [] if service_manager.lingers(user) else [f"services of {user} end at logout"]
+        return [] if lingers(user) else [f"services of {user} end at logout"]
 
 
 class Launchd(Manager):
@@ -273,7 +272,7 @@ class Supervisor(Manager):
         return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 
     def _runs(self) -> bool:
-        return service_manager.supervisor_runs(self.place.prefix)
+        return supervisor_runs(self.place.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # Its status says whether all of them run.

@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import stat
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import tunnel
 
 MODE = 0o600
+IDENTITY_DIGITS = 16
+
+
+def identity_of(key: str) -> str:
+    """Under which a key is known. It is sent and shown in clear, and says nothing of a random key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:IDENTITY_DIGITS]
+
+
+def line_of(key: str) -> str:
+    """Of a file of keys."""
+    return f"{identity_of(key)}:{key}\n"
 
 
 def identities(path: Path, account: str | None) -> tuple[str, ...]:
@@ -30,7 +41,7 @@ def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> b
     :raises OSError: it cannot be written, or there is no such account.
     """
     before = _lines(path, account)
-    first = tunnel.line_of(key)
+    first = line_of(key)
     after = [first, *([line for line in before if line != first][:1] if keep else [])]
     if after == before:
         return False

@@ -9,7 +9,6 @@ is connected stays so, and new connections need the new key.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -31,7 +30,6 @@ SHARED_MEMORY = "/dev/shm"
 STOP_SECONDS, CONNECT_SECONDS = 2.0, 1.0
 RESTART_SECONDS = 5.0
 """Between two starts of stunnel, which logs some lines each time."""
-IDENTITY_DIGITS = 16
 GLOBAL = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
 EACH = ("sslVersion = TLSv1.3", "TIMEOUTbusy = 10", "TIMEOUTidle = 31536000")
 """Of a tunnel. A stranger who says nothing is hung up on; an idle cluster keeps its workers: the default, 12 hours, would end their connections at night."""
@@ -48,16 +46,6 @@ class Tunnel(NamedTuple):
     """File with lines IDENTITY:KEY. A head uses the first one, a worker takes any."""
     client: bool
     """Whether it is the head's."""
-
-
-def identity_of(key: str) -> str:
-    """Under which a key is known. It is sent and shown in clear, and says nothing of a random key."""
-    return hashlib.sha256(key.encode()).hexdigest()[:IDENTITY_DIGITS]
-
-
-def line_of(key: str) -> str:
-    """Of a file of keys."""
-    return f"{identity_of(key)}:{key}\n"
 
 
 def of_words(words: list[str], keys: Path, client: bool) -> list[Tunnel]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Callable, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA, MAINLINE
 
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -49,7 +49,7 @@ RDMA = "GGML_RPC_RDMA"
 """With which RPC moves from TCP to RDMA after the handshake (#20590)."""
 RDMA_DEVICES = ("char-infiniband_verbs",)
 """What a service opens for it, as systemd's DeviceAllow takes it; the kernel lets every account open them."""
-TLS_OPTIONS = {capabilities.MAINLINE: ("LLAMA_OPENSSL",), capabilities.IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
+TLS_OPTIONS = {MAINLINE: ("LLAMA_OPENSSL",), IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
 """Fork → what has llama-server speak TLS. Of ik_llama.cpp both are set, since its trees of January to March 2026 forget the second one (its #1451)."""
 
 QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
@@ -490,7 +490,6 @@ SYCL = Backend(
 """Of Intel's graphics, by Level Zero. Read in the tree of build 11063; it has not been run."""
 
 RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
-BACKENDS = tuple(RECORDS)
 PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
 """Those with devices, in the order in which ``auto`` takes them."""
 TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record.toolkit and record.toolkit.places}
@@ -569,10 +568,10 @@ def tools(backend: str) -> list[str]:
     return [*BUILD_TOOLS, *([own.command] if own else [])]
 
 
-def libraries(backend: str, fork: str = capabilities.MAINLINE) -> list[str]:
+def libraries(backend: str, fork: str = MAINLINE) -> list[str]:
     """What else it needs, by the names of LIBRARIES."""
     own = RECORDS[backend].libraries
-    return [library.name for library in own if library.of_ik_llama or fork == capabilities.MAINLINE]
+    return [library.name for library in own if library.of_ik_llama or fork == MAINLINE]
 
 
 def service_environment(backend: str, of_build: Mapping[str, str], compiled: bool) -> dict[str, str]:
@@ -585,9 +584,9 @@ def service_environment(backend: str, of_build: Mapping[str, str], compiled: boo
     return {**RECORDS[backend].environment, **{name: of_build[name] for name in inherited if name in of_build}}
 
 
-def needs_all_quants(type_k: str, type_v: str, fork: str = capabilities.MAINLINE) -> bool:
+def needs_all_quants(type_k: str, type_v: str, fork: str = MAINLINE) -> bool:
     """Whether flash attention on these types of the KV cache needs kernels that are not compiled unless asked for."""
-    compiled = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == capabilities.IK_LLAMA else set())
+    compiled = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == IK_LLAMA else set())
     return type_k != type_v or type_k not in compiled
 
 
@@ -611,7 +610,7 @@ def cmake_options(
     backend: str,
     architectures: list[str],
     all_quants: bool = False,
-    fork: str = capabilities.MAINLINE,
+    fork: str = MAINLINE,
     tls: bool = False,
 ) -> dict[str, str]:
     """Options for a build.
@@ -622,7 +621,7 @@ def cmake_options(
     :param tls: whether llama-server speaks TLS.
     """
     record = RECORDS[backend]
-    if fork == capabilities.IK_LLAMA:
+    if fork == IK_LLAMA:
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
         options.update(dict.fromkeys(record.off_in_ik_llama, "OFF"))
     else:

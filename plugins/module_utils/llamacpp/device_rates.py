@@ -351,9 +351,6 @@ CORE_GFLOPS = {True: 150.0, False: 65.0, None: 50.0}
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 
-LEAST_GB_PER_S = 0.01
-"""Of a memory that was measured: what is less says how much other programs compute, and nothing of memory."""
-
 BOARD_MIB = 17 * 1024
 """An ARM host with Linux and no more memory than this is taken for a small board."""
 

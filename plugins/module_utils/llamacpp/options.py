@@ -13,8 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-MAINLINE = "llama.cpp"
-IK_LLAMA = "ik_llama.cpp"
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 SERVER, WORKER = "llama-server", "rpc-server"
 """Programs, by the name that a worker's program had first."""

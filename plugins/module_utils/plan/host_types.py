@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 Line = Annotated[str, Text(longest=4096)]
 Path = Annotated[str, Text(r"/.*", 4096)]
@@ -25,7 +25,7 @@ Address = Annotated[str, Text(r"[0-9./]+")]
 Endpoint = Annotated[str, Text(r"[0-9.]+:[0-9]+")]
 Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
-Backend = Annotated[str, tuple(backends.BACKENDS)]
+Backend = Annotated[str, BACKENDS]
 ServiceManager = Annotated[str, tuple(service_managers.MANAGERS)]
 Scope = Annotated[str, ("auto", "system", "user")]
 """Whether an installation belongs to the system or to the connecting user, as an operator says it."""

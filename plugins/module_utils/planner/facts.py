@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import LEAST_GB_PER_S
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MOST_MIB = 1 << 40
 Name = Annotated[str, Text()]
@@ -51,7 +52,7 @@ class Measured(NamedTuple):
 
     name: Name
     """Of the accelerator, or the processor's model."""
-    gb_per_s: Annotated[float, Number(device_rates.LEAST_GB_PER_S, 1 << 20, real=True)]
+    gb_per_s: Annotated[float, Number(LEAST_GB_PER_S, 1 << 20, real=True)]
     """Bytes (1e9) that it reads of its memory per second, with two digits."""
 
 

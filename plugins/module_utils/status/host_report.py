@@ -13,7 +13,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
@@ -43,9 +43,9 @@ def system(root: Path = ROOT, ask: Ask = commands.output) -> str:
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in found if text.strip())
 
 
-def _logs(place: host.Place) -> Iterable[tuple[str, str]]:
+def _logs(place: places.Place) -> Iterable[tuple[str, str]]:
     """Of each service."""
-    defined = host.defined_services(place.service_manager, place.units)
+    defined = places.defined_services(place.service_manager, place.units)
     manager = services.manager_of(place)
     for service in defined:
         yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
@@ -60,5 +60,5 @@ def read(scope: str, key_file: str | None) -> dict[str, str]:
     with suppress(OSError):
         keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*reading.KEY_TEXT)
         known = {line.strip(): "API key" for line in keys.splitlines()}
-    found = {"system.txt": system(), **dict(_logs(host.place_of(scope)))}
+    found = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
     return {name: redaction.redact(text[-TEXT:], known) for name, text in found.items() if text}

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, resources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
@@ -65,7 +66,7 @@ def _get(
     return reading.ask(address, path, ASK_SECONDS, None, key, objection, certificate)
 
 
-def _head(place: host.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
+def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
     """What the launcher and verify left on the head, and what llama-server says; None on hosts without any of it.
 
     :param head: None on other hosts.
@@ -101,14 +102,14 @@ def read(
 
     :param planned: the host's part of the plan; None where there is no plan.
     :param head: of the plan, on its host.
-    :raises Refusal: see host.check_place.
+    :raises Refusal: see places.check_place.
     """
-    place = host.place_of(scope)
+    place = places.place_of(scope)
     if planned:
-        host.check_place(host.place_in(planned), place)
+        places.check_place(places.place_in(planned), place)
     drift = state.drift(planned._replace(knocks=())) if planned else None
     services = drift.services if drift else {}
-    defined = host.defined_services(place.service_manager, place.units)
+    defined = places.defined_services(place.service_manager, place.units)
     manager = managers.manager_of(place)
     now = time.time()
     started = {name: processes.started_at(service.pid) for name, service in services.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces, place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kept_plans,
@@ -183,7 +183,7 @@ def _system(planned: HostPlan) -> Iterator[Difference]:
 
 
 def _defined(planned: HostPlan) -> list[str]:
-    return host.defined_services(planned.service_manager, planned.units)
+    return place.defined_services(planned.service_manager, planned.units)
 
 
 def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:
@@ -261,7 +261,7 @@ def drift(planned: HostPlan) -> Drift:
     sockets = processes.sockets()
     services = {service.name: service_state(service, running, sockets) for service in planned.services}
     defined = _defined(planned)
-    manager = managers.manager_of(host.place_in(planned))
+    manager = managers.manager_of(place.place_in(planned))
     installed = _installed(planned)
     missing = [identity for identity, made in installed.items() if not made]
     stale = sorted(set(defined) - set(services))
