@@ -210,19 +210,19 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
     assert f"{lost} could not be reached, and its services may still run." in " ".join(text.split())
 
 
-MODULES = ("service", "release", "release_prune", "uninstall")
+MODULES = ("benchmark", "service", "release", "release_prune", "uninstall")
 CHANGES = {f"llamacpp.cluster.{name}" for name in MODULES} | {
     f"ansible.builtin.{how}_role" for how in ("include", "import")
 }
-CHANGING_FILES = {f"tasks/{name}.yml" for name in ("measure", "reboot_host", "remove_host", "rollback")}
+CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot_host", "remove_host", "rollback")}
 
 
 def changes_hosts(step):
-    """A role's ``compare`` only looks, and what is fetched is in the controller's cache."""
+    """A role's ``compare`` and ``kernel_waits`` only look, and what is fetched is in the controller's cache."""
     if (step.get("llamacpp.cluster.release") or {}).get("state") == "fetched":
         return False
     roles = [step.get(f"ansible.builtin.{how}_role") or {} for how in ("include", "import")]
-    if any(role.get("tasks_from") == "compare" for role in roles):
+    if any(role.get("tasks_from") in ("compare", "kernel_waits") for role in roles):
         return False
     files = {str(step.get(f"ansible.builtin.{how}_tasks")) for how in ("include", "import")}
     compares = (step.get("ansible.builtin.include_role") or {}).get("tasks_from") == "compare"

@@ -80,9 +80,14 @@ ALL = object()
 """Where llama_reboot_hosts is not set."""
 
 
+def deciding(plan):
+    """The tasks of a play that decide which hosts reboot, and say so."""
+    names = ("Decide whether the host is rebooted", "Name what is rebooted, and why")
+    return [task for task in plan["tasks"] if task["name"] in names]
+
+
 def hosts_of(path, named, *arguments):
     """What the first steps of playbooks/reboot.yml print for llama_reboot_hosts."""
-    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_causes.yml").read_text())
     plays = yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text())
     (plan,) = (play for play in plays if play["name"] == "Plan")
     play = {
@@ -90,7 +95,7 @@ def hosts_of(path, named, *arguments):
         "gather_facts": False,
         "vars_files": [str(ROOT / "playbooks" / path) for path in plan["vars_files"]],
         "vars": plan["vars"],
-        "tasks": [*plan["tasks"][:2], *steps[2:]],
+        "tasks": [*plan["tasks"][:2], *deciding(plan)],
     }
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
@@ -126,7 +131,8 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
 @pytest.mark.programs
 @pytest.mark.parametrize("needed", [True, False])
 def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
-    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_causes.yml").read_text())
+    plays = yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text())
+    (plan,) = (play for play in plays if play["name"] == "Plan")
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = "{{ 'a reboot is due for ttm.pages_limit=1' if inventory_hostname == 'two' else '' }}"
     variables = {
@@ -135,7 +141,7 @@ def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
         "__llama_reboot_marks": marks,
         "__llama_host_waits": waits,
     }
-    said = play(tmp_path, steps[2:], variables)
+    said = play(tmp_path, deciding(plan), variables)
     assert "one: reboots (/run/reboot-required)" in said
     assert "two: reboots (a reboot is due for ttm.pages_limit=1)" in said
     assert ("spare: needs no reboot" in said) == needed

@@ -164,7 +164,7 @@ REMOVAL = ["Stop the head before its workers", "Remove the services", "Remove th
 
 @pytest.mark.parametrize(
     "files, order",
-    [(["site"], CHANGE), (["tasks/restore", "tasks/rollback"], RETURN), (["tasks/remove_host"], REMOVAL)],
+    [(["site"], CHANGE), (["tasks/rollback"], RETURN), (["tasks/remove_host"], REMOVAL)],
     ids=["change", "return", "removal"],
 )
 def test_all_is_ready_before_the_head_stops_and_a_port_is_open_only_while_somebody_listens(files, order):
