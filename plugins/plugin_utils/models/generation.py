@@ -29,7 +29,7 @@ def run(action: Action, arguments: ModelArguments) -> dict:
 
     :raises Refusal: there is no model of this size.
     """
-    path, given = str(arguments.path), arguments.known_answer
+    path, given = str(arguments.path), arguments.known_answer or {}
     wrong = typed_json.problem("known_answer", given, Size)
     if wrong:
         raise Refusal(f"{wrong.where} {wrong.why}")
