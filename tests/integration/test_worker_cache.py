@@ -49,7 +49,7 @@ def connection(program, folder, *words):
     argv = [*program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", *words]
     with subprocess.Popen(argv, env={**os.environ, "LLAMA_CACHE": str(folder)}) as process:
         try:
-            form = cache_prefill.wait(port, "llama.cpp", lambda: process.poll() is None)
+            form = cache_prefill.wait(port, "llama.cpp", process)
             with rpc_upload.Worker("127.0.0.1", port, form, len(DATA), 60) as worker:
                 yield worker
         finally:

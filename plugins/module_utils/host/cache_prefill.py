@@ -143,7 +143,7 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
     seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / SLOWEST
     largest = max(place.bytes for place in tensors)
     try:
-        form = _wait(port, worker.prefill.fork, process)
+        form = wait(port, worker.prefill.fork, process)
         with rpc_upload.Worker(LOOPBACK, port, form, largest, seconds) as receiver:
             for place in tensors:
                 with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
@@ -155,7 +155,7 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
         process.wait()
 
 
-def _wait(port: int, fork: str, process: subprocess.Popen[bytes]) -> rpc_upload.Form:
+def wait(port: int, fork: str, process: subprocess.Popen[bytes]) -> rpc_upload.Form:
     """Waits until the worker answers; returns how messages to it are written.
 
     :raises Refusal: it does not, or nobody read its generation.
