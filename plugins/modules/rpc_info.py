@@ -55,7 +55,7 @@ state:
   description:
     - V(ok), a worker that a head can use; V(protocol_mismatch), a worker of another generation; V(no_device), a worker that lends nothing;
       V(refused), nothing listens on the port; V(unreachable), no route, a closed port or a lost connection; V(not_rpc), something else answers.
-    - V(silent), the connection is accepted but not answered. The worker serves another client, hangs, or is no worker. From outside these look alike.
+    - V(silent), the connection is accepted but not answered. The worker serves another client or hangs, or something else listens there.
   returned: always
   type: str
   sample: ok

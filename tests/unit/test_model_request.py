@@ -243,7 +243,7 @@ def test_a_further_model_is_given_once(pair, big_model, given, said):
         ({"summary": {"a": 1}}, "architecture, which is missing"),
         ({"summary": [1]}, "summary is a list"),
         ({"closed": "/home/\x1b[2J"}, "closed"),
-        ({"files": [{"name": "a;b.gguf"}]}, "is no name for a file of a model on the head"),
+        ({"files": [{"name": "a;b.gguf"}]}, "cannot be the name of a model's file on the head"),
         ({"files": [{"name": "m.gguf", "url": "file:///etc/x y"}]}, "files[0].url is"),
         ({"files": [{"name": "m.gguf", "path": "relative"}]}, "files[0].path is 'relative'"),
     ],

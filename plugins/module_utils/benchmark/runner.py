@@ -34,7 +34,7 @@ LOG_BYTES, LINE_BYTES = 256 << 20, 64 << 10
 STAMP_BYTES = 16
 """Of a line, beside what the program writes."""
 SWITCH_SECONDS = 0.0002
-"""After so long a thread lets another one run that waits: the delays are not much longer."""
+"""A thread runs for this long before a waiting one gets its turn: a delay grows by little more."""
 
 
 class Log:

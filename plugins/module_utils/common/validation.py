@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an operator or a host may say: texts that can be shown and written, numbers that can be computed with, and an end to everything."""
+"""Limits of what operators and hosts say: texts without control characters, finite numbers, and a largest size."""
 
 from __future__ import annotations
 

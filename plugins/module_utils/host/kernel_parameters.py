@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 
 
 def differ(parameters: Mapping[str, str], system: System) -> bool:
-    """Whether the file sets others than these. A file of somebody else sets none of ours."""
+    """Whether the file sets other parameters than these. What somebody else's file sets does not count."""
     text = "" if foreign_files(system) else system.text(_file(system))
     options = re.findall(r"^options (\w+) (\w+)=(\S+)$", text, re.MULTILINE)
     return {f"{module}.{option}": value for module, option, value in options} != parameters

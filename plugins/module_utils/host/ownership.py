@@ -1,7 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who made what a host has under the collection's names. What somebody else has made is neither overwritten nor removed, and is named."""
+"""Whether the collection made a folder, file, service or rule that has one of its names.
+
+A run names what somebody else made, and neither overwrites nor removes it."""
 
 from __future__ import annotations
 

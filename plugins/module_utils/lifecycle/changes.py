@@ -139,7 +139,9 @@ def while_away(plan: Plan, name: str) -> str:
         without = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(without)} fail until it is back."
     if on_fallback is None:
-        return "The cluster does not answer until it is back: the head serves on no fallback without it (llama_server_fallback)."
+        return (
+            "The cluster does not answer until it is back: the head has no fallback without it (llama_server_fallback)."
+        )
     if on_fallback:
         return f"The head goes on without {_loss(plan, name)} after a while, and returns to it when it is back."
     return "Nothing of the cluster is used there."

@@ -66,7 +66,7 @@ def problem_of_name(name: str) -> str | None:
     leads_out = name.startswith("/") or ".." in name.split("/")
     if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not leads_out:
         return None
-    return "is no name for a file of a model on the head"
+    return "cannot be the name of a model's file on the head"
 
 
 def problem_of_record(record: Mapping[str, Any]) -> str | None:

@@ -487,7 +487,7 @@ def speed_notes(plan: Plan) -> list[str]:
         speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
     return [
         f"{best.host} alone: {speed}",
-        f"Four of five measurements were in such ranges. "
+        f"Of five measurements, four lay in the range that was predicted for them. "
         f"Rates of devices are {_rates(estimate)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
         "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         *_correction(estimate),

@@ -40,7 +40,7 @@ class SpeedRecord(NamedTuple):
 
 
 def readable(found: Any) -> Optional[SpeedRecord]:
-    """The record of what somebody wrote; None of anything that is none."""
+    """The record, or None where the text is not one."""
     if not isinstance(found, dict) or validation.problem("", found) or typed_json.problem("", found, SpeedRecord):
         return None
     record = typed_json.parse(SpeedRecord, found)

@@ -73,7 +73,7 @@ class Host(NamedTuple):
     releases: Mapping[str, ReleaseRequest | None] = {}
     """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
     unknown_variables: Mapping[str, str] = {}
-    """Variable that is none of ours → the one that was probably meant."""
+    """Variable that the collection does not have → the one that was probably meant."""
     visit_ms: float | None = None
     """``llama_link_visit_ms``."""
     metrics: str | None = None

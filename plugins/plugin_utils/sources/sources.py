@@ -451,7 +451,7 @@ def _check_content(archive: Path, subject: str, remedy: str) -> None:
 
 
 def fetch_prebuilt(release: ReleasePlan, names: Sequence[str]) -> list[Fetched]:
-    """Upstream's archives of a planned release in the cache. What an archive was when it was fetched first it has to be ever after.
+    """Upstream's archives of a planned release in the cache. An archive has to keep the checksum that it had when it was first fetched.
 
     :raises AnsibleError: one cannot be fetched, or is another than it was or has to be; it is not in the cache then.
     """

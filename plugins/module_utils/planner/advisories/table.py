@@ -61,7 +61,7 @@ ADVISORIES = (
         "external-worker",
         "error",
         links.external_workers,
-        "RPC has no authentication, and others run {where}: nobody here can verify that only {head} reaches them.",
+        "RPC has no authentication, and others run {where}: this collection cannot verify that only {head} reaches them.",
         (
             "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
             "reach the worker through a tunnel: it listens on 127.0.0.1 there, and its end on 127.0.0.1 of {head} is its endpoint in llama_external_workers",

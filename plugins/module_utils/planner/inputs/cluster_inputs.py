@@ -161,7 +161,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _problem_of_name(name: str) -> str | None:
-    """What to write in place of a name that is none for a host; None of one that is."""
+    """What to write in place of an impossible name of a host; None for a possible one."""
     if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.LONGEST_NAME:
         return None
     return f"use letters, digits, and . : @ + - _ between them, at most {validation.LONGEST_NAME}"

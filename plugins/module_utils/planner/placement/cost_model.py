@@ -245,7 +245,7 @@ class Link(NamedTuple):
     """Whether the worker's host is a small board."""
     mac: bool = False
     visit_ms: float | None = None
-    """What a visit to a worker costs a token all in all, round trips among it, where a benchmark measured it."""
+    """Milliseconds that a visit to the worker adds to a token, with its round trips, where a benchmark measured them."""
     plain_gbit: float | None = None
     """Without stunnel, where that takes more than a tenth of it."""
 

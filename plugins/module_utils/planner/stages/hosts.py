@@ -38,7 +38,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.he
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, Host, Server, Worker
 
 KNOCKING_HOSTS = 2
-"""So many other hosts try whether a worker's port is closed to them."""
+"""Number of other hosts that try whether a worker's port is closed to them."""
 
 
 def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
