@@ -97,7 +97,13 @@ def for_more_room(trial: Trial) -> list[str]:
         clauses.append(f"set llama_server_context to {tokens}")
     if server.parallel > 1 and trial.fits(serving(parallel=1)):
         clauses.append("set llama_server_parallel to 1")
-    unset = {"tensor_split": (), "override_tensor": (), "gpu_layers": None, "memory_mib": {}, "reserve_mib": None}
+    unset: dict[str, Any] = {
+        "tensor_split": (),
+        "override_tensor": (),
+        "gpu_layers": None,
+        "memory_mib": {},
+        "reserve_mib": None,
+    }
     own = [name for name, none in unset.items() if getattr(server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
     start = _layers_beside_the_processor(trial)
