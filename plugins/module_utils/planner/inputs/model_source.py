@@ -143,7 +143,7 @@ def check(found: Mapping[str, Any]) -> str | None:
     further = {f"further.{role}": one for role, one in (given["further"] or {}).items()}
     for where, one in {"summary": given["summary"], **further}.items():
         judge = projector.problem if where == f"further.{download_record.MMPROJ}" else header_summary.problem
-        if one and (wrong := judge(one) if isinstance(one, Mapping) else "is not a mapping"):
+        if (one or where != "summary") and (wrong := judge(one) if isinstance(one, Mapping) else "is not a mapping"):
             return f"{where} {wrong}"
     named = [file["name"] for file in given["files"] or ()]
     return next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), None)
