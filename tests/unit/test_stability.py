@@ -70,6 +70,7 @@ def test_while_the_model_is_loaded(facts):
             tools=["cmake"],
             free_mib=12,
             load=[16.0, 16.0, 16.0],
+            cluster="llama_cluster",
         )
     assert json.dumps(run(loaded)[0]) == json.dumps(first)
 

@@ -74,7 +74,7 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "measured"}
+PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
 
 EXTERNAL = "llama_external_workers"
