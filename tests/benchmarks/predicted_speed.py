@@ -13,6 +13,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache, summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release
 
@@ -65,7 +66,7 @@ def _rate(machine: dict[str, Any]) -> cost_model.Rate:
 def release_of(build: int) -> Release:
     """A release of llama.cpp with this build number."""
     able = capabilities.of_build(build)
-    return Release("", "git", f"b{build}", build, "", capabilities.MAINLINE, able.protocol, {}, (), able)
+    return Release("", "git", f"b{build}", build, "", MAINLINE, able.protocol, {}, (), able)
 
 
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:

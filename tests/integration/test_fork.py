@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 from conftest import PORTS, Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ def test_its_programs_are_what_was_assumed(cluster, release):
     (path,) = cluster.prefix.glob("releases/git-*/manifest.json")
     manifest = json.loads(path.read_text())
     for program in (options.SERVER, options.WORKER):
-        assumed = options.listed(program, options.IK_LLAMA)
+        assumed = options.listed(program, IK_LLAMA)
         assert set(assumed) <= set(manifest["options"][program]["known"])
     assert manifest["options_ignored"] == []
     program = path.parent / "bin" / "llama-server"

@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
@@ -95,7 +96,7 @@ def test_what_the_programs_say_is_what_planning_took_for_granted(served):
     tree = capabilities.PYPI_TREES["0.3.36"]
     programs = ((options.SERVER, "llama-server"), (options.WORKER, "ggml-rpc-server"))
     for program, name in programs:
-        assumed = options.listed(program, options.MAINLINE)
+        assumed = options.listed(program, MAINLINE)
         assert set(assumed) <= set(manifest["options"][name]["known"])
     assert manifest["options_ignored"] == []
     said = subprocess.run(

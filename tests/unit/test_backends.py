@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
@@ -106,16 +107,14 @@ def test_nothing_else_names_a_backend():
 
 
 def test_every_backend_can_have_a_release_and_is_offered():
-    assert tuple(backends.RECORDS) == backends.BACKENDS
+    assert tuple(backends.RECORDS) == BACKENDS
     spec = inventory.specification()
     for record in RECORDS:
         assert f"llama_release_{record.name}" in spec
         assert f"V({record.name})" in " ".join(spec["llama_backend"]["description"])
     asked = {"llama_release": release_request.request_of("b11434")}
-    asked.update(
-        (f"llama_release_{name}", asked["llama_release"]._replace(source="pypi")) for name in backends.BACKENDS
-    )
-    assert releases.sources_of(asked) == dict.fromkeys(backends.BACKENDS, "pypi")
+    asked.update((f"llama_release_{name}", asked["llama_release"]._replace(source="pypi")) for name in BACKENDS)
+    assert releases.sources_of(asked) == dict.fromkeys(BACKENDS, "pypi")
 
 
 def test_a_device_of_an_unknown_backend_is_not_declared():

@@ -3,6 +3,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from support.helps import help_of
@@ -20,7 +21,7 @@ def test_what_a_tree_says_of_its_protocol_counts_where_its_build_does_not_say_it
     assert capabilities.of_build(12000, "9.0.0").protocol == "9.0.0"
 
 
-@pytest.mark.parametrize("fork, build", [(options.MAINLINE, 11062), (options.IK_LLAMA, 4839)])
+@pytest.mark.parametrize("fork, build", [(MAINLINE, 11062), (IK_LLAMA, 4839)])
 def test_a_build_before_the_window_is_refused(fork, build):
     given = {"source": "git", "ref": "a" * 40, "build": build, "fork": fork}
     assert releases.release_of(release_request.request_of({**given, "build": build + 1}), {}).build == build + 1
@@ -58,7 +59,7 @@ def test_what_a_help_says_is_removed_is_not_known():
     assert capabilities.parse_help(text) == ({"-h": False}, {"--draft": reason, "--draft-max": reason})
 
 
-def problems(argv, fork=options.MAINLINE, program=options.SERVER, known=None):
+def problems(argv, fork=MAINLINE, program=options.SERVER, known=None):
     return capabilities.problems(program, argv, known or help_of(program, fork), fork)
 
 
@@ -74,10 +75,10 @@ def test_a_renamed_option_is_named_with_the_nearest_one():
 @pytest.mark.parametrize(
     "argv, fork, why",
     [
-        (["--no-such-option"], options.MAINLINE, "does not know --no-such-option"),
-        (["--draft", "4"], options.MAINLINE, "no longer knows --draft: argument has been removed. use --spec-draft"),
-        (["--lora=x.gguf"], options.MAINLINE, "does not know --lora=x.gguf: make its value a separate entry"),
-        (["-lm", "dio"], options.IK_LLAMA, "does not know -lm"),
+        (["--no-such-option"], MAINLINE, "does not know --no-such-option"),
+        (["--draft", "4"], MAINLINE, "no longer knows --draft: argument has been removed. use --spec-draft"),
+        (["--lora=x.gguf"], MAINLINE, "does not know --lora=x.gguf: make its value a separate entry"),
+        (["-lm", "dio"], IK_LLAMA, "does not know -lm"),
     ],
 )
 def test_what_a_program_would_not_take(argv, fork, why):
@@ -88,11 +89,11 @@ def test_what_a_program_would_not_take(argv, fork, why):
 @pytest.mark.parametrize(
     "argv, fork",
     [
-        (["--flash-attn", "on", "--fit", "off", "--n-predict", "-1"], options.MAINLINE),
-        (["--ctx_size", "8"], options.MAINLINE),
-        (["--chat-template", "--no-such-option"], options.MAINLINE),
-        (["--control-vector-layer-range", "1", "2"], options.MAINLINE),
-        (["--n-gpu-layers", "9", "--no-mmap", "-mla", "3"], options.IK_LLAMA),
+        (["--flash-attn", "on", "--fit", "off", "--n-predict", "-1"], MAINLINE),
+        (["--ctx_size", "8"], MAINLINE),
+        (["--chat-template", "--no-such-option"], MAINLINE),
+        (["--control-vector-layer-range", "1", "2"], MAINLINE),
+        (["--n-gpu-layers", "9", "--no-mmap", "-mla", "3"], IK_LLAMA),
     ],
 )
 def test_what_a_program_takes(argv, fork):

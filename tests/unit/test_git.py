@@ -12,6 +12,7 @@ import time
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, sources
@@ -64,7 +65,7 @@ class Repository:
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """Its builds have small numbers."""
-    monkeypatch.setitem(releases.capabilities.OLDEST, releases.capabilities.MAINLINE, 1)
+    monkeypatch.setitem(releases.capabilities.OLDEST, MAINLINE, 1)
     monkeypatch.setattr(releases.capabilities, "PROTOCOLS", [(0, "7.0.0")])
 
 
@@ -83,7 +84,7 @@ def repository(tmp_path, made):
 def test_a_version_of_upstream_is_its_tag(tmp_path, monkeypatch):
     repository = Repository(tmp_path / "upstream")
     repository.git("tag", "v0.4.1", repository.commits[1])
-    monkeypatch.setitem(releases.capabilities.FORKS, releases.capabilities.MAINLINE, str(repository.path))
+    monkeypatch.setitem(releases.capabilities.FORKS, MAINLINE, str(repository.path))
     found = resolve("v0.4.1", nowhere)
     assert (found.ref, found.commit, found.build) == ("v0.4.1", repository.commits[1], 2)
 

@@ -5,6 +5,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -12,8 +13,8 @@ from support import models
 from support.helps import WORDS, help_of
 
 LACKING = {
-    options.MAINLINE: {"processor"},
-    options.IK_LLAMA: {
+    MAINLINE: {"processor"},
+    IK_LLAMA: {
         "feed-forward-on-the-processor",
         "fit",
         "log-verbosity",
@@ -73,8 +74,8 @@ def test_options_that_the_plan_owns_are_refused(local):
     owned = [option for option in options.TABLE if option.owned and option.program == options.SERVER]
     for option in owned:
         for word in option.words():
-            fork = options.MAINLINE if options.MAINLINE in options.forks_of(word) else options.IK_LLAMA
-            build = 4840 if fork == options.IK_LLAMA else 11063
+            fork = MAINLINE if MAINLINE in options.forks_of(word) else IK_LLAMA
+            build = 4840 if fork == IK_LLAMA else 11063
             variables["llama_release"] = {"source": "git", "ref": "1" * 40, "build": build, "fork": fork}
             variables["llama_server_extra_args"] = [word, "1"]
             said = f"llama_server_extra_args has {word}, which the plan decides: {option.instead()}"
@@ -178,23 +179,23 @@ def test_what_changes_the_memory_of_devices_without_being_planned(more, planned)
 @pytest.mark.parametrize(
     "name, value, fork, expected",
     [
-        ("flash-attention", "off", options.MAINLINE, ["--flash-attn", "off"]),
-        ("flash-attention", "off", options.IK_LLAMA, ["--flash-attn", "off"]),
-        ("flash-attention", None, options.MAINLINE, []),
-        ("cache-type-k", "f16", options.MAINLINE, []),
-        ("tensor-split", ["1", "2"], options.MAINLINE, ["--tensor-split", "1,2"]),
-        ("rpc", [], options.MAINLINE, []),
-        ("load-mode", "dio", options.MAINLINE, ["--load-mode", "dio"]),
-        ("load-mode", "auto", options.MAINLINE, ["--load-mode", "auto"]),
-        ("load-mode", "mmap", options.IK_LLAMA, []),
-        ("load-mode", "none", options.IK_LLAMA, ["--no-mmap"]),
-        ("load-mode", "mmap+mlock", options.IK_LLAMA, ["--mlock"]),
-        ("log-verbosity", "4", options.MAINLINE, ["--log-verbosity", "4"]),
-        ("log-verbosity", "4", options.IK_LLAMA, []),
-        ("fit", "off", options.MAINLINE, ["--fit", "off"]),
-        ("fit", "off", options.IK_LLAMA, []),
-        ("processor", "CPU", options.MAINLINE, []),
-        ("processor", "CPU", options.IK_LLAMA, ["-cpu"]),
+        ("flash-attention", "off", MAINLINE, ["--flash-attn", "off"]),
+        ("flash-attention", "off", IK_LLAMA, ["--flash-attn", "off"]),
+        ("flash-attention", None, MAINLINE, []),
+        ("cache-type-k", "f16", MAINLINE, []),
+        ("tensor-split", ["1", "2"], MAINLINE, ["--tensor-split", "1,2"]),
+        ("rpc", [], MAINLINE, []),
+        ("load-mode", "dio", MAINLINE, ["--load-mode", "dio"]),
+        ("load-mode", "auto", MAINLINE, ["--load-mode", "auto"]),
+        ("load-mode", "mmap", IK_LLAMA, []),
+        ("load-mode", "none", IK_LLAMA, ["--no-mmap"]),
+        ("load-mode", "mmap+mlock", IK_LLAMA, ["--mlock"]),
+        ("log-verbosity", "4", MAINLINE, ["--log-verbosity", "4"]),
+        ("log-verbosity", "4", IK_LLAMA, []),
+        ("fit", "off", MAINLINE, ["--fit", "off"]),
+        ("fit", "off", IK_LLAMA, []),
+        ("processor", "CPU", MAINLINE, []),
+        ("processor", "CPU", IK_LLAMA, ["-cpu"]),
     ],
 )
 def test_how_a_value_is_written(name, value, fork, expected):
@@ -204,7 +205,7 @@ def test_how_a_value_is_written(name, value, fork, expected):
 @pytest.mark.parametrize("value", ["dio", "mlock"])
 def test_a_value_that_a_fork_cannot_say(value):
     with pytest.raises(options.UnknownOption, match=re.escape(f"load-mode {value}")):
-        options.render("load-mode", value, options.IK_LLAMA)
+        options.render("load-mode", value, IK_LLAMA)
 
 
 def test_switches_take_no_value_in_any_help():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import RELEASE, Cluster, known_answer_of
 from machines import Machine
@@ -95,7 +96,7 @@ def test_openssl_is_no_library_of_a_backend_and_is_looked_for(tmp_path, folder):
     (tmp_path / folder / "openssl").mkdir(parents=True)
     (tmp_path / folder / "openssl" / "ssl.h").touch()
     assert toolchains.libraries([], tmp_path)["openssl"] == toolchains.PRESENT
-    assert not [backend for backend in backends.BACKENDS if "openssl" in backends.libraries(backend)]
+    assert not [backend for backend in BACKENDS if "openssl" in backends.libraries(backend)]
 
 
 ROCM = {
@@ -481,7 +482,7 @@ def test_the_build_for_a_bare_processor_has_kept_its_id(local):
 
 
 def test_every_library_has_a_name_that_is_looked_for():
-    for backend in backends.BACKENDS:
+    for backend in BACKENDS:
         assert set(backends.libraries(backend)) <= set(backends.LIBRARIES)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import HOSTS, INVENTORY, PLAN, WORK, on
 
@@ -167,7 +168,7 @@ def test_the_programs_of_both_releases_take_the_words_of_the_table():
     for path in paths:
         for name, listed in json.loads(on(HEAD).file(path).content_string)["options"].items():
             program = options.SERVER if name == "llama-server" else options.WORKER
-            assert set(options.listed(program, options.MAINLINE)) <= set(listed["known"])
+            assert set(options.listed(program, MAINLINE)) <= set(listed["known"])
 
 
 def test_a_restart_by_hand_for_comparison():

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import IO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 THRESHOLD = 10 * rpc.MIB
 """Bytes. Larger tensors are kept in caches (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""

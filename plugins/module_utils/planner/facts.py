@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import LEAST_GB_PER_S
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 MOST_MIB = 1 << 40
 Name = Annotated[str, Text()]
@@ -18,7 +18,7 @@ Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
 Path = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
 """Of a host's own folders, which stand in definitions where a service manager has no quotes."""
 Mib = Annotated[int, Number(0, MOST_MIB)]
-Backend = Annotated[str, backends.BACKENDS]
+Backend = Annotated[str, BACKENDS]
 Figure = Annotated[Optional[float], Number(0, 1 << 30, real=True)]
 
 

@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     tensor_types,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -49,7 +50,7 @@ LIMITS = {
 WITHOUT_OFFLOAD, FALSE = ("--no-kv-offload", "-nkvo"), ("0", "off", "false", "disabled")
 
 
-def settings_of(server: Server, summary: ModelSummary, fork: str = options.MAINLINE) -> kv_cache.Settings:
+def settings_of(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.Settings:
     given = _memory_arguments(server.extra_args)
     return kv_cache.Settings(
         context=context_of(server, summary),
@@ -281,7 +282,7 @@ def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
     fork = release.fork
     strange = [word for word in given if fork not in options.forks_of(word)]
     if strange:
-        owner = options.IK_LLAMA if release.mainline else options.MAINLINE
+        owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = (
             f"set llama_release to a release of {owner}"
             if release.mainline
@@ -336,7 +337,7 @@ def check_types(path: str, summary: ModelSummary, release: Release, variable: st
     kinds = {row.type for row in summary.named_tensors}
     strange = tensor_types.of_others(kinds, release.fork)
     if strange:
-        other = options.IK_LLAMA if release.mainline else options.MAINLINE
+        other = IK_LLAMA if release.mainline else MAINLINE
         raise Refusal(
             f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"

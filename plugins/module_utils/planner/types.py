@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE, Capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import Capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     KnownAnswerPlan,

@@ -29,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
@@ -256,7 +257,7 @@ def _protocol_of(request: ReleaseRequest) -> str | None:
     """What the tree of a release says of its RPC protocol, where its build does not; None where nothing has to be asked, or where an archive or repository
     cannot be read now."""
     build = request.build or 0
-    if request.source not in release_request.COMPILED or request.fork != capabilities.MAINLINE:
+    if request.source not in release_request.COMPILED or request.fork != MAINLINE:
         return None
     if build < capabilities.OLDEST[request.fork] or capabilities.protocol_of(build):
         return None

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 
 WORDS = yaml.safe_load((Path(__file__).parents[1] / "fixtures" / "options.yml").read_text())
 
 
 @functools.cache
-def help_of(program, fork=options.MAINLINE):
+def help_of(program, fork=MAINLINE):
     """What its help would list."""
     known = {
         word: valued
@@ -20,4 +21,4 @@ def help_of(program, fork=options.MAINLINE):
         for word in words.split()
     }
     removed = {word: entry["reason"] for entry in WORDS["removed"] for word in entry["words"].split()}
-    return capabilities.Help(known, removed if (program, fork) == (options.SERVER, options.MAINLINE) else {})
+    return capabilities.Help(known, removed if (program, fork) == (options.SERVER, MAINLINE) else {})

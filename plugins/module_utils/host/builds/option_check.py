@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.manifest import Manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
@@ -30,7 +31,7 @@ def check(
     """:param programs: folder of the installed programs.
     :param host: its name in messages.
     """
-    fork = release.fork or options.MAINLINE
+    fork = release.fork or MAINLINE
     checked = OptionCheck([], [])
     started = [argv for service in services for argv in (service.process, *(service.children or ()))]
     for argv in [argv for argv in started if Path(argv[0]).parent == programs]:

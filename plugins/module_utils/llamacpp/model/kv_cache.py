@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 MEASURED = 11669
 """Newest build whose every buffer in the log is what these sources say: Debian's llama.cpp 0.7.0."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 
 class Type(NamedTuple):

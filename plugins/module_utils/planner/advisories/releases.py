@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Collection
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -21,7 +22,7 @@ OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllam
 
 def remote_code(context: AdvisoryContext) -> Cases:
     """One case for each commit of a fork."""
-    known = capabilities.OLDEST[capabilities.IK_LLAMA]
+    known = capabilities.OLDEST[IK_LLAMA]
     cases: Cases = []
     for identifier, release in context.plan.releases.items():
         if release.fork:

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     fast_load,
     options,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
@@ -133,7 +134,7 @@ def requested(variable: str, requests: Requests) -> ReleaseRequest:
 def sources_of(requests: Requests) -> dict[str, str]:
     """Backend → source of its release, of all backends, for which nothing has to be looked up."""
     sources = {}
-    for backend in backends.BACKENDS:
+    for backend in BACKENDS:
         variable = variable_of(backend, requests)
         sources[backend] = requested(variable, requests).source
         if sources[backend] in ("package", "auto") and variable != "llama_release":
@@ -161,7 +162,7 @@ def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[s
 
 def supports(backend: str, release: Release) -> bool:
     """Whether a release has a backend in a form that is planned for."""
-    return release.fork != capabilities.IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
+    return release.fork != IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
 
 
 def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
@@ -172,7 +173,7 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
     """
     if architectures and not supports(backend, release):
         raise Refusal(
-            f"llama_release is one of {capabilities.IK_LLAMA}, which this collection cannot link for {backend}, but "
+            f"llama_release is one of {IK_LLAMA}, which this collection cannot link for {backend}, but "
             f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:

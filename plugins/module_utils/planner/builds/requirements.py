@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
@@ -54,8 +55,8 @@ def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: C
     """The requested backend, or for auto the best one that has a device and can be compiled or installed."""
     if wanted == "auto":
         return _best(host.facts, sources, packaged)
-    if wanted not in backends.BACKENDS:
-        raise Refusal(f"llama_backend of {host.name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
+    if wanted not in BACKENDS:
+        raise Refusal(f"llama_backend of {host.name} is {wanted!r}: use auto, {', '.join(BACKENDS)}")
     if sources[wanted] == "package" and packaged and wanted not in packaged:
         raise Refusal(
             f"llama_backend of {host.name} is {wanted}, but {host.facts.distribution.id} has no package of it: use {', '.join(packaged)}, or "
@@ -114,7 +115,7 @@ def without_archive(host: Host, sources: Mapping[str, str]) -> dict[str, str]:
     offered = {backend: "package" if source == "prebuilt" else source for backend, source in sources.items()}
     return {
         backend: why
-        for backend in backends_of(host, offered, backends.BACKENDS)
+        for backend in backends_of(host, offered, BACKENDS)
         if sources[backend] == "prebuilt" and (why := prebuilt_archives.obstacle(host.name, host.facts, backend))
     }
 
@@ -132,7 +133,7 @@ def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
     return True
 
 
-def _missing_libraries(facts: Facts, backend: str, fork: str = capabilities.MAINLINE) -> list[str]:
+def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list[str]:
     """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
     if backend in backends.TOOLKITS and toolkits:

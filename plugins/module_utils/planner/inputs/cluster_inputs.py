@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, SHAPE, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
@@ -260,7 +261,7 @@ def is_numeric(address: str) -> bool:
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
     requests: dict[str, ReleaseRequest | None] = {}
-    for variable in ("llama_release", *(f"llama_release_{backend}" for backend in backends.BACKENDS)):
+    for variable in ("llama_release", *(f"llama_release_{backend}" for backend in BACKENDS)):
         try:
             needed = variables[variable] or variable == "llama_release"
             request = release_request.request_of(variables[variable]) if needed else None
@@ -392,8 +393,8 @@ def _check_external(where: str, worker: External, hosts: Collection[str], before
         raise Refusal(
             f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
         )
-    if worker.backend not in backends.BACKENDS:
-        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
+    if worker.backend not in BACKENDS:
+        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(BACKENDS)}")
     problem = _problem_of_name(worker.host)
     if problem:
         raise Refusal(f"{where} has the host {validation.show(worker.host)}: {problem}")
@@ -497,7 +498,7 @@ def merge_hardware(
     for accelerator in declared.get("accelerators") or []:
         if accelerator["backend"] not in backends.PREFERRED:
             raise Refusal(
-                f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
+                f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(BACKENDS[1:])}"
             )
     if not facts:
         facts = _declared_facts(name, declared, "user" if scope == "user" else "system")

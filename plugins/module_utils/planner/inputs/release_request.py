@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     fast_load,
     prebuilt,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import PatchRequest, ReleaseRequest
 
@@ -64,7 +65,7 @@ def request_of(value: Any) -> ReleaseRequest:
             f"llama_release has {', '.join(sorted(map(str, unknown)))}, which source: {source} does not accept: use {', '.join(sorted(allowed))}"
         )
     patches = _patches(value.get("patches", []))
-    if str(value.get("fork", capabilities.MAINLINE)) not in capabilities.FORKS:
+    if str(value.get("fork", MAINLINE)) not in capabilities.FORKS:
         raise Refusal(
             f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they "
             "kept its options"
@@ -73,7 +74,7 @@ def request_of(value: Any) -> ReleaseRequest:
     request = ReleaseRequest(
         source,
         build=_build(value.get("build")),
-        fork=value.get("fork", capabilities.MAINLINE),
+        fork=value.get("fork", MAINLINE),
         path=_text(value, "path"),
         url=_text(value, "url"),
         patches=patches,
@@ -199,5 +200,5 @@ def _git_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRe
         build = int(ref[1:])
     if commit is not None and (not isinstance(commit, str) or not re.fullmatch(WHOLE_COMMIT, commit)):
         raise Refusal(f"llama_release has the commit {commit!r}: use all its 40 digits, in quotes")
-    fork = capabilities.IK_LLAMA if named else request.fork
+    fork = IK_LLAMA if named else request.fork
     return request._replace(repository=repository, ref=ref, commit=commit, build=build, fork=fork)

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 
@@ -22,7 +23,7 @@ def named_accelerators(facts: Facts) -> tuple[tuple[str, Accelerator], ...]:
 def _named(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
     return tuple(
         (backends.device_name(backend, index), accelerator)
-        for backend in backends.BACKENDS[1:]
+        for backend in BACKENDS[1:]
         for index, accelerator in enumerate(one for one in accelerators if one.backend == backend)
     )
 

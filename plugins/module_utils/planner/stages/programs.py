@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Host, Release
@@ -58,7 +58,7 @@ def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release
 
 
 def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
-    return [backend for backend in backends.BACKENDS if any(backend in own for own in built.values())]
+    return [backend for backend in BACKENDS if any(backend in own for own in built.values())]
 
 
 def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str, Release]:
