@@ -61,21 +61,3 @@ options:
     choices: [auto, system, user]
     default: auto
 """
-    MEASURES = r"""
-options:
-  plan:
-    description: The plan that serves.
-    type: dict
-    required: true
-  facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
-    type: dict
-    required: true
-  model:
-    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
-    type: dict
-    default: {}
-  path:
-    description: Folder on the controller that gets the results, V(benchmark.json) and V(benchmark.md).
-    type: path
-"""

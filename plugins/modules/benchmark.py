@@ -12,13 +12,25 @@ description:
   - Plans a load of the model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for, by a service
     that takes the place of the server. Used by C(playbooks/benchmark.yml).
   - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
-extends_documentation_fragment: [llamacpp.cluster.attributes, llamacpp.cluster.attributes.measures]
+extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
     details: Shows how much would be measured.
   idempotent:
     support: none
 options:
+  plan:
+    description: The plan that serves.
+    type: dict
+  facts:
+    description: Host, and what M(llamacpp.cluster.host_info) returned there.
+    type: dict
+  model:
+    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
+    type: dict
+  path:
+    description: Folder on the controller that gets the results, V(benchmark.json) and V(benchmark.md).
+    type: path
   state:
     description:
       - With V(absent) no benchmark runs or is left from a run that was killed, and the server runs.
@@ -106,9 +118,9 @@ def main():
         argument_spec={
             "host": {"type": "dict", "required": True},
             "state": {"type": "str", "choices": ["started", "absent"]},
-            **{name: {"type": "dict"} for name in ("job", "record")},
+            **{name: {"type": "dict"} for name in ("plan", "facts", "model", "job", "record")},
             **{name: {"type": "str"} for name in ("definition", "runner")},
-            "log": {"type": "path"},
+            **{name: {"type": "path"} for name in ("path", "log")},
         },
         required_if=[("state", "started", ("job", "definition", "runner", "record"))],
         supports_check_mode=True,

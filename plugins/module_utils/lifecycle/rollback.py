@@ -88,7 +88,8 @@ def choose(hosts: Mapping[str, Kept], heads: Collection[str], failed: str = "") 
 
 
 def _plan(compared: Compared | None) -> KeptPlan:
-    assert compared is not None
+    if compared is None:
+        raise AssertionError("a host has the plan that it was chosen for")
     return compared.plan
 
 

@@ -302,7 +302,7 @@ class ModelArguments(NamedTuple):
     records: tuple[DownloadRecordPlan, ...] = ()
     known_answer: Optional[Mapping[str, Any]] = None
     """in place of files: layers, width and type of the known-answer model"""
-    path: Annotated[Optional[str], "path"] = None
+    path: Optional[Annotated[str, "path"]] = None
     """of the known-answer model"""
     token_file: Optional[str] = None
     """on the controller"""
