@@ -14,10 +14,6 @@ END = "127.128.2.11:50052"
 ENDS = ["127.128.2.11:50052=192.0.2.11:50052", "127.128.2.11:50252=192.0.2.11:50252"]
 
 
-def tunnels_of(launcher):
-    return [word for before, word in zip(launcher, launcher[1:]) if before == "--tunnel"]
-
-
 @pytest.fixture
 def tunnelled(pair):
     """worker1 is in another network; a tunnel leads from the head to its two ports."""

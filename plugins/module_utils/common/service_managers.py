@@ -100,11 +100,6 @@ def possible(system: str, scope: str) -> list[str]:
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
 
 
-def log_of(manager: str, prefix: str, service: str) -> str:
-    """Where a service's log is, or the command that shows it."""
-    return MANAGERS[manager].log.format(prefix=prefix, service=service)
-
-
 def folder(manager: str, scope: str, prefix: str, environment: Mapping[str, str]) -> str:
     """Where the manager looks for definitions.
 

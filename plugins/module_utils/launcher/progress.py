@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 STOPPED_SECONDS = 5.0
 """Nobody needs a service that a signal has stopped; a debugger's stop is another state."""
 TCP_TABLE = Path("/proc/net/tcp")
-ESTABLISHED, TIME_WAIT, CLOSE_WAIT, LISTEN = 1, 6, 8, 10
+ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
 RETRANSMISSION = "01"
 """Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
 PIDFD_GETFD = 438

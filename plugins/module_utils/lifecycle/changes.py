@@ -18,8 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 SHOWN = 500
 """Characters of a host's error in a message."""
-ANSWERING = ("running", "different")
-"""States of a head whose llama-server runs, as planned or not."""
 
 
 def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
