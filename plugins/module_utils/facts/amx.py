@@ -7,8 +7,8 @@ llama.cpp asks the kernel for permission (ggml_amx_init) and uses plain vectors 
 first tile instruction ends the program with SIGILL all the same. So another process does here what llama.cpp does: it asks, configures tiles
 in another thread, and multiplies with them after other threads have run.
 
-GCC before 11.5, 12.4 and 13.3 compiles llama.cpp's tiles wrongly: its header says that ldtilecfg reads a pointer's bytes of the configuration, so the
-optimiser drops what is written to the others, and llama-server ends with SIGSEGV (GCC bug 114098).
+Some versions of GCC compile llama.cpp's tiles wrongly (12.2 does, 13.3 was seen to be right). Their header says that ldtilecfg reads eight bytes of the
+configuration, so the optimiser drops what is written to the others, and llama-server ends with SIGSEGV (GCC bug 114098).
 """
 
 from __future__ import annotations
