@@ -67,7 +67,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "flash": "on",
         "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
     },
-    "further-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
+    "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
     "context-shared": {"more": "With *whole* each gets *context*."},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},

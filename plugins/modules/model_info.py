@@ -119,7 +119,7 @@ sources:
   returned: success
   type: list
   elements: dict
-further:
+auxiliary:
   description: Role → what planning needs of the projector and of the draft model, where their headers could be read.
   returned: success
   type: dict

@@ -46,7 +46,7 @@ def placing_a_draft():
     """A draft model whose layers the operator places."""
     draft = {"llama_model_draft": {"path": "/srv/d.gguf"}, "llama_server_extra_args": ["-ngld", "9", "--metrics"]}
     cluster = with_model(cluster_of(build=11063, **draft))
-    cluster.model["further"] = {"draft": model(1, layers=16)}
+    cluster.model["auxiliary"] = {"draft": model(1, layers=16)}
     return cluster
 
 
@@ -460,11 +460,11 @@ CASES = [
         ],
     ),
     (
-        "further-not-counted",
+        "auxiliary-not-counted",
         placing_a_draft,
         {
             "remove {word}, so that": setting("head", llama_server_extra_args=["--metrics"]),
-            "keep enough memory free": accepts("further-not-counted"),
+            "keep enough memory free": accepts("auxiliary-not-counted"),
         },
         ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
     ),

@@ -178,7 +178,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     found = find()
     file = SourceFile("m-1.gguf", len(content), path=str(blob))
     assert found["files"] == [{**file._asdict(), "role": role}]
-    header = found["summary"] if role == "model" else found["further"][role]
+    header = found["summary"] if role == "model" else found["auxiliary"][role]
     assert header["architecture"] == ("clip" if role == "mmproj" else "llama")
     closed.append(str(tmp_path / "blobs"))
     if role == "model":
@@ -217,13 +217,13 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
 
     def find(**given):
         given = {"llama_model_path": "/m.gguf", **given}
-        return run(operators(call), given, str(tmp_path / "prefix"))[0]["further"]
+        return run(operators(call), given, str(tmp_path / "prefix"))[0]["auxiliary"]
 
     projector, draft = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf")
     for kind in ("path", "copy"):
         found = find(llama_model_mmproj={kind: projector}, llama_model_draft={kind: draft})
         assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
-        assert model_source.check({"further": found}) is None
+        assert model_source.check({"auxiliary": found}) is None
     assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}
     assert find(llama_model_mmproj={"copy": draft}) == {}
     assert find() == {}

@@ -217,7 +217,7 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted
     assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
 
 
-def test_a_further_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
+def test_an_auxiliary_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
     given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/tmp/p.gguf"}}
     local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
     local.model = {"summary": big_model, "closed": None}
@@ -231,7 +231,7 @@ def test_a_further_model_that_services_cannot_see_is_named_by_its_own_variable(l
         ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/x.gguf"}}, "and LLAMA_ARG_MMPROJ is given to"),
     ],
 )
-def test_a_further_model_is_given_once(pair, big_model, given, said):
+def test_an_auxiliary_model_is_given_once(pair, big_model, given, said):
     pair.model = {"summary": big_model, "closed": None}
     refused = planned(pair, {"repo": REPO}, llama_model_mmproj={"path": "/srv/p.gguf"}, **given)
     assert said in refused["reasons"][0]

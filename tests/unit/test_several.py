@@ -63,7 +63,7 @@ def test_each_model_is_planned_as_if_it_were_alone(pair):
     assert not plan["refused"], plan["reasons"]
     one = typed_json.dump(typed(plan).each()[1])
     assert one["head"].pop("argv") == list(presets.model_argv(alone["head"]["argv"]))
-    for key in ("placement", "estimate", "model", "further"):
+    for key in ("placement", "estimate", "model", "auxiliary_models"):
         assert one[key] == alone[key]
     for key in ("context", "context_per_request", "idle_seconds", "devices", "cpu", "prompt_cache_mib"):
         assert one["head"][key] == alone["head"][key]

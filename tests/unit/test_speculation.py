@@ -2,7 +2,7 @@
 
 import pytest
 from support.clusters import TREE, cards_of
-from test_further import after, draft, with_both
+from test_auxiliary_models import after, draft, with_both
 
 PREDICTING = {
     "keys": {"nextn_predict_layers": 1},

@@ -121,7 +121,7 @@ class Device(NamedTuple):
     layers: int
     weights_mib: float
     kv_mib: float
-    further_mib: float
+    auxiliary_mib: float
     """Of models beside it."""
     compute_mib: float = 0
     capacity_mib: float = 0

@@ -16,13 +16,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 
 EVERY_SECONDS = 15
 CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
-PARTS = {"weights": "weights", "kv": "context", "compute": "computing", "further": "models beside it"}
+PARTS = {"weights": "weights", "kv": "context", "compute": "computing", "auxiliary": "models beside it"}
 """Field of a device, without its unit → its words."""
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
-  --bad: #b3261e; --good: #1a6b2f; --warn: #8a5300; --weights: #2563a8; --kv: #c2571a; --compute: #7d8590; --further: #7a5aa8 }
+  --bad: #b3261e; --good: #1a6b2f; --warn: #8a5300; --weights: #2563a8; --kv: #c2571a; --compute: #7d8590; --auxiliary: #7a5aa8 }
 @media (prefers-color-scheme: dark) { :root { --text: #e6e9ed; --quiet: #a4adb8; --back: #14171b; --card: #1d2228; --line: #3a424c;
-  --bad: #ff8a80; --good: #74d08c; --warn: #f0b458; --weights: #6aa9e9; --kv: #f0945c; --compute: #8d96a0; --further: #b296de } }
+  --bad: #ff8a80; --good: #74d08c; --warn: #f0b458; --weights: #6aa9e9; --kv: #f0945c; --compute: #8d96a0; --auxiliary: #b296de } }
 * { box-sizing: border-box }
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 64rem; margin: auto; padding: 1rem .9rem;
   color: var(--text); background: var(--back); overflow-wrap: anywhere }
@@ -38,7 +38,7 @@ thead th, .quiet { color: var(--quiet) } .good { color: var(--good) } .warn { co
 .bar { display: flex; height: .9rem; margin: .3rem 0; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; background: var(--back);
   position: relative } .bar b { position: absolute; bottom: 0; height: .25rem; background: var(--text) }
 .keyed { white-space: nowrap } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 .6em; border-radius: 2px }
-.weights { background: var(--weights) } .kv { background: var(--kv) } .compute { background: var(--compute) } .further { background: var(--further) }
+.weights { background: var(--weights) } .kv { background: var(--kv) } .compute { background: var(--compute) } .auxiliary { background: var(--auxiliary) }
 """.strip()
 SCRIPT = f"""
 setInterval(async () => {{

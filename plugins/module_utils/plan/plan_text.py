@@ -80,7 +80,7 @@ def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
     """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
     whole = max(entry.capacity_mib, entry.total_mib, 1)
     sizes = {sign: size_of(entry, part) for part, sign in PARTS.items()}
-    sizes[AUXILIARY] = entry.further_mib
+    sizes[AUXILIARY] = entry.auxiliary_mib
     sizes[FREE] = whole - entry.total_mib
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
     for _more in range(width - len(columns)):
@@ -229,7 +229,10 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
         if plan.head.models
         else [],
         "Topology": _topology(plan),
-        **{title: _memory(one) if one.placement or one.further else [] for title, one in memories(plan).items()},
+        **{
+            title: _memory(one) if one.placement or one.auxiliary_models else []
+            for title, one in memories(plan).items()
+        },
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
@@ -323,11 +326,11 @@ def _memory(plan: Plan) -> list[str]:
         sizes = [amount(entry, part) for part in PARTS]
         rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
         rows += map(_auxiliary_row, models)
-    elsewhere = {model.device for model in plan.further} - {entry.device for entry in plan.placement}
+    elsewhere = {model.device for model in plan.auxiliary_models} - {entry.device for entry in plan.placement}
     for device in sorted(elsewhere, key=str):
         rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
         rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
-    signs = {**PARTS, **({"beside the model": AUXILIARY} if plan.further else {})}
+    signs = {**PARTS, **({"beside the model": AUXILIARY} if plan.auxiliary_models else {})}
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
     footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
     return [*table(rows).splitlines(), footer, *uncounted(plan), *reasons(plan)]
@@ -335,7 +338,7 @@ def _memory(plan: Plan) -> list[str]:
 
 def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelPlan]:
     """Projector and draft model that are on a device; None is the head's processor."""
-    return [model for model in plan.further if model.device == device]
+    return [model for model in plan.auxiliary_models if model.device == device]
 
 
 def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
@@ -346,7 +349,7 @@ def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
 def auxiliary_models(plan: Plan) -> list[str]:
     """Projector and draft model, for a page without rows for them."""
     lines = []
-    for model in plan.further:
+    for model in plan.auxiliary_models:
         sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PARTS)
         place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
         assumed = " (assumed)" if model.assumed else ""

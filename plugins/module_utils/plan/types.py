@@ -163,8 +163,8 @@ class DevicePlacement(NamedTuple):
     """of the KV cache, states of recurrent layers included"""
     compute_mib: float
     """an upper bound"""
-    further_mib: float
-    """of the models in `further` that are on this device"""
+    auxiliary_mib: float
+    """of the models in `auxiliary_models` that are on this device"""
     total_mib: float
     """sum of the four"""
     capacity_mib: float
@@ -452,9 +452,9 @@ class ServedModel(NamedTuple):
     """of it for checkpoints"""
     placement: tuple[DevicePlacement, ...]
     """what each device gets while it is loaded"""
-    further: tuple[AuxiliaryModelPlan, ...]
+    auxiliary_models: tuple[AuxiliaryModelPlan, ...]
     """models beside it"""
-    further_uncounted: tuple[UncountedModel, ...]
+    auxiliary_uncounted: tuple[UncountedModel, ...]
     """those that are not counted"""
     estimate: Estimate
     """how fast it is; `load_s` is how long a change to it takes"""
@@ -570,9 +570,9 @@ class Plan(NamedTuple):
     """workers that others run, which this collection never changes"""
     placement: tuple[DevicePlacement, ...]
     """what each device gets, in llama-server's order"""
-    further: tuple[AuxiliaryModelPlan, ...]
+    auxiliary_models: tuple[AuxiliaryModelPlan, ...]
     """llama_model_mmproj and llama_model_draft, as far as they are counted, and where they are"""
-    further_uncounted: tuple[UncountedModel, ...]
+    auxiliary_uncounted: tuple[UncountedModel, ...]
     """those that are not counted"""
     links: tuple[str, ...]
     """names of the hosts whose links to the head can be measured"""

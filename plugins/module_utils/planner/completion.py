@@ -173,7 +173,7 @@ def _device(entry: DevicePlacement) -> dict[str, Any]:
         "weights_mib",
         "kv_mib",
         "compute_mib",
-        "further_mib",
+        "auxiliary_mib",
         "capacity_mib",
     )
     return {"name": entry.device, **{field: getattr(entry, field) for field in fields}}
@@ -182,7 +182,7 @@ def _device(entry: DevicePlacement) -> dict[str, Any]:
 def _own(plan: Plan) -> dict[str, Any]:
     """What stays in the memory of the head."""
     cpu = plan.head.cpu
-    sizes = {"weights_mib": cpu.weights_mib, "kv_mib": cpu.kv_mib, "further_mib": cpu.beside_mib}
+    sizes = {"weights_mib": cpu.weights_mib, "kv_mib": cpu.kv_mib, "auxiliary_mib": cpu.beside_mib}
     return {"name": "memory of the host", "host": plan.head.host, "layers": cpu.layers, **sizes}
 
 

@@ -153,7 +153,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("device", _device_names(release, placed)),
         ("override-tensor", server.override_tensor if placed.devices else None),
         ("model", serving.model.path),
-        *((option, serving.model.path_of(role)) for role, option in model_source.FURTHER.items()),
+        *((option, serving.model.path_of(role)) for role, option in model_source.AUXILIARY.items()),
         *serving.beside,
         ("host", server.host),
         ("port", str(server.port)),

@@ -174,16 +174,16 @@ def uncounted(server: Server, drafts: bool = False) -> list[str]:
 
 
 def size_of_auxiliary(model: Model, role: str) -> str:
-    """A further model and its size, where that is known."""
+    """An auxiliary model and its size, where that is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
     mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
     return f"{model_source.VARIABLES[role]}{mib}"
 
 
 def check_auxiliary(server: Server, request: ModelRequest) -> None:
-    """Refuses options for a further model that a variable gives already."""
+    """Refuses options for an auxiliary model that a variable gives already."""
     for source in request.sources():
-        option = options.of_name(model_source.FURTHER[source.role]) if source.role in model_source.FURTHER else None
+        option = options.of_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
         words = [word for word in server.extra_args if option and options.of_word(word) == option]
         words += [name for name in server.environment if option and options.of_variable(name) == option]
         if words:

@@ -68,7 +68,7 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
             {"role": role, "source": source.source, "revision": source.revision} for role, source in sources.items()
         ],
         "offered": [{"quantisation": entry.name, "bytes": entry.bytes} for entry in served.offered],
-        "further": {
+        "auxiliary": {
             role: source.summary for role, source in sources.items() if source.summary and role != download_record.MODEL
         },
     }

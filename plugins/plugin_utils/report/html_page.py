@@ -66,7 +66,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
                 "over": plan_text.overcommitted(entry),
                 "said": f"{label} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
-                    (part, _share(size, whole)) for part, size in (*sizes.items(), ("further", entry.further_mib))
+                    (part, _share(size, whole)) for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
                 "amounts": [plan_text.amount(entry, part) for part in plan_text.PARTS],
                 "sum": f"{entry.total_mib:.0f}",
@@ -74,7 +74,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
             }
         )
     notes = [*plan_text.auxiliary_models(plan), *plan_text.uncounted(plan), *plan_text.reasons(plan)]
-    return {"rows": rows, "beside": bool(plan.further), "notes": notes}
+    return {"rows": rows, "beside": bool(plan.auxiliary_models), "notes": notes}
 
 
 def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def without_fallback(context: AdvisoryContext) -> Cases:
 def uncounted(context: AdvisoryContext) -> Cases:
     """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
     cases: Cases = []
-    for one in context.plan.further_uncounted:
+    for one in context.plan.auxiliary_uncounted:
         placing = [options.of_name(name) for name in auxiliary_models.PLACING[one.role]]
         words = [word for word in context.server.extra_args if options.of_word(word) in placing]
         words += [name for name in context.server.environment if options.of_variable(name) in placing]

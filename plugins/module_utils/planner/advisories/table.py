@@ -253,7 +253,7 @@ ADVISORIES = (
         "docs/plan.md",
     ),
     Advisory(
-        "further-not-counted",
+        "auxiliary-not-counted",
         "warning",
         server.uncounted,
         "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",

@@ -59,8 +59,8 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
         source=None if size is not None else _source(download_record.MODEL, "llama_model_", own),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
         summary=None if header is None else summary_of("llama_model_gguf_summary", header),
-        mmproj=_further(download_record.MMPROJ, variables["llama_model_mmproj"]),
-        draft=_further(download_record.DRAFT, variables["llama_model_draft"]),
+        mmproj=_auxiliary(download_record.MMPROJ, variables["llama_model_mmproj"]),
+        draft=_auxiliary(download_record.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
     )
 
@@ -77,7 +77,7 @@ def _is_set(value: Any) -> bool:
     return value is not None and value != []
 
 
-def _further(role: str, given: Mapping[str, Any] | None) -> ModelSource | None:
+def _auxiliary(role: str, given: Mapping[str, Any] | None) -> ModelSource | None:
     """A source that is a mapping of its own."""
     if given is None:
         return None

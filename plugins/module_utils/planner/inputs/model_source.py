@@ -44,18 +44,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
-FURTHER = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
+AUXILIARY = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
-"""Role of a further model → its variable."""
+"""Role of an auxiliary model → its variable."""
 FOUND = {
     "files": Maybe([{**download_record.NAMED, "role": download_record.ROLES, "path": Maybe(Text(r"/.*", 4096))}]),
     "sources": Maybe([{"role": download_record.ROLES, "source": Text(longest=4096), "revision": Maybe(Text())}]),
     "refused": Maybe(Text(longest=8192)),
     "offered": Maybe([{"quantisation": Text(), "bytes": Number()}]),
-    "further": Maybe({}),
+    "auxiliary": Maybe({}),
     "summary": Maybe({}),
     "closed": Maybe(Text(longest=4096)),
 }
@@ -121,7 +121,7 @@ def report_of(found: Mapping[str, Any]) -> ModelReport:
     """:param found: of the shape FOUND; empty where nothing was looked for."""
     if problem := check(found):
         return ModelReport(problem)
-    further = found.get("further") or {}
+    auxiliary = found.get("auxiliary") or {}
     return ModelReport(
         summary=summary.parse(found["summary"]) if found.get("summary") else None,
         closed=found.get("closed"),
@@ -129,8 +129,8 @@ def report_of(found: Mapping[str, Any]) -> ModelReport:
         files=tuple(found.get("files") or ()),
         sources=tuple(found.get("sources") or ()),
         offered=tuple(Quantisation(one["quantisation"], one["bytes"]) for one in found.get("offered") or ()),
-        draft=summary.parse(further[download_record.DRAFT]) if further.get(download_record.DRAFT) else None,
-        projector=projector.parse(further[download_record.MMPROJ]) if further.get(download_record.MMPROJ) else None,
+        draft=summary.parse(auxiliary[download_record.DRAFT]) if auxiliary.get(download_record.DRAFT) else None,
+        projector=projector.parse(auxiliary[download_record.MMPROJ]) if auxiliary.get(download_record.MMPROJ) else None,
     )
 
 
@@ -140,9 +140,9 @@ def check(found: Mapping[str, Any]) -> str | None:
     problem = validation.problem("", given) or validation.mismatch("", given, FOUND)
     if problem:
         return f"{problem.where.lstrip('.')} {problem.why}"
-    further = {f"further.{role}": one for role, one in (given["further"] or {}).items()}
-    for where, one in {"summary": given["summary"], **further}.items():
-        judge = projector.problem if where == f"further.{download_record.MMPROJ}" else header_summary.problem
+    auxiliary = {f"auxiliary.{role}": one for role, one in (given["auxiliary"] or {}).items()}
+    for where, one in {"summary": given["summary"], **auxiliary}.items():
+        judge = projector.problem if where == f"auxiliary.{download_record.MMPROJ}" else header_summary.problem
         if (one or where != "summary") and (wrong := judge(one) if isinstance(one, Mapping) else "is not a mapping"):
             return f"{where} {wrong}"
     named = [file["name"] for file in given["files"] or ()]

@@ -54,7 +54,7 @@ def _header(role: str, model: Model) -> ModelSummary | Projector | None:
 
 def uncounted(model: Model, server: Server, release: Release) -> dict[str, str]:
     """Role of a model beside the one that is served → why what it takes is not counted."""
-    roles = [role for role in model_source.FURTHER if model.path_of(role)]
+    roles = [role for role in model_source.AUXILIARY if model.path_of(role)]
     return {role: why for role in roles if (why := _why_not(role, model, server, release))}
 
 

@@ -489,7 +489,7 @@ def as_plan(
                 weights_mib=round(share.weights / MIB, 2),
                 kv_mib=round(share.kv / MIB, 2),
                 compute_mib=round(load.compute / MIB, 2),
-                further_mib=round(beside / MIB, 2),
+                auxiliary_mib=round(beside / MIB, 2),
                 total_mib=round((share.weights + share.kv + load.compute + beside) / MIB, 2),
                 capacity_mib=device.capacity_mib,
                 reason=why,

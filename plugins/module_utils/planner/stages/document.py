@@ -60,8 +60,8 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
         head=head.plan_of_head(draft, [laid, *(other for _loss, other in spare)], runtime_id, predicted.load_s),
         external_workers=hosts.external_workers_of(draft),
         placement=laid.entries,
-        further=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
-        further_uncounted=tuple(
+        auxiliary_models=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
+        auxiliary_uncounted=tuple(
             UncountedModel(role, why)
             for role, why in auxiliary_models.uncounted(model, cluster.server, release).items()
         ),

@@ -97,7 +97,7 @@ def lay(draft: Draft, placed: device_load.Placed) -> Laid:
     exact = as_planned and draft.release.mainline
     entries = layout.as_plan(placed, exact, cluster.server.load_mode, without)
     holders = [
-        devices.holder(device, cluster.places[device.host].facts, entry.weights_mib, entry.kv_mib + entry.further_mib)
+        devices.holder(device, cluster.places[device.host].facts, entry.weights_mib, entry.kv_mib + entry.auxiliary_mib)
         for device, entry in zip(placed.devices, entries)
     ]
     return Laid(placed, entries, holders)

@@ -43,7 +43,7 @@ def with_both(cluster, **summaries):
     for role, known in summaries.items():
         cluster.hosts["head"]["variables"][f"llama_model_{role}"] = {"path": f"/srv/{role}.gguf"}
         if known:
-            cluster.model.setdefault("further", {})[role] = known
+            cluster.model.setdefault("auxiliary", {})[role] = known
     return cluster
 
 
@@ -52,7 +52,7 @@ def buffer_bound(summary):
 
 
 def rows(plan):
-    return {one["role"]: one for one in plan["further"]}
+    return {one["role"]: one for one in plan["auxiliary_models"]}
 
 
 def after(argv, word):
@@ -76,7 +76,7 @@ def test_without_devices_of_the_head_its_processor_has_both_and_no_worker_any():
     assert "--gpu-layers-draft" not in argv
     assert "MTMD_BACKEND_DEVICE" not in plan["head"]["environment"]
     (worker,) = plan["placement"]
-    assert worker["further_mib"] == 0
+    assert worker["auxiliary_mib"] == 0
     assert worker["without"] == []
 
 
@@ -89,9 +89,9 @@ def test_the_fastest_device_of_the_head_has_both_where_there_is_room():
     assert "--no-mmproj-offload" not in argv
     assert plan["head"]["environment"]["MTMD_BACKEND_DEVICE"] == "CUDA0"
     first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
-    assert first["further_mib"] == pytest.approx(sum(one["total_mib"] for one in both.values()), abs=0.02)
+    assert first["auxiliary_mib"] == pytest.approx(sum(one["total_mib"] for one in both.values()), abs=0.02)
     assert first["total_mib"] == pytest.approx(
-        sum(first[f"{part}_mib"] for part in ("weights", "kv", "compute", "further")), abs=0.03
+        sum(first[f"{part}_mib"] for part in ("weights", "kv", "compute", "auxiliary")), abs=0.03
     )
     assert first["exact"] == []
     assert both["draft"]["weights_mib"] == 1124
@@ -150,12 +150,12 @@ def test_a_type_of_the_draft_models_cache_that_is_none_is_refused():
 def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why):
     cluster = with_both(cards_of(10, **{**BUILD, **variables}), **{role: summary})
     plan = cluster.plan()
-    assert plan["further"] == []
-    assert [one["role"] for one in plan["further_uncounted"]] == [role]
-    assert why in plan["further_uncounted"][0]["reason"]
+    assert plan["auxiliary_models"] == []
+    assert [one["role"] for one in plan["auxiliary_uncounted"]] == [role]
+    assert why in plan["auxiliary_uncounted"][0]["reason"]
     assert "--device-draft" not in plan["head"]["argv"]
     assert "--no-mmproj-offload" not in plan["head"]["argv"]
-    (advisory,) = advisories_of(cluster, "further-not-counted")
+    (advisory,) = advisories_of(cluster, "auxiliary-not-counted")
     assert f"The memory of llama_model_{role} is not counted" in advisory["message"]
     assert all(f"llama_model_{role}" in entry["without"] for entry in plan["placement"])
 
@@ -186,10 +186,10 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
 def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
     given = {"llama_server_extra_args": ["-ngld", "9", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
     cluster = with_both(cards_of(10, **given, **BUILD), draft=draft())
-    (advisory,) = advisories_of(cluster, "further-not-counted")
+    (advisory,) = advisories_of(cluster, "auxiliary-not-counted")
     assert advisory["remedy"].startswith("Remove -ngld, so that the plan chooses, or keep enough memory free")
     cluster.hosts["head"]["variables"]["llama_server_extra_args"] = ["--metrics"]
-    assert not advisories_of(cluster, "further-not-counted")
+    assert not advisories_of(cluster, "auxiliary-not-counted")
     assert rows(cluster.plan())["draft"]
 
 
@@ -208,8 +208,8 @@ def test_the_pages_have_rows_beside_the_device():
     assert "compute assumed" in lines[4]
     assert "░ beside the model" in "\n".join(lines)
     assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(typed(plan))
-    assert '<span class="key further"></span>beside the model' in html_page.page(typed(plan))
-    assert "key further" not in html_page.page(typed(head_with_cards(2, 20).plan()))
+    assert '<span class="key auxiliary"></span>beside the model' in html_page.page(typed(plan))
+    assert "key auxiliary" not in html_page.page(typed(head_with_cards(2, 20).plan()))
     plan = with_both(cards_of(10), draft=draft()).plan()
     assert "processor of head" in "\n".join(plan_text._memory(typed(plan)))
 
@@ -342,9 +342,9 @@ def test_a_header_of_a_projector(tmp_path):
 def test_a_summary_of_a_projector_that_cannot_be(changes, said):
     summary = {**PROJECTOR, **changes}
     assert said in projector.problem(summary)
-    assert model_source.check({"further": {"mmproj": summary}}).startswith("further.mmproj is wrong at ")
+    assert model_source.check({"auxiliary": {"mmproj": summary}}).startswith("auxiliary.mmproj is wrong at ")
     reason = with_both(cards_of(10), mmproj=summary).reason()
-    assert "for which the head reports a value that is not possible (further.mmproj is wrong at " in reason
+    assert "for which the head reports a value that is not possible (auxiliary.mmproj is wrong at " in reason
 
 
 def test_an_encoder_that_says_nothing_takes_what_is_known():
@@ -353,14 +353,14 @@ def test_an_encoder_that_says_nothing_takes_what_is_known():
     assert buffer_bound(summary) == 0
 
 
-def test_a_further_summary_that_is_none():
-    assert model_source.check({"further": {"draft": []}}) == "further.draft is not a mapping"
-    assert model_source.check({"further": {"draft": PROJECTOR}}).startswith(
-        "further.draft is wrong at layers, which is missing"
+def test_an_auxiliary_summary_that_is_none():
+    assert model_source.check({"auxiliary": {"draft": []}}) == "auxiliary.draft is not a mapping"
+    assert model_source.check({"auxiliary": {"draft": PROJECTOR}}).startswith(
+        "auxiliary.draft is wrong at layers, which is missing"
     )
 
 
 def test_a_summary_of_a_model_that_is_not_asked_for_is_not_planned():
     cluster = cards_of(10)
-    cluster.model["further"] = {"draft": draft()}
-    assert cluster.plan()["further"] == []
+    cluster.model["auxiliary"] = {"draft": draft()}
+    assert cluster.plan()["auxiliary_models"] == []
