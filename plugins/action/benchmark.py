@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
@@ -18,12 +16,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
     command_line,
     job,
     matrix,
-    results,
-    runner,
     types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
@@ -41,20 +38,16 @@ display = Display()
 POLL_SECONDS = 10.0
 MOST_MISSED = 10
 """Calls of the head that may fail one after the other because it cannot be reached: it measures without the controller."""
-LOAD_SECONDS, END_SECONDS = 7200, 60
-"""That one program may take, and to end beside that."""
+END_SECONDS = 60
+"""That a program may take to end when its time is over."""
 
 
 class PlannedLoad(NamedTuple):
     """A load that can be measured, with its plan and its command line."""
 
-    load: matrix.Load
+    hosts: tuple[str, ...]
     plan: Plan
     argv: Sequence[str]
-    log: str
-
-    def holds(self, cell: types.Cell) -> bool:
-        return (cell.hosts, cell.latency_ms) == (self.load.hosts, self.load.latency_ms)
 
 
 class Arguments(NamedTuple):
@@ -69,7 +62,6 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        self._run = os.getppid()
         self._plan = arguments.plan.each()[0]
         self._name = self._plan.head.host
         self._host = self._plan.hosts[self._name]
@@ -106,22 +98,22 @@ class ActionModule(Action):
             if served.release.fork:
                 fix = f"only releases of llama.cpp can be measured, and {served.release.ref} is one of {served.release.fork}"
             raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {fix}")
-        now = int(time.time())
+        if self._host.service_manager not in job.MANAGERS:
+            raise Refusal(
+                f"{self._name} runs its services by {self._host.service_manager}, and a benchmark needs systemd or supervisor: use a head with one of them"
+            )
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
-        identity = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-        for load in matrix.loads_of(request, served):
-            plan = _plan_of(matrix.cluster_of(cluster, load, request, served), model, catalogue)
-            obstacle = matrix.obstacle(plan, served, load)
+        for names_of in matrix.loads_of(request, served):
+            plan = _plan_of(matrix.cluster_of(cluster, names_of, request, served), model, catalogue)
+            obstacle = matrix.obstacle(plan, served, names_of)
             if isinstance(plan, Plan) and not obstacle:
-                log = f"{self._host.state}/{names.BENCHMARKS}/{identity}/{len(loads):04}.log"
-                loads.append(PlannedLoad(load, plan, command_line.argv_of(plan, request), log))
-            cells += matrix.cells_of(load, request, plan, obstacle)
+                loads.append(PlannedLoad(names_of, plan, command_line.argv_of(plan, request)))
+            cells += matrix.cells_of(names_of, request, plan, obstacle)
         self._record = types.Benchmark(
             schema=types.SCHEMA,
             cluster=served.cluster,
-            id=identity,
-            time=now,
+            time=int(time.time()),
             plan=served.id or "",
             release=f"llama.cpp {served.release.ref}, commit {served.release.commit}",
             model=served.model.name,
@@ -135,13 +127,12 @@ class ActionModule(Action):
         problems = []
         try:
             self._start(loads)
-            for one in loads:
-                self._follow(one)
+            self._follow(loads)
         except (Refusal, AnsibleActionFail) as failure:
             problems.append(str(failure))
         finally:
             try:
-                self._call(state="absent", record=typed_json.dump(self._record))
+                self._call(state="absent")
             except AnsibleActionFail as failure:
                 problems.append(
                     f"{failure}. systemd starts the server when the job ends; the next run of this playbook ends it at once."
@@ -161,49 +152,41 @@ class ActionModule(Action):
                 f"{host.service_manager} on {self._name} does not start the server by itself: where this run is killed, that is stopped until "
                 "site.yml, start.yml or this playbook runs again."
             )
-        service = _service_of([one.plan for one in loads])
-        self._call(
-            state="started",
-            record=typed_json.dump(self._record),
-            job={"timeout": LOAD_SECONDS, "loads": [_load_of(one)._asdict() for one in loads]},
-            definition=definitions.definition(host, service, (LOAD_SECONDS + END_SECONDS) * len(loads)),
-            runner=Path(runner.__file__).read_text(),
-        )
+        service = _service_of(loads)
+        seconds = (command_line.LOAD_SECONDS + END_SECONDS) * len(loads)
+        self._call(state="started", definition=definitions.definition(host, service, seconds))
 
-    def _follow(self, one: PlannedLoad) -> None:
-        """Takes what a program measures, until it has ended.
+    def _follow(self, loads: Sequence[PlannedLoad]) -> None:
+        """Takes what the programs measure, until all of them have ended.
 
-        :raises AnsibleActionFail: the job was ended before, or the run.
+        :raises AnsibleActionFail: the job was ended before.
         """
-        began = time.monotonic()
-        while True:
-            if (
-                os.getppid() != self._run
-            ):  # this process is another one than the run's, and outlives it where that is killed
-                raise AnsibleActionFail("the run of the playbook was ended")
-            answer = self._call(log=one.log)
-            written = results.read(str(answer.get("lines")))
-            self._update(one, written)
-            if written.status is not None:
-                return
-            if answer.get("running") is not True:
-                raise AnsibleActionFail(
-                    f"the benchmark on {self._name} was ended while llama-bench measured: somebody stopped it or started the server, or the host "
-                    "restarted. Run this playbook again, which begins anew."
-                )
-            self._show(
-                f"llama-bench {'loads' if written.load_s is None else 'measures'}, {time.monotonic() - began:.0f} s"
+        began, running = time.monotonic(), True
+        while running:
+            answer = self._call(programs=len(loads))
+            report = validation.reported(self._name, "the benchmark", answer, typed_json.shape(types.Progress))
+            progress = typed_json.parse(types.Progress, report)
+            running = progress.running
+            for one, program in zip(loads, progress.programs):
+                self._update(one, program)
+            if running:
+                self._show(f"{time.monotonic() - began:.0f} s")
+                time.sleep(POLL_SECONDS)
+        if not all(cell.is_done for cell in self._record.cells):
+            raise AnsibleActionFail(
+                f"the benchmark on {self._name} was ended while llama-bench measured: somebody stopped it or started the server, or the host "
+                "restarted. Run this playbook again, which begins anew."
             )
-            time.sleep(POLL_SECONDS)
 
-    def _update(self, one: PlannedLoad, written: results.Log) -> None:
+    def _update(self, one: PlannedLoad, program: types.Program) -> None:
         """Takes figures into the record and shows new ones; what lacks one when the program has ended gets the reason."""
-        cells = []
+        speeds, cells = {(found.test, found.depth): found.speed for found in program.results}, []
         for cell in self._record.cells:
-            if one.holds(cell) and not cell.is_done:
-                (cell,) = results.fill([cell._replace(log=one.log)], written)
-                if written.status is not None and not cell.measured:
-                    cell = cell._replace(skipped=results.failure_of(written))
+            if cell.hosts == one.hosts and not cell.is_done:
+                cell = cell._replace(measured=speeds.get((cell.test, cell.depth)))
+                if program.status is not None and not cell.measured:
+                    why_not = f"llama-bench ended with status {program.status}: {program.said or 'it wrote nothing'}"
+                    cell = cell._replace(skipped=why_not)
                 if cell.is_done:
                     self._show(f"{cell.name}: {benchmark_table.speed(cell) or f'not measured, {cell.skipped}'}")
             cells.append(cell)
@@ -213,12 +196,10 @@ class ActionModule(Action):
         """Leaves the measured generation of the devices that serve on the head, for the next plan."""
         served = {device.device for device in self._plan.estimate.devices}
         for one in loads:
-            if one.load.latency_ms is None and {device.device for device in one.plan.estimate.devices} == served:
-                found = [
-                    cell for cell in self._record.cells if one.holds(cell) and cell.test[:2] == "tg" and not cell.depth
-                ]
-                measured = found[0].measured.mean if found and found[0].measured else None
-                record = speed_record.of_plan(one.plan, measured)
+            if {device.device for device in one.plan.estimate.devices} == served:
+                cells = [cell for cell in self._record.cells if cell.hosts == one.hosts and not cell.depth]
+                speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
+                record = speed_record.of_plan(one.plan, next(iter(speeds), None))
                 problem = record and self.leave(self._host.prefix, names.MEASURED_SPEED, record)
                 if problem:
                     display.warning(
@@ -231,7 +212,7 @@ class ActionModule(Action):
 
         :raises AnsibleActionFail: with what the module says, or why the head cannot be reached.
         """
-        host, missed = typed_json.dump(self._host._replace(files=())), 0
+        host, missed = typed_json.dump(places.place_in(self._host)), 0
         while True:
             try:
                 answer = self.module(host=host, **arguments)
@@ -253,18 +234,12 @@ def _plan_of(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan
         return planner.refused(cluster.name, refusal)
 
 
-def _load_of(one: PlannedLoad) -> runner.Load:
-    """What the runner needs of a load."""
-    proxied = one.load.latency_ms is not None
-    workers = [entry.endpoint for entry in one.plan.placement if entry.endpoint and proxied]
-    return runner.Load(list(one.argv), dict(one.plan.head.environment), one.log, workers, one.load.latency_ms or 0.0)
-
-
-def _service_of(plans: Sequence[Plan]) -> ServicePlan:
-    """The service that measures what these plans would serve, with the limits of the head's own."""
-    host = plans[0].hosts[plans[0].head.host]
-    heads = [service for plan in plans for service in plan.hosts[plan.head.host].services if service.kind == "head"]
-    folder = f"{host.prefix}/{names.BENCHMARKS}"
+def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
+    """The service that measures what would be served, with the limits of the head's own."""
+    first = loads[0].plan
+    host = first.hosts[first.head.host]
+    heads = [service for one in loads for service in one.plan.hosts[first.head.host].services if service.kind == "head"]
+    script = command_line.script_of(host.state, [(one.argv, one.plan.head.environment) for one in loads])
 
     def union(field: str, unlimited: Any = "") -> Any:
         """What the service may use of one kind; everything where one of the heads may."""
@@ -272,10 +247,10 @@ def _service_of(plans: Sequence[Plan]) -> ServicePlan:
         return unlimited if unlimited in values else tuple(sorted({entry for value in values for entry in value}))
 
     return heads[0]._replace(
-        name=names.service("benchmark"),
+        name=job.NAME,
         temporary=True,
-        description=f"benchmark of cluster {plans[0].cluster}",
-        argv=services.behind_tunnels(plans[0], [str(host.python), f"{folder}/{job.RUNNER}", f"{folder}/{job.JOB}"]),
+        description=f"benchmark of cluster {first.cluster}",
+        argv=services.behind_tunnels(first, ["/bin/sh", "-c", script]),
         environment={},
         reads=(),
         after=(),

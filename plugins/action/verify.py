@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     typed_json,
@@ -47,7 +47,7 @@ class Arguments(NamedTuple):
     gate: bool = False
     fallback_wait: int = 0
     wake: bool = False
-    benchmark: Mapping[str, Any] | None = None
+    benchmark: Benchmark | None = None
     path: ControllerPath | None = None
     page: ControllerPath | None = None
 
@@ -171,9 +171,7 @@ class ActionModule(Action):
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
-            record = self._arguments.benchmark
-            measured = benchmark.read(record, "What was measured") if record else None
-            output.write_report(page, plan, report, measured)
+            output.write_report(page, plan, report, self._arguments.benchmark)
 
 
 def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:

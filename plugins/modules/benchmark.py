@@ -41,21 +41,13 @@ options:
     description: The head's part of the plan.
     type: dict
     required: true
-  job:
-    description: C(timeout), seconds of each program, and C(loads), each with C(argv), C(environment), C(log), C(workers) and C(latency_ms).
-    type: dict
   definition:
     description: Of the service.
     type: str
-  runner:
-    description: Text of the program that runs O(job).
-    type: str
-  record:
-    description: What was measured so far, which is kept beside the installation.
-    type: dict
-  log:
-    description: File that a program of the job writes.
-    type: path
+  programs:
+    description: How many programs the service runs, whose results are read.
+    type: int
+    default: 0
 seealso:
   - module: llamacpp.cluster.verify
   - module: llamacpp.cluster.report
@@ -82,35 +74,20 @@ running:
   description: Whether the service runs.
   returned: to the action plugin
   type: bool
-lines:
-  description: What matters of O(log). Empty without it.
+programs:
+  description: What each program has measured so far, its status, and the end of its log.
   returned: to the action plugin
-  type: str
+  type: list
+  elements: dict
 """
 
-import json
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import history, job, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job, results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
-
-
-def apply(service, params, check):
-    """Brings the job to its state; whether that changes something."""
-    started, exists = params["state"] == "started", service.exists()
-    if started and exists:
-        raise Refusal(f"{service.name} is there already: run playbooks/benchmark.yml again, which ends it first")
-    if check:
-        return started or exists
-    if params["record"]:
-        history.write(params["host"]["prefix"], typed_json.parse(types.Benchmark, params["record"]))
-    if started:
-        service.start(params["definition"], params["runner"], json.dumps(params["job"], indent=1) + "\n")
-    elif exists:
-        service.end()
-    return started or exists
 
 
 def main():
@@ -118,21 +95,25 @@ def main():
         argument_spec={
             "host": {"type": "dict", "required": True},
             "state": {"type": "str", "choices": ["started", "absent"]},
-            **{name: {"type": "dict"} for name in ("plan", "facts", "model", "job", "record")},
-            **{name: {"type": "str"} for name in ("definition", "runner")},
-            **{name: {"type": "path"} for name in ("path", "log")},
+            **{name: {"type": "dict"} for name in ("plan", "facts", "model")},
+            "definition": {"type": "str"},
+            "programs": {"type": "int", "default": 0},
+            "path": {"type": "path"},
         },
-        required_if=[("state", "started", ("job", "definition", "runner", "record"))],
+        required_if=[("state", "started", ("definition",))],
         supports_check_mode=True,
     )
-    host, state, log = (module.params[name] for name in ("host", "state", "log"))
-    lock = host_lock.hold(host["prefix"], exclusive=bool(state) and not module.check_mode)
+    params, check = module.params, module.check_mode
+    place = typed_json.parse(Place, params["host"])
+    lock = host_lock.hold(place.prefix, exclusive=bool(params["state"]) and not check)
     with errors.reported(module), lock:
-        service = job.Job(typed_json.parse(job.Head, host))
-        changed = apply(service, module.params, module.check_mode) if state else False
-        running = service.runs()  # before the log is read: what a job writes that has ended is complete
-        lines = history.lines_of(log) if log else ""
-    module.exit_json(changed=changed, running=running, lines=lines)
+        service = job.Job(place)
+        changed = params["state"] == "started" or bool(params["state"] and service.exists())
+        if changed and not check:
+            service.start(params["definition"]) if params["state"] == "started" else service.end()
+        running = service.runs()  # before the results are read: what a job writes that has ended is complete
+        programs = [results.read(Path(place.prefix, "state"), number) for number in range(params["programs"])]
+    module.exit_json(changed=changed, running=running, programs=typed_json.dump(programs))
 
 
 if __name__ == "__main__":

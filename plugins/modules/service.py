@@ -123,11 +123,12 @@ def main():
     if wanted.run and state != "started":
         module.fail_json(msg=f"services are given with state {state}: name the services to be {state} in names.")
     with errors.reported(module):
-        manager = services.manager_of(typed_json.parse(Place, host))
+        place = typed_json.parse(Place, host)
+        manager = services.manager_of(place)
         touched = [*(service.name for service in wanted.run), *module.params["names"]]
         with host_lock.hold(host["prefix"], exclusive=not module.check_mode):
             read = {entry.name: services.digest_of(entry.reads) for entry in planned if entry.reads}
-            changes = job.cancel(typed_json.parse(job.Head, host), touched, module.check_mode)
+            changes = job.cancel(place, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
                 services.record_reads(host["prefix"], read, changes)

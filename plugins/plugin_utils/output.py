@@ -81,7 +81,7 @@ def show_plan(
         write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
-def write_report(path: str, plan: Plan | None, verified: Report | None, measured: Benchmark | None) -> None:
+def write_report(path: str, plan: Plan | Refused | None, verified: Report | None, measured: Benchmark | None) -> None:
     """Writes the page of what is served, how it was verified and what was measured of it.
 
     :raises AnsibleActionFail: the page cannot be written.

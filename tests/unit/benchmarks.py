@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 
 PATH = Path(__file__).parent / "data" / "benchmark.json"
 
@@ -14,4 +15,4 @@ def example():
 
 
 def read(data):
-    return types.read(data, "the test's data")
+    return typed_json.parse(types.Benchmark, data)

@@ -1,7 +1,10 @@
 """What a benchmark measures, how its job takes the server's place, and how it reads what llama-bench writes."""
 
 import json
+import os
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import benchmarks
@@ -11,7 +14,6 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llamacpp.cluster.plugins.action import benchmark as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import (
     command_line,
-    history,
     job,
     matrix,
     results,
@@ -19,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -33,7 +36,7 @@ from test_services import defined, machine_with
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).with_name("data")
-LOG = (DATA / "benchmark" / "llama-bench-0.3.36.log").read_text()
+ROWS = (DATA / "benchmark" / "llama-bench-0.3.36.jsonl").read_text()
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "benchmark.schema.json").read_text()))
 MEASURED = {"llama_benchmark_programs": True}
 
@@ -74,8 +77,6 @@ def loads_of(found, **variables):
     "name, value, message",
     [
         ("prompts", [0], "llama_benchmark_prompts has 0: use 1 to 1048576"),
-        ("latency_ms", 1e5, "llama_benchmark_latency_ms has 100000.0: use 0 to 10000"),
-        ("hosts", [2, 2], "llama_benchmark_hosts has a value twice"),
         ("depths", [], "llama_benchmark_prompts or llama_benchmark_depths is empty"),
         ("hosts", [4], r"llama_benchmark_hosts has 4, but the cluster has 3 hosts with devices"),
         ("depths", [*range(0, 800, 2)], "ask for 3600 measurements, and 200 are possible"),
@@ -87,23 +88,15 @@ def test_wrong_variables_are_named_with_their_values(name, value, message):
         matrix.loads_of(request_of(found, **{name: value}), served_by(found))
 
 
-def test_hosts_prompts_and_depths_multiply_and_a_latency_is_measured_beside_them():
-    request, loads = loads_of(cluster_of(**MEASURED), depths=[0, 64], latency_ms=5.0)
-    cells = [cell for load, plan in loads for cell in matrix.cells_of(load, request, plan, None)]
-    assert [(len(load.hosts), load.latency_ms) for load, _plan in loads] == [
-        (1, None),
-        (2, None),
-        (3, None),
-        (2, 5.0),
-        (3, 5.0),
-    ]
-    assert len({cell.name for cell in cells}) == len(cells) == 5 * 2 * 3
-    assert {"1 host, pp512", "3 hosts, tg128 @ d64, 5 ms added"} <= {cell.name for cell in cells}
-    generation = {(len(cell.hosts), cell.latency_ms): cell for cell in cells if cell.test == "tg128" and not cell.depth}
-    ((_load, plan),) = [one for one in loads if one[0] == (generation[3, 5.0].hosts, 5.0)]
-    slower = 1000 / generation[3, 5.0].predicted - 1000 / generation[3, None].predicted
-    assert slower == pytest.approx(5 * plan.estimate.crossings, rel=1e-3)
-    assert not any(cell.predicted for cell in cells if cell.depth)
+def test_hosts_prompts_and_depths_multiply():
+    request, loads = loads_of(cluster_of(**MEASURED), depths=[0, 64], prompts=[512, 2048, 512])
+    cells = [cell for hosts, plan in loads for cell in matrix.cells_of(hosts, request, plan, None)]
+    assert [len(hosts) for hosts, _plan in loads] == [1, 2, 3]
+    assert len({cell.name for cell in cells}) == len(cells) == 3 * 2 * 3
+    assert {"1 host, pp512", "3 hosts, tg128 @ d64"} <= {cell.name for cell in cells}
+    generation = [cell for cell in cells if cell.test == "tg128"]
+    speeds = [plan.estimate.generation_tokens_per_s for _hosts, plan in loads]
+    assert [cell.predicted for cell in generation] == [speed for each in speeds for speed in (each, None)]
 
 
 def test_a_long_prompt_is_not_predicted_to_be_as_slow_as_one_micro_batch():
@@ -172,49 +165,84 @@ def test_llama_bench_gets_the_words_of_the_server():
     assert (given["-p"], given["-n"], given["-d"]) == ("512,2048", "128", "0,64")
 
 
-def row_of(*samples, **other):
-    row = {"n_prompt": 0, "n_gen": 8, "n_depth": 0, "samples_ts": samples, "avg_ts": 1, "stddev_ts": 0, **other}
-    return f"out {json.dumps(row)}"
+def row_of(**other):
+    return json.dumps({"n_prompt": 0, "n_gen": 8, "n_depth": 0, "avg_ts": 1, "stddev_ts": 0, **other})
 
 
-def log_of(*lines, status=0):
-    lines = ["err llama_context: constructing llama_context", *lines, f"run ended with {status}"]
-    return results.read("".join(f"{number}.0000 {line}\n" for number, line in enumerate(lines)))
+def test_what_llama_bench_writes_is_read(tmp_path):
+    assert results.read(tmp_path, 0) == types.Program((), None, "")
+    (tmp_path / "benchmark-0.jsonl").write_text(ROWS + '{"torn')
+    (tmp_path / "benchmark-0.log").write_text("x" * 100_000 + "\nloading\n\n\x1b[2Jerror: failed to create context\n")
+    (tmp_path / "benchmark-0.status").write_text("1\n")
+    found = results.read(tmp_path, 0)
+    assert [(one.test, one.depth) for one in found.results] == [("pp64", 0), ("tg32", 0), ("pp64", 256), ("tg32", 256)]
+    assert found.results[3].speed == types.Speed(pytest.approx(819.806), pytest.approx(68.3, rel=1e-3))
+    assert found.status == 1
+    assert found.said.endswith(r" / loading / \x1b[2Jerror: failed to create context")
+    assert len(found.said) < 600
 
 
-def cell_of(test="tg8", depth=0):
-    return benchmarks.read(benchmarks.example()).cells[0]._replace(test=test, depth=depth, measured=None, load_s=None)
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(row_of(avg_ts=speed) for speed in ("inf", "nan", 0, -1.0, 1e300, 5e-324, 4e-5, [])),
+        *(row_of(stddev_ts="nan"), row_of(n_prompt=1), '{"n_prompt": 1}', "7", "out", "{}"),
+    ],
+)
+def test_what_is_no_result_is_left_out(row):
+    assert results.result_of(row) is None
+    assert results.result_of(row_of()).test == "tg8"
 
 
-def test_what_llama_bench_writes_is_read():
-    log = results.read(LOG)
-    assert list(log.speeds) == [("pp64", 0), ("tg32", 0), ("pp64", 256), ("tg32", 256)]
-    assert (log.status, 0 < log.load_s < 1) == (0, True)
-    (filled, other) = results.fill([cell_of("tg32", 256), cell_of("tg32", 1)], log)
-    assert filled.measured == types.Speed(pytest.approx(819.806), pytest.approx(68.3, rel=1e-3), (868.103, 771.509))
-    assert (filled.load_s, other.measured) == (log.load_s, None)
+def test_what_the_account_of_the_services_put_there_is_not_followed(tmp_path):
+    (tmp_path / "secret").write_text(f"{row_of()}\n")
+    for end in ("jsonl", "log"):
+        (tmp_path / f"benchmark-0.{end}").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "benchmark-0.status")
+    assert results.read(tmp_path, 0) == types.Program((), None, "")
 
 
-ROW = {"n_prompt": 0, "n_gen": 1, "n_depth": 0, "samples_ts": [1.0], "avg_ts": 1, "stddev_ts": 0}
-NO_RESULTS = [
-    *({**ROW, "samples_ts": samples} for samples in (["nan"], [0], [-1.0], [1e300], [5e-324], [4e-5], [], 7)),
-    *({**ROW, "avg_ts": "inf"}, {**ROW, "stddev_ts": "nan"}, {**ROW, "n_prompt": 1}, {"n_prompt": 1}),
-    {**ROW, "n_gen": float("inf")},
-]
+def run(state, *programs):
+    return subprocess.Popen(["/bin/sh", "-c", command_line.script_of(str(state), programs)])
 
 
-def test_what_is_no_result_is_left_out():
-    log = log_of(*(f"out {json.dumps(row)}" for row in NO_RESULTS), "out {torn", "out 7", "err {}")
-    assert log.speeds == {}
-    assert list(log_of(f"out {json.dumps(ROW)}").speeds) == [("tg1", 0)]
+def said(text):
+    """A program that needs its environment and its words."""
+    return ["sh", "-c", f'echo "{text} $1 $GIVEN"; echo "error: $1" >&2; exit 3', "sh", "a 'b'"]
 
 
-def test_a_failure_says_how_the_program_ended_and_what_it_said():
-    log = log_of("err loading", "err error: failed to create context", status=1)
-    said = "llama_context: constructing llama_context / loading / error: failed to create context"
-    assert results.failure_of(log) == f"llama-bench ended with status 1: {said}"
-    ended = results.read("0.3000 run ended with -15\n")
-    assert results.failure_of(ended) == "llama-bench was ended by signal 15: it wrote nothing"
+def test_programs_run_one_after_the_other(tmp_path):
+    (tmp_path / "benchmark-7.jsonl").write_text("old")
+    with run(tmp_path, (said("x"), {"GIVEN": "c d"}), (["/none"], {}), (["true"], {})) as running:
+        assert running.wait(20) == 0
+    assert (tmp_path / "benchmark-0.jsonl").read_text() == "x a 'b' c d\n"
+    assert [results.read(tmp_path, number).status for number in range(3)] == [3, 127, 0]
+    assert results.read(tmp_path, 0).said == "error: a 'b'"
+    assert not (tmp_path / "benchmark-7.jsonl").exists()
+
+
+def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
+    sleep = (["sh", "-c", "echo $$; exec sleep 60"], {})
+    with run(tmp_path, sleep, sleep) as running:
+        while not (tmp_path / "benchmark-0.jsonl").exists() or not (tmp_path / "benchmark-0.jsonl").read_text():
+            time.sleep(0.02)
+        running.terminate()
+        assert running.wait(20) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "benchmark-0.jsonl").read_text()), 0)
+    assert not (tmp_path / "benchmark-1.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "name, value, words, status",
+    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
+)
+def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch, name, value, words, status):
+    monkeypatch.setattr(command_line, name, value)
+    with run(tmp_path, (words, {})) as running:
+        assert running.wait(20) == 0
+    assert results.read(tmp_path, 0).status == status
+    assert (tmp_path / "benchmark-0.jsonl").stat().st_size <= 5120
 
 
 def test_the_example_has_the_form_of_the_schema_and_the_table_has_every_cell():
@@ -236,55 +264,6 @@ def test_the_example_has_the_form_of_the_schema_and_the_table_has_every_cell():
     assert "&lt;img src=//a.example/x>" in text, "what a log says is no markup"
 
 
-def test_a_record_that_would_control_a_terminal_is_refused():
-    whole = benchmarks.example()
-    for record in ({**whole, "cluster": "x\x1b[2J"}, {**whole, "hosts": {"x\x1b[2J": 1}}):
-        with pytest.raises(Refusal) as refused:
-            benchmarks.read(record)
-        assert str(refused.value).isprintable()
-        assert r"x\x1b[2J" in str(refused.value)
-
-
-def test_the_last_benchmarks_are_kept_with_their_logs(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "MOST", 3)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    identities = [f"2025112{day}-150000" for day in range(5)]
-    for identity in identities:
-        logs = tmp_path / "state" / "benchmarks" / identity
-        logs.mkdir(parents=True)
-        (logs / "link").symlink_to(elsewhere)
-        history.write(str(tmp_path), benchmarks.read({**benchmarks.example(), "id": identity}))
-    assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == identities[2:]
-    assert sorted(path.name for path in (tmp_path / "state" / "benchmarks").iterdir()) == identities[2:]
-    assert elsewhere.is_dir()
-    with pytest.raises(Refusal, match="is not the id of a benchmark"):
-        history.write(str(tmp_path), benchmarks.read(benchmarks.example())._replace(id="../x"))
-
-
-def test_of_a_log_comes_what_matters_in_bounded_size(tmp_path, monkeypatch):
-    path = tmp_path / "x.log"
-    assert history.lines_of(str(path)) == ""
-    noise = "".join(f"0.1000 err llama_model_loader: - kv {number}\n" for number in range(100))
-    path.write_text(f"{noise}0.2000 err unable to open x\n{noise}0.3000 out {{}}\n0.4000 err torn")
-    lines = history.lines_of(str(path)).splitlines()
-    assert (lines[0], lines[-1]) == ("0.2000 err unable to open x", "0.3000 out {}")
-    assert len(lines) == 1 + history.LAST_LINES
-    monkeypatch.setattr(history, "PASSED_BYTES", 1000)
-    monkeypatch.setattr(history, "LINE_BYTES", 100)
-    said = [f"0.1000 err error {number:05}" for number in range(2000)]
-    path.write_text("\n".join([*said, "0.2000 out " + "x" * 1000, "0.3000 run ended with 0", ""]))
-    text = history.lines_of(str(path))
-    assert text.splitlines()[-2:] == [said[-1], "0.3000 run ended with 0"]
-    assert 900 < len(text) < 1200
-
-
-def test_a_log_that_is_a_link_is_not_read(tmp_path):
-    (tmp_path / "x.log").symlink_to("/etc/passwd")
-    with pytest.raises(OSError, match="Too many levels"):
-        history.lines_of(str(tmp_path / "x.log"))
-
-
 PROGRAM, SERVER = "llamacpp-benchmark", "llamacpp-server"
 
 
@@ -298,41 +277,39 @@ def head(request, tmp_path, monkeypatch):
     return machine
 
 
-def started(machine, **other):
+def started(machine):
     """Arguments that start a job."""
-    record = benchmarks.example()
-    given = {"definition": f"{PROGRAM} 1\n", "runner": "# runner", "job": {"loads": []}, "record": record}
-    return {"host": machine.host, "state": "started", **given, **other}
+    return {"module": module, "host": machine.host, "state": "started", "definition": f"{PROGRAM} 1\n"}
+
+
+def job_of(machine):
+    return job.Job(typed_json.parse(Place, machine.host))
 
 
 def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
-    absent = {"host": head.host, "state": "absent"}
-    assert not call(module=module, **absent)["changed"]
-    assert call(module=module, check=True, **started(head))["changed"]
+    absent = {"module": module, "host": head.host, "state": "absent"}
+    assert not call(**absent)["changed"]
+    assert call(check=True, **started(head))["changed"]
     assert head.state(PROGRAM) == [services.STOPPED], "check mode starts nothing"
-    assert call(module=module, **started(head))["changed"]
-    found = call(module=module, host=head.host)
-    assert (found["running"], found["changed"], found["lines"]) == (True, False, "")
-    assert history.ids(str(head.prefix)) == [benchmarks.example()["id"]]
-    folder = head.prefix / "benchmarks"
-    assert (folder / "runner.py").read_text() == "# runner"
-    assert json.loads((folder / "job.json").read_text()) == {"loads": []}
-    text = job.Job(typed_json.parse(job.Head, head.host)).measuring.path(PROGRAM).read_text()
+    assert call(**started(head))["changed"]
+    found = call(module=module, host=head.host, programs=1)
+    nothing = {"results": [], "status": None, "said": ""}
+    assert (found["running"], found["changed"], found["programs"]) == (True, False, [nothing])
+    text = job_of(head).measuring.path(PROGRAM).read_text()
     if head.name == "systemd":
         unit, _service, own = text.partition("\n[Service]\n")
         assert f"Conflicts={SERVER}.service\nAfter={SERVER}.service\nOnFailure={SERVER}.service\n" in unit
         assert own == f"ExecStopPost=+/usr/bin/env systemctl --no-block start {SERVER}.service\n"
     else:
         assert head.state(SERVER) == [services.STOPPED]
-    assert "is there already" in call(module=module, **started(head))["msg"]
-    assert call(module=module, **absent, record=benchmarks.example())["changed"]
+    assert call(**absent)["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
-    assert not job.Job(typed_json.parse(job.Head, head.host)).exists()
+    assert not job_of(head).exists()
 
 
 @pytest.mark.parametrize("wanted", ["stopped", "absent", "started"])
 def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
-    call(module=module, **started(head))
+    call(**started(head))
     change = {"service": PROGRAM, "before": services.RUNNING, "after": services.STOPPED}
     assert change in call(module=service, check=True, host=head.host, state=wanted, names=[SERVER])["changes"]
     assert call(module=service, host=head.host, state="stopped", names=["llamacpp-worker-cpu"])["changes"] == []
@@ -344,35 +321,19 @@ def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
 
 
 def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
-    call(module=module, **started(head))
-    job.Job(typed_json.parse(job.Head, head.host)).measuring.stop([PROGRAM])
+    call(**started(head))
+    job_of(head).measuring.stop([PROGRAM])
     head.apply(start=[SERVER])
     head.lines("events")
     call(module=service, host=head.host, names=[SERVER])
     assert not [line for line in head.lines("events") if SERVER in line]
-    assert not job.Job(typed_json.parse(job.Head, head.host)).exists()
-
-
-@pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_no_program_runs_that_other_accounts_may_write(head, call, tmp_path, mode):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk").chmod(mode)
-    (head.prefix / "benchmarks").symlink_to(tmp_path / "disk")
-    answer = call(module=module, **started(head))
-    assert f"other accounts can write into {head.prefix}/benchmarks" in answer["msg"]
-    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
-
-
-def test_a_head_whose_manager_starts_what_it_finds_at_boot_is_refused(head, call):
-    head.host["service_manager"] = "launchd"
-    answer = call(module=module, **started(head))
-    assert "by launchd, and a benchmark needs systemd or supervisor" in answer["msg"]
+    assert not job_of(head).exists()
 
 
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
-    place = typed_json.parse(job.Head, head.host)
+    place = typed_json.parse(Place, head.host)
     assert job.cancel(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
 
 
@@ -380,33 +341,29 @@ class Host:
     """A head on which every program measures what its command line says; what it is told."""
 
     def __init__(self):
-        self.calls, self.loads, self.record = [], [], None
-        self.logs, self.lost, self.lies, self.running = {}, 0, {}, True
+        self.calls, self.programs, self.lost, self.lies, self.running = [], [], 0, {}, iter([True, True])
 
     def answer(self, arguments):
         self.calls.append(arguments.get("state") or "looked")
         if self.calls[-1] in self.lies:
             return self.lies[self.calls[-1]]
-        self.record = arguments.get("record") or self.record
         if self.calls[-1] == "started":
-            self.job, self.definition = arguments["job"], arguments["definition"]
-            self.loads += arguments["job"]["loads"]
-            self.logs.update({load["log"]: written_by(load["argv"]) for load in arguments["job"]["loads"]})
+            self.definition = arguments["definition"]
+            self.programs = [measured_by(words) for words in re.findall(r"llama-bench ([^;]*)", self.definition)]
         if self.calls[-1] == "looked" and self.lost:
             self.lost -= 1
             raise AnsibleConnectionFailure("no route")
-        return {"running": self.running, "lines": self.logs.get(arguments.get("log"), "")}
+        return {"running": next(self.running, False), "programs": self.programs}
 
 
-def written_by(argv):
-    """What llama-bench would write, given its command line."""
-    given = dict(zip(argv, argv[1:]))
-    lines = ["1.0000 err llama_context: constructing llama_context"]
-    for depth in given["-d"].split(","):
-        for name, number in [*(("n_prompt", size) for size in given["-p"].split(",")), ("n_gen", given["-n"])]:
-            size = {"n_gen": 0, name: int(number)}
-            lines.append("1.0000 " + row_of(10.0, 12.0, n_depth=int(depth), avg_ts=11.0, stddev_ts=1.4142, **size))
-    return "\n".join([*lines, "2.0000 run ended with 0"])
+def measured_by(words):
+    """What llama-bench would measure, given its command line."""
+    words = re.sub("[\"']", "", words).split()
+    given = dict(zip(words, words[1:]))
+    tests = [*(f"pp{size}" for size in given["-p"].split(",")), f"tg{given['-n']}"]
+    speed = {"mean": 11.0, "deviation": 1.4142}
+    found = [{"test": test, "depth": int(depth), "speed": speed} for depth in given["-d"].split(",") for test in tests]
+    return {"results": found, "status": 0, "said": ""}
 
 
 class Measuring:
@@ -449,15 +406,11 @@ def test_everything_is_measured_and_written(measuring, tmp_path):
     result = measuring.run(path=tmp_path / "new" / "folder")
     record = result["record"]
     assert (result["changed"], "problem" in result) == (True, False)
-    assert [cell["measured"]["samples"] for cell in record["cells"]] == [[10.0, 12.0]] * 8
-    assert [measuring.host.calls.count(state) for state in ("started", "absent")] == [1, 1]
-    assert measuring.host.calls[-1] == "absent"
-    assert json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text()) == record == measuring.host.record
+    assert [cell["measured"]["mean"] for cell in record["cells"]] == [11.0] * 8
+    assert measuring.host.calls == ["started", *["looked"] * 2, "absent"]
+    assert json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text()) == record
     assert (tmp_path / "new" / "folder" / "benchmark.md").read_text().count("11.00 ± 1.41") == 8
-    logs = [cell["log"] for cell in record["cells"]]
-    assert logs == [logs[0]] * 4 + [logs[4]] * 4
-    assert logs[0].startswith(f"/opt/llamacpp/state/benchmarks/{record['id']}/")
-    assert f"RuntimeMaxSec={2 * (action.LOAD_SECONDS + action.END_SECONDS)}" in measuring.host.definition
+    assert f"RuntimeMaxSec={2 * (command_line.LOAD_SECONDS + action.END_SECONDS)}" in measuring.host.definition
     assert measuring.left == {}, "the known-answer model corrects no plan"
 
 
@@ -483,33 +436,33 @@ def test_of_several_models_the_first_is_measured(monkeypatch):
 
 
 def test_a_job_runs_with_the_limits_of_the_server(monkeypatch):
-    found = cluster_of(**MEASURED, **TWO, llama_server_api_key_file="/root/key", llama_benchmark_latency_ms=5.0)
-    measuring = Measuring(monkeypatch, found)
+    measuring = Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, llama_server_api_key_file="/root/key"))
     measuring.run()
-    direct, *_more, proxied = measuring.host.loads
-    assert (proxied["workers"], proxied["latency_ms"], direct["workers"]) == (["192.0.2.11:50052"], 5.0, [])
     text = measuring.host.definition
-    folder = "/opt/llamacpp/benchmarks"
-    assert f'ExecStart="/usr/bin/python3" "{folder}/runner.py" "{folder}/job.json"' in text
+    assert 'ExecStart="/bin/sh" "-c" "cd /opt/llamacpp/state || exit 1; ' in text
     assert "ProtectSystem=strict" in text
     assert "LoadCredential" not in text
     assert "Restart=always" not in text
 
 
 def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
-    host, answer = measuring.host, measuring.host.answer
+    answer = measuring.host.answer
 
     def end(arguments):
         found = answer(arguments)
-        if arguments.get("log") and arguments["log"] == host.loads[-1]["log"]:
-            return {**found, "running": False, "lines": found["lines"].replace("2.0000 run ended with 0", "")}
-        return found
+        return {**found, "running": False, "programs": found["programs"][:1]}
 
-    host.answer = end
+    measuring.host.answer = end
     result = measuring.run(path=tmp_path)
     assert "the benchmark on head was ended while llama-bench measured: somebody stopped it" in result["problem"]
-    assert host.calls[-1] == "absent"
+    assert measuring.host.calls[-1] == "absent"
+    assert [bool(cell["measured"]) for cell in result["record"]["cells"]] == [True] * 4 + [False] * 4
     assert json.loads((tmp_path / "benchmark.json").read_text()) == result["record"]
+
+
+def test_a_head_that_lies_spoils_its_own_figures_alone(measuring):
+    measuring.host.lies = {"looked": {"running": True, "programs": [{"results": [], "status": 0, "said": "\x1b[2J"}]}}
+    assert "What head reports of the benchmark is not as this version" in measuring.run()["problem"]
 
 
 def test_what_a_killed_benchmark_left_is_ended_before_anything_is_compared(measuring):
@@ -520,7 +473,7 @@ def test_what_a_killed_benchmark_left_is_ended_before_anything_is_compared(measu
 def test_a_head_that_does_not_answer_for_a_while_is_asked_again(measuring):
     measuring.host.lost = action.MOST_MISSED - 1
     assert all(cell["measured"] for cell in measuring.run()["record"]["cells"])
-    measuring.host.lost = action.MOST_MISSED
+    measuring.host.lost, measuring.host.running = action.MOST_MISSED, iter([True])
     assert "head cannot be reached any more: no route" in measuring.run()["problem"]
 
 
@@ -534,27 +487,13 @@ def test_what_the_head_refuses_is_said_and_what_was_measured_is_kept(measuring, 
     assert json.loads((tmp_path / "benchmark.json").read_text())["cells"][0]["measured"]
 
 
-def test_a_task_whose_run_was_killed_has_the_server_start_at_once(measuring, monkeypatch):
-    parents = iter([1, 1])
-    monkeypatch.setattr(action.os, "getppid", lambda: next(parents, 2))
-    assert "the run of the playbook was ended" in measuring.run()["problem"]
-    assert measuring.host.calls[-1] == "absent"
-
-
 def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measuring):
     answer = measuring.host.answer
-
-    def fail(given):
-        found = answer(given)
-        if measuring.host.loads and given.get("log") == measuring.host.loads[0]["log"]:
-            return {**found, "lines": "0.1000 err error: unable to load model\n0.2000 run ended with 1"}
-        return found
-
-    measuring.host.answer = fail
-    record = measuring.run()["record"]
-    failed = [cell for cell in record["cells"] if cell["skipped"]]
-    assert {cell["skipped"] for cell in failed} == {"llama-bench ended with status 1: error: unable to load model"}
-    assert [len(cell["hosts"]) for cell in failed] == [1] * 4
+    failed = {"results": [], "status": 1, "said": "error: unable to load model"}
+    measuring.host.answer = lambda given: {**answer(given), "programs": [failed, *measuring.host.programs[1:]]}
+    cells = [cell for cell in measuring.run()["record"]["cells"] if cell["skipped"]]
+    assert {cell["skipped"] for cell in cells} == {"llama-bench ended with status 1: error: unable to load model"}
+    assert [len(cell["hosts"]) for cell in cells] == [1] * 4
 
 
 def test_what_is_wrong_before_the_beginning_fails_the_task(monkeypatch):
@@ -562,6 +501,10 @@ def test_what_is_wrong_before_the_beginning_fails_the_task(monkeypatch):
         Measuring(monkeypatch, cluster_of()).run()
     with pytest.raises(AnsibleActionFail, match=r"only releases of llama\.cpp can be measured"):
         Measuring(monkeypatch, cluster_of(**MEASURED, llama_release=FORK)).run()
+    launchd = Measuring(monkeypatch, cluster_of(**MEASURED))
+    launchd.plan["hosts"]["head"]["service_manager"] = "launchd"
+    with pytest.raises(AnsibleActionFail, match="by launchd, and a benchmark needs systemd or supervisor"):
+        launchd.run()
 
 
 def test_check_mode_and_a_matrix_without_anything_to_measure_stop_nothing(measuring, monkeypatch):

@@ -1,4 +1,4 @@
-"""Measures three hosts: its run and its programs are killed in the middle, the next run begins anew, and every figure is found in the programs' logs."""
+"""Measures three hosts: its run and its programs are killed in the middle, the next run begins anew, and every figure is found in what the programs wrote."""
 
 import json
 import os
@@ -6,11 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import jsonschema_rs
 import pytest
@@ -21,57 +17,10 @@ pytestmark = pytest.mark.timeout(1800)
 
 ROOT = INVENTORY.parents[3]
 HEAD, SERVER, PROGRAM = PLAN["head"]["host"], "llamacpp-server", "llamacpp-benchmark"
-RECORDS, STATE = "/opt/llamacpp/benchmarks", "/opt/llamacpp/state/benchmarks"
-LATENCY_MS = 5
+STATE = "/opt/llamacpp/state"
 BACK_SECONDS = 120
 """In which the server serves again after its programs were killed."""
-WORKERS = re.compile(r"rpc-server .*-H 10\.231\.0\.2")
-MEASURING = re.compile(r"llama-bench .*known-answer|benchmarks/runner\.py")
-"""Command lines of what measures, and of the proxy that starts it."""
-STAY_AWAKE = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while os.getppid() == int(sys.argv[2]): pass
-"""
 found = {}
-
-
-@contextmanager
-def first_of_all():
-    """Lets the programs go before whatever else this machine does, the head on one processor and workers on another, and keeps these awake while
-    the programs wait: a host of a cluster has its processors and their caches for itself, and a virtual one that sleeps is given to others."""
-    ended, limits = threading.Event(), os.sched_param(1)
-    processors = sorted(os.sched_getaffinity(0))
-    awake = [
-        subprocess.Popen([sys.executable, "-c", STAY_AWAKE, str(processor), str(os.getpid())])
-        for processor in processors
-    ]
-
-    def look():
-        while not ended.wait(0.2):
-            for path in Path("/proc").glob("[0-9]*/task/[0-9]*"):
-                with suppress(OSError):
-                    words = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    is_worker = WORKERS.search(words)
-                    if (is_worker or MEASURING.search(words)) and os.sched_getscheduler(
-                        int(path.name)
-                    ) != os.SCHED_FIFO:
-                        os.sched_setaffinity(int(path.name), {processors[0 if is_worker else -1]})
-                        os.sched_setscheduler(int(path.name), os.SCHED_FIFO, limits)
-                        found["went_first"] = True
-
-    found["went_first"] = False
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        looker.join()
-        for process in awake:
-            process.kill()
-            process.wait()
 
 
 def command(name="benchmark", **variables):
@@ -88,10 +37,8 @@ def run(*name, **variables):
     return done.stdout
 
 
-def kept():
-    """What the head keeps, the newest first."""
-    files = on(HEAD).run(f"ls -r {RECORDS}/20*.json").stdout.split()
-    return [json.loads(on(HEAD).file(path).content_string) for path in files]
+def record():
+    return json.loads((WORK / "measured" / "benchmark.json").read_text())
 
 
 def states():
@@ -120,8 +67,8 @@ def running_services():
     return on(HEAD).run("systemctl list-units --state=running --plain --no-legend 'llamacpp-*'").stdout
 
 
-def logs():
-    return set(on(HEAD).run(f"find {STATE} -name '*.log'").stdout.split())
+def written():
+    return on(HEAD).run(f"ls {STATE}/benchmark-*").stdout.split()
 
 
 def test_programs_that_are_killed_without_a_controller_leave_a_cluster_that_serves(before):
@@ -141,7 +88,7 @@ def test_programs_that_are_killed_without_a_controller_leave_a_cluster_that_serv
     time.sleep(15)
     assert PROGRAM in running_services(), "it goes on without the controller"
     assert SERVER not in running_services()
-    found["logs_before_kill"] = len(logs())
+    assert f"{STATE}/benchmark-0.jsonl" in written()
     killed = time.time()
     on(HEAD).run(f"systemctl kill --signal=KILL {PROGRAM}.service")
     while not answers():
@@ -149,17 +96,13 @@ def test_programs_that_are_killed_without_a_controller_leave_a_cluster_that_serv
         time.sleep(1)
     found["serves_again_after_kill_s"] = round(time.time() - killed, 1)
     assert on(HEAD).run("pgrep -f bin/llama-benc[h]").stdout == ""
-    assert not all(cell["measured"] for cell in kept()[0]["cells"])
 
 
 def test_the_next_run_begins_anew_and_the_cluster_is_as_it_was(before):
     started = time.time()
-    with first_of_all():
-        run()
+    run()
     found["measured_s"] = round(time.time() - started, 1)
-    whole, half = kept()
-    assert whole["id"] > half["id"]
-    assert all(cell["measured"] for cell in whole["cells"])
+    assert all(cell["measured"] for cell in record()["cells"])
     assert states() == before
     assert answers()
     assert on(HEAD).run("ls /run/systemd/system | grep benchmark").stdout == ""
@@ -189,51 +132,28 @@ def test_who_stops_or_starts_the_server_ends_a_benchmark_first(before, playbook)
 
 
 def test_what_is_written_has_its_form():
-    record = json.loads((WORK / "measured" / "benchmark.json").read_text())
     schema = json.loads((ROOT / "docs" / "benchmark.schema.json").read_text())
-    jsonschema_rs.validator_for(schema).validate(record)
-    assert record == kept()[0]
-    assert not [cell for cell in record["cells"] if cell["skipped"]]
-    assert {len(cell["hosts"]) for cell in record["cells"]} == {1, 2, 3}
+    jsonschema_rs.validator_for(schema).validate(record())
+    assert {len(cell["hosts"]) for cell in record()["cells"]} == {1, 2, 3}
 
 
-def test_every_figure_is_found_in_the_logs_of_the_programs():
-    record = kept()[0]
-    logs = {cell["log"] for cell in record["cells"] if cell["log"]}
-    texts = {path: on(HEAD).file(path).content_string for path in logs}
-    cells = [cell for cell in record["cells"] if cell["log"]]
-    assert len(cells) == len(record["cells"]) == 5 * 2 * 2
+def test_every_figure_is_found_in_what_the_programs_wrote():
+    cells = record()["cells"]
+    assert len(cells) == 3 * 2 * 2
     markdown = (WORK / "measured" / "benchmark.md").read_text()
-    for cell in cells:
-        rows = [json.loads(line.split(" ", 2)[2]) for line in texts[cell["log"]].splitlines() if " out {" in line]
+    for number, hosts in enumerate(sorted({tuple(cell["hosts"]) for cell in cells}, key=len)):
+        rows = on(HEAD).file(f"{STATE}/benchmark-{number}.jsonl").content_string.splitlines()
         tests = {
-            (f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}", row["n_depth"]): row for row in rows
+            (f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}", row["n_depth"]): row
+            for row in map(json.loads, rows)
         }
-        row = tests[cell["test"], cell["depth"]]
-        mean, deviation, samples = row["avg_ts"], row["stddev_ts"], row["samples_ts"]
-        assert len(samples) == 5
-        assert cell["measured"]["samples"] == pytest.approx(samples, rel=1e-4)
-        assert cell["measured"]["mean"] == pytest.approx(mean, rel=1e-4)
-        assert cell["measured"]["deviation"] == pytest.approx(deviation, rel=1e-3, abs=1e-3)
-        assert f"{mean:.2f} ± {deviation:.2f}" in markdown
-
-
-def test_added_latency_costs_what_the_crossings_say():
-    """Beside the proxy itself, which adds up to 0.4 ms a token."""
-    generation = [cell for cell in kept()[0]["cells"] if cell["test"].startswith("tg") and not cell["depth"]]
-    cells = {(len(cell["hosts"]), cell["latency_ms"]): cell for cell in generation}
-    found["added_over_expected"] = {}
-    for hosts in (2, 3):
-        direct, delayed = cells[hosts, None], cells[hosts, LATENCY_MS]
-        added = 1000 / max(delayed["measured"]["samples"]) - 1000 / max(direct["measured"]["samples"])
-        found["added_over_expected"][hosts] = round(
-            added / (1000 / delayed["predicted"] - 1000 / direct["predicted"]), 3
-        )
-    assert not {hosts: ratio for hosts, ratio in found["added_over_expected"].items() if abs(ratio - 1) > 0.15}
+        for cell in (cell for cell in cells if tuple(cell["hosts"]) == hosts):
+            row = tests[cell["test"], cell["depth"]]
+            assert cell["measured"] == {"mean": row["avg_ts"], "deviation": row["stddev_ts"]}
+            assert f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}" in markdown
 
 
 def test_check_mode_changes_nothing():
     done = subprocess.run([*command(), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert len(kept()) == 2
     assert answers()

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED, Request
@@ -13,6 +14,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 REPETITIONS = 5
+FILES = "benchmark-"
+"""How the names of files begin in which programs write."""
 SAME_VALUES = {
     "-rpc": "rpc",
     "-ngl": "gpu-layers",
@@ -25,6 +28,29 @@ SAME_VALUES = {
     "-lm": "load-mode",
 }
 """Option of llama-bench → that of llama-server, as the table calls it, with the same values."""
+
+
+LOAD_SECONDS = 7200
+"""That one program may take."""
+BLOCKS = (256 << 20) // 512
+"""Of a file that a program writes, at most."""
+
+
+def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
+    """Runs programs one after the other. What each writes, and its status, is in files that are named by its number.
+
+    :param state: folder in which the services' account may write.
+    :param programs: command line and environment of each.
+    """
+    lines = [
+        f"cd {shlex.quote(state)} || exit 1; ulimit -f {BLOCKS}; rm -f {FILES}*",
+        "trap 'kill $!; wait; exit 143' TERM",
+        f'run() {{ n={FILES}$1; shift; timeout {LOAD_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
+    ]
+    for number, (argv, environment) in enumerate(programs):
+        words = [*(f"{name}={value}" for name, value in environment.items()), *argv]
+        lines.append(f"run {number} {shlex.join(words)}")
+    return "; ".join(lines)
 
 
 def argv_of(plan: Plan, request: Request) -> list[str]:

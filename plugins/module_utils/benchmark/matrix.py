@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ GENERATED = 128
 CACHE_CELLS = 256
 """llama.cpp makes a cache of a multiple of so many tokens."""
 MOST_CELLS = 200
-LIMITS = {"hosts": (1, 64), "prompts": (1, 1 << 20), "depths": (0, 1 << 24), "latency_ms": (0, 10_000)}
+LIMITS = {"hosts": (1, 64), "prompts": (1, 1 << 20), "depths": (0, 1 << 24)}
 """Variable without its prefix → the least and the most of its values."""
 
 
@@ -30,7 +30,6 @@ class Request(NamedTuple):
     hosts: tuple[int, ...]
     prompts: tuple[int, ...]
     depths: tuple[int, ...]
-    latency_ms: float | None
 
     @property
     def tests(self) -> list[str]:
@@ -43,30 +42,18 @@ class Request(NamedTuple):
         return -(-(max(*self.prompts, GENERATED) + max(self.depths)) // CACHE_CELLS) * CACHE_CELLS
 
 
-class Load(NamedTuple):
-    """A load of the model, with which several cells are measured."""
-
-    hosts: tuple[str, ...]
-    latency_ms: float | None
-    """That the proxy adds; None where workers are reached directly."""
-
-
 def request_of(variables: Mapping[str, Any]) -> Request:
     """:param variables: of the head, with their defaults.
     :raises Refusal: names the variable and its value.
     """
     given = {name: variables[f"llama_benchmark_{name}"] for name in LIMITS}
     for name, (least, most) in LIMITS.items():
-        numbers = given[name] if isinstance(given[name], (list, tuple)) else [given[name]]
-        wrong = [number for number in numbers if number is not None and not least <= number <= most]
+        wrong = [number for number in given[name] if not least <= number <= most]
         if wrong:
             raise Refusal(f"llama_benchmark_{name} has {wrong[0]}: use {least} to {most}")
-        if len(set(numbers)) < len(numbers):
-            raise Refusal(f"llama_benchmark_{name} has a value twice: remove it there")
-    hosts, prompts, depths = (tuple(given[name] or ()) for name in ("hosts", "prompts", "depths"))
-    if not prompts or not depths:
+    if not given["prompts"] or not given["depths"]:
         raise Refusal("llama_benchmark_prompts or llama_benchmark_depths is empty: give at least one number of tokens")
-    return Request(hosts, prompts, depths, given["latency_ms"])
+    return Request(*(tuple(dict.fromkeys(given[name])) for name in Request._fields))
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
@@ -76,8 +63,8 @@ def hosts_in_order(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*holding, *lending, *(worker.host for worker in plan.external_workers)]))
 
 
-def loads_of(request: Request, plan: Plan) -> list[Load]:
-    """Every load of the model that is measured: what is reached directly first, then through the proxy.
+def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
+    """The hosts of every load of the model that is measured.
 
     :param plan: that serves.
     :raises Refusal: there are fewer hosts, or too many cells.
@@ -88,10 +75,7 @@ def loads_of(request: Request, plan: Plan) -> list[Load]:
         raise Refusal(
             f"llama_benchmark_hosts has {beyond[0]}, but the cluster has {len(hosts)} hosts with devices ({', '.join(hosts)}): use a smaller number"
         )
-    numbers = request.hosts or range(1, len(hosts) + 1)
-    loads = [Load(tuple(hosts[:number]), None) for number in numbers]
-    if request.latency_ms is not None:
-        loads += [load._replace(latency_ms=request.latency_ms) for load in loads if len(load.hosts) > 1]
+    loads = [tuple(hosts[:number]) for number in request.hosts or range(1, len(hosts) + 1)]
     cells = len(loads) * len(request.tests) * len(request.depths)
     if cells > MOST_CELLS:
         raise Refusal(
@@ -100,7 +84,7 @@ def loads_of(request: Request, plan: Plan) -> list[Load]:
     return loads
 
 
-def cluster_of(cluster: Cluster, load: Load, request: Request, plan: Plan) -> Cluster:
+def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
     """The cluster as it would serve this load: with these hosts alone, all of their devices, a cache for the tests, and the model alone, since
     llama-bench loads neither projector nor draft. Prompts are in the pieces of the plan that serves, which are planned for its context."""
     server, served = cluster.server, None if plan.model.known_answer else plan.estimate.prompt
@@ -115,7 +99,7 @@ def cluster_of(cluster: Cluster, load: Load, request: Request, plan: Plan) -> Cl
         speculation=None,
     )
     model = cluster.model._replace(mmproj=None, draft=None)
-    return cluster._replace(model=model, within=frozenset(load.hosts), placement="all", server=server)
+    return cluster._replace(model=model, within=frozenset(hosts), placement="all", server=server)
 
 
 def _build_id(plan: Plan) -> str:
@@ -127,7 +111,7 @@ def serving_backend(plan: Plan) -> str:
     return next(build.backend for build in plan.hosts[plan.head.host].builds if build.id == _build_id(plan))
 
 
-def obstacle(planned: Plan | Refused, served: Plan, load: Load) -> str | None:
+def obstacle(planned: Plan | Refused, served: Plan, hosts: Sequence[str]) -> str | None:
     """Why a load cannot be measured; None where it can.
 
     :param planned: the plan of the load.
@@ -137,43 +121,31 @@ def obstacle(planned: Plan | Refused, served: Plan, load: Load) -> str | None:
     if _build_id(planned) not in [build.id for build in served.hosts[served.head.host].builds]:
         return f"it needs the build {_build_id(planned)}, which the plan that serves does not have"
     holds = {entry.host for entry in planned.placement if entry.layers or entry.output}
-    idle = [host for host in load.hosts[1:] if host not in holds]
+    idle = [host for host in hosts[1:] if host not in holds]
     return f"the plan gives no layer to {', '.join(idle)}" if idle else None
 
 
-def cells_of(load: Load, request: Request, planned: Plan | Refused, skipped: str | None) -> list[Cell]:
+def cells_of(hosts: tuple[str, ...], request: Request, planned: Plan | Refused, skipped: str | None) -> list[Cell]:
     """The cells of a load, not measured yet.
 
     :param skipped: why nothing will be measured.
     """
     plan = None if planned.refused or isinstance(planned, Refused) else planned
     return [
-        Cell(
-            hosts=load.hosts,
-            test=test,
-            depth=depth,
-            latency_ms=load.latency_ms,
-            predicted=_predicted(plan, test, depth, load.latency_ms) if plan else None,
-            predicted_load_s=plan.estimate.load_s if plan else None,
-            skipped=skipped,
-        )
+        Cell(hosts, test, depth, _predicted(plan, test) if plan and not depth else None, skipped=skipped)
         for depth in request.depths
         for test in request.tests
     ]
 
 
-def _predicted(plan: Plan, test: str, depth: int, latency_ms: float | None) -> float | None:
-    """Tokens per second by the plan; None of prompts that a pipeline computes, other than the one that is planned for. Generation through the proxy
-    takes the plan's crossings times the latency more."""
+def _predicted(plan: Plan, test: str) -> float | None:
+    """Tokens per second by the plan; None of prompts that a pipeline computes, other than the one that is planned for."""
     is_prompt, long = test.startswith("pp"), plan.estimate.prompt
-    mean = plan.estimate.prompt_tokens_per_s if is_prompt else plan.estimate.generation_tokens_per_s
     if long and test == f"pp{long.tokens}":
-        mean = long.tokens_per_s
-    elif long and long.pipelined and is_prompt and int(test[2:]) > long.micro_batch:
+        return long.tokens_per_s
+    if long and long.pipelined and is_prompt and int(test[2:]) > long.micro_batch:
         return None
-    if not mean or depth or (is_prompt and latency_ms is not None):
-        return None
-    return round(1000 / (1000 / mean + plan.estimate.crossings * (latency_ms or 0)), 3)
+    return plan.estimate.prompt_tokens_per_s if is_prompt else plan.estimate.generation_tokens_per_s
 
 
 def machines(cluster: Cluster, plan: Plan) -> dict[str, str]:

@@ -4,18 +4,16 @@
 """A benchmark: what was measured, what the plan predicts, and on which machines. docs/benchmark.schema.json describes its JSON."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
 
 SCHEMA = 1
-ID = r"[0-9]{8}-[0-9]{6}"
 SLOWEST, FASTEST = 1e-4, 10**9
-"""Tokens per second. Figures have four decimal places: a smaller one would be 0."""
+"""Tokens per second."""
 
 Figure = Annotated[float, Number(SLOWEST, FASTEST, real=True)]
+Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
 Words = Annotated[str, Text(longest=LONGEST)]
 
 
@@ -26,8 +24,6 @@ class Speed(NamedTuple):
     """of the samples"""
     deviation: float
     """standard deviation of the samples"""
-    samples: tuple[Figure, ...]
-    """one for each repetition"""
 
 
 class Cell(NamedTuple):
@@ -35,24 +31,16 @@ class Cell(NamedTuple):
 
     hosts: tuple[str, ...]
     """that hold layers, the head first"""
-    test: Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
+    test: Test
     """`pp` and tokens of a prompt, or `tg` and generated tokens"""
     depth: int
     """tokens in the cache before the measurement"""
-    latency_ms: Optional[float]
-    """one way, that the proxy adds in front of each worker; null without the proxy"""
     predicted: Optional[float]
     """tokens per second by the plan of these hosts; null where it predicts nothing, as of a cache that is not empty"""
-    predicted_load_s: Optional[float]
-    """seconds to load the model by that plan, with empty caches of workers"""
     measured: Optional[Speed] = None
     """null as long as it is not measured"""
-    load_s: Optional[float] = None
-    """seconds from the start of the program until the model was loaded"""
     skipped: Optional[Words] = None
     """why it is not measured"""
-    log: Optional[str] = None
-    """file on the head with what the program wrote"""
 
     @property
     def is_done(self) -> bool:
@@ -61,11 +49,10 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``2 hosts, tg128 @ d2048, 1 ms added``: with the words of llama-bench."""
+        """``2 hosts, tg128 @ d2048``: with the words of llama-bench."""
         hosts = f"{len(self.hosts)} host{'s' * (len(self.hosts) > 1)}"
         depth = f" @ d{self.depth}" if self.depth else ""
-        added = "" if self.latency_ms is None else f", {self.latency_ms:g} ms added"
-        return f"{hosts}, {self.test}{depth}{added}"
+        return f"{hosts}, {self.test}{depth}"
 
 
 class Benchmark(NamedTuple):
@@ -75,8 +62,6 @@ class Benchmark(NamedTuple):
     """version of this form"""
     cluster: str
     """its name"""
-    id: Annotated[str, Text(ID)]
-    """time of its beginning"""
     time: int
     """when it began, in seconds since 1970"""
     plan: str
@@ -91,19 +76,26 @@ class Benchmark(NamedTuple):
     """what is measured, in this order"""
 
 
-def read(data: Any, source: str) -> Benchmark:
-    """A benchmark of JSON that anybody may have written.
+class Result(NamedTuple):
+    """What llama-bench says of a test."""
 
-    :param source: what it is, for the message.
-    :raises Refusal: it has another form.
-    """
-    problem = typed_json.problem("", data, Benchmark) or validation.problem("", data)
-    benchmark = None if problem else typed_json.parse(Benchmark, data)
-    empty = [cell.name for cell in benchmark.cells if cell.measured and not cell.measured.samples] if benchmark else []
-    if benchmark and not empty:
-        return benchmark
-    why = validation.printable(f"{problem.where} {problem.why}") if problem else f"«{empty[0]}» has no samples"
-    raise Refusal(
-        f"{source} is not a benchmark that this collection can read: {why}. Use a benchmark.json that playbooks/benchmark.yml wrote, of a collection "
-        "that is not newer than this one."
-    )
+    test: Test
+    depth: int
+    speed: Speed
+
+
+class Program(NamedTuple):
+    """How far a program on the head is."""
+
+    results: tuple[Result, ...]
+    status: Optional[int]
+    """with which it ended; null while it runs"""
+    said: Words
+    """last lines of its log"""
+
+
+class Progress(NamedTuple):
+    """What the head reports of a benchmark."""
+
+    running: bool
+    programs: tuple[Program, ...]

@@ -75,8 +75,6 @@ PLANS = "plans"
 """Folder below the prefix with the host's own part of the last plans."""
 MODELS = "models"
 """Folder below the prefix of the head with models that the collection writes or fetches."""
-BENCHMARKS = "benchmarks"
-"""Folder below the prefix of the head with what benchmarks measured."""
 INSTALLED = (
     "releases",
     "runtime",
@@ -97,7 +95,6 @@ INSTALLED = (
     METRICS,
     PLANS,
     KEYS,
-    BENCHMARKS,
     FOLDER_MARK,
 )
 """What an installation has below its prefix, apart from models, which may be an operator's. It is removed in this order."""

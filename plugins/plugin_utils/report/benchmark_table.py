@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark, Cell
 
-NAMES = ("what", "t/s", "predicted", "of that", "load s", "predicted load s")
+NAMES = ("what", "t/s", "predicted", "of that")
 
 
 def speed(cell: Cell) -> str:
@@ -21,10 +21,8 @@ def speed(cell: Cell) -> str:
 def row(cell: Cell) -> list[str]:
     """A cell, in the order of NAMES."""
     part = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
-    figures = [
-        "" if value is None else f"{value:.4g}" for value in (cell.predicted, cell.load_s, cell.predicted_load_s)
-    ]
-    return [cell.name, speed(cell) or "not measured", figures[0], part, *figures[1:]]
+    predicted = "" if cell.predicted is None else f"{cell.predicted:.4g}"
+    return [cell.name, speed(cell) or "not measured", predicted, part]
 
 
 def skipped(record: Benchmark) -> dict[str, list[str]]:
@@ -44,7 +42,7 @@ def as_markdown(record: Benchmark) -> str:
     lines.insert(1, " | ".join("-" * width for width in widths))
     why = [f"- {reason}: {'; '.join(cells)}\n" for reason, cells in skipped(record).items()]
     text = (
-        f"# Benchmark {record.id} of {record.cluster}\n\n{record.model}; {record.release}; hosts: {', '.join(record.hosts)}.\n\n"
+        f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}; hosts: {', '.join(record.hosts)}.\n\n"
         + "".join(f"| {line} |\n" for line in lines)
         + ("\nNot measured:\n\n" + "".join(why) if why else "")
     )
