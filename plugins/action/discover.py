@@ -1,22 +1,22 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Finds out whom to ask; proposes an inventory from what hosts report, writes it, and plans it."""
+"""Proposes an inventory from what hosts report, writes it, and plans it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible import constants, context
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
@@ -29,17 +29,14 @@ CONNECTION = (
     *("ansible_become", "ansible_become_user", "ansible_become_method"),
 )
 """What the inventory gets of how Ansible reaches a host: no secret."""
-COMMAND_LINE = {"ansible_user": "remote_user", "ansible_ssh_private_key_file": "private_key_file"}
-"""Of these, what the command line of ansible-playbook may say in their place."""
 DECIDED = ("llama_links", "llama_worker_endpoints", "llama_model_")
 """How variables begin that are not taken over."""
 
 
 class Arguments(NamedTuple):
     path: ControllerPath
-    hosts: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = {}
-    found: Mapping[str, Any] = {}
+    facts: Mapping[str, Any]
+    found: Mapping[str, Any]
     report: ControllerPath | None = None
 
 
@@ -52,20 +49,17 @@ class ActionModule(Action):
             raise Refusal(
                 f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
             )
-        if not arguments.facts:
-            named = discovery.candidates(arguments.hosts or self._of_command_line())
-            return {"changed": False, "hosts": [one._asdict() for one in named]}
-        machines, lost, asked = self._machines(arguments)
-        answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, asked)}
+        machines, lost, answers = self._machines(arguments)
 
         def plan(proposal: discovery.Proposal) -> Plan | Refused:
             return plan_action.make(self.find_file, proposal.task_vars, answers, _report(proposal.model))
 
         proposal, planned = discovery.choose(machines, plan)
+        text = discovery_text.inventory(proposal, lost, planned)
         if not self.check_mode:
             with suppress(OSError):  # writing says why
                 path.parent.mkdir(parents=True, exist_ok=True)
-            output.write("llama_discover_inventory", str(path), discovery_text.inventory(proposal, lost, planned))
+            output.write("llama_discover_inventory", str(path), text)
         output.show_plan(planned, (), arguments.report)
         written = f"{path} {'would be' if self.check_mode else 'is'} written"
         if planned.refused:
@@ -73,13 +67,10 @@ class ActionModule(Action):
         Display().display(f"{written}: look at it, and run site.yml -i {path}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(planned)}
 
-    def _of_command_line(self) -> Sequence[str]:
-        """The hosts of ``-i``: without it, Ansible has the inventory of ansible.cfg, in a clone that of the demo."""
-        given = [*context.CLIARGS["inventory"]] != constants.DEFAULT_HOST_LIST
-        return self.variables["groups"]["all"] if given else ()
-
-    def _machines(self, arguments: Arguments) -> tuple[list[discovery.Machine], dict[str, str], list[str]]:
-        """Those that answered or are declared; why others are left out; and how the first ones were asked."""
+    def _machines(
+        self, arguments: Arguments
+    ) -> tuple[list[discovery.Machine], dict[str, str], dict[str, Mapping[str, Any]]]:
+        """Those that answered or are declared; why others are left out; and what the first ones answered, by their names."""
         hostvars = self.variables["hostvars"]
         lost: dict[str, str] = {}
         variables: dict[str, dict[str, Any]] = {}
@@ -95,30 +86,36 @@ class ActionModule(Action):
             raise Refusal(f"no host could be asked, so there is no inventory ({said})")
         groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
         _cluster, settled = inventory.hosts({"groups": groups, "hostvars": variables}, arguments.facts)
-        machines: dict[str, discovery.Machine] = {}
-        for name, given in variables.items():
-            found = _discovered(name, arguments.found.get(name) or {})
-            machines[name] = discovery.Machine(name, given, facts_of(settled[name]["facts"]), found)
-        return discovery.named(machines), lost, [*machines]
+        asked = [
+            discovery.Machine(
+                name, given, facts_of(settled[name]["facts"]), _discovered(name, arguments.found.get(name))
+            )
+            for name, given in variables.items()
+        ]
+        machines = discovery.named(asked, [*variables, *lost])
+        answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, variables)}
+        return machines, lost, answers
 
 
 def _given(variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the operator gave for a host that the inventory takes over."""
     names = [*CONNECTION, *(name for name in inventory.specification() if not name.startswith(DECIDED))]
-    given: dict[str, Any] = inventory.plain({name: variables.get(name) for name in names})
-    # So add_host calls the port of name:port.
-    given["ansible_port"] = given["ansible_port"] or variables.get("ansible_ssh_port")
-    if given["ansible_connection"] != "local":
-        for name, option in COMMAND_LINE.items():
-            given[name] = given[name] or context.CLIARGS.get(option)
-    return {name: value for name, value in given.items() if value is not None}
+    return inventory.plain({name: variables[name] for name in names if variables.get(name) is not None})
 
 
-def _discovered(name: str, result: Mapping[str, Any]) -> Discovered:
-    """What a host says of its links and models."""
+def _discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
+    """What a host says of its links and models.
+
+    :raises Refusal: it is not as discovery_info reports it.
+    """
     shape = typed_json.shape(Discovered)
-    said = validation.reported(name, "links and models", result.get("discovered") or {}, shape)
-    return typed_json.parse(Discovered, said)
+    said = validation.reported(name, "links and models", (result or {}).get("discovered") or {}, shape)
+    found = typed_json.parse(Discovered, said)
+    for model in found.models:
+        wrong = header_summary.problem(model.summary)
+        if wrong:
+            raise Refusal(f"{name} reports {validation.show(model.name)}, whose summary {wrong}: leave that host out")
+    return found
 
 
 def _report(model: FoundModel | None) -> dict[str, Any]:
@@ -126,10 +123,5 @@ def _report(model: FoundModel | None) -> dict[str, Any]:
     if not model:
         return {}
     found = {"summary": model.summary, "closed": model.closed}
-    file = {
-        "name": os.path.basename(model.file),
-        "path": model.file,
-        "bytes": model.bytes,
-        "role": download_record.MODEL,
-    }
-    return {**found, "files": [file]} if model.kind == "ollama" else found
+    file = {"name": os.path.basename(model.file), "path": model.file, "bytes": model.layer_bytes}
+    return {**found, "files": [{**file, "role": download_record.MODEL}]} if model.kind == "ollama" else found

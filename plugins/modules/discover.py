@@ -9,24 +9,18 @@ DOCUMENTATION = r"""
 module: discover
 short_description: Proposes an inventory from what hosts report, and plans it
 description:
-  - Given O(hosts), it returns whom to ask.
-  - Given O(facts), it chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. It changes no host.
+  - It chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. It changes no host.
   - It runs as an action plugin on the controller.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
-  hosts:
-    description: Names, addresses and C(user@host).
-    type: list
-    elements: str
-    default: []
   facts:
     description: Host, and what M(llamacpp.cluster.host_info) returned there.
     type: dict
-    default: {}
+    required: true
   found:
     description: Host, and what M(llamacpp.cluster.discovery_info) returned there.
     type: dict
-    default: {}
+    required: true
   path:
     description: The inventory on the controller. A file that exists is never overwritten.
     type: path
@@ -48,14 +42,8 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-hosts:
-  description: Whom to ask.
-  returned: when O(hosts) is given
-  type: list
-  elements: dict
-  sample: [{"name": "strix0", "user": null, "local": false}]
 plan:
   description: The plan of the inventory.
-  returned: when O(facts) is given
+  returned: success
   type: dict
 """

@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: discovery_info
 short_description: Reports links to other hosts, and models that lie on the host
 description:
-  - Sends each of O(addresses) that is in a network of the host one empty datagram, and whoever is at an interface without an IPv4 address a ping, and reads
-    which neighbours answer where. Linux only.
+  - Sends each of O(addresses) that is in a network of the host one empty datagram, and reads which neighbours answer where. Linux only.
   - Looks for GGUF files where people and other programs put them, in the folders of Ollama too, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -34,8 +34,7 @@ SECONDS = 120
 WIRED = ("1", str(interfaces.INFINIBAND_TYPE))
 """``type`` of an interface that has hardware addresses; tunnels have none."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
-ALL_NODES, ECHO_REQUEST = "ff02::1", bytes((128, 0, 0, 0, 0, 1, 0, 1))
-"""Everybody at a link, and an ICMPv6 message that they answer."""
+OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
 
@@ -48,7 +47,7 @@ class LinkInterface(NamedTuple):
     mac: Mac
     mbit: Optional[int]
     """per second, as its driver says it"""
-    addresses: tuple[Annotated[str, Text(r"\d+(\.\d+){3}/\d+", 18)], ...]
+    addresses: tuple[Annotated[str, Text(rf"{OCTET}(\.{OCTET}){{3}}/(3[0-2]|[12]?[0-9])")], ...]
     main: bool
     """Whether the controller's connection or the default route goes over it."""
     sees: tuple[Mac, ...]
@@ -62,10 +61,14 @@ class FoundModel(NamedTuple):
     name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
     """Path of its first file, or what Ollama calls it."""
     file: Annotated[str, Text(r"/[^\n]*", 4096)]
-    bytes: Annotated[int, Number()]
     closed: Optional[Annotated[str, Text(longest=4096)]]
     """The folder or file that keeps the account of the services from reading it."""
     summary: Mapping[str, Any]
+
+    @property
+    def layer_bytes(self) -> int:
+        """For which the plan finds room on devices: what else a host says of its size decides nothing."""
+        return sum(self.summary["layer_bytes"])
 
 
 class Discovered(NamedTuple):
@@ -103,21 +106,15 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
 
 
 def _greet(addresses: Iterable[str], wired: Mapping[str, inspection.Interface]) -> None:
-    """Has the kernel look for the other hosts: those in a network of this one get an empty datagram, and whoever is at an interface without IPv4 a ping."""
+    """Has the kernel look for the other hosts: those in a network of this one get an empty datagram."""
     networks = [ipaddress.ip_interface(address).network for each in wired.values() for address in each.addresses]
     possible = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
-    near = [str(address) for address in possible if any(address in network for network in networks)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        for address in near:
-            with suppress(OSError):
-                sender.sendto(b"", (address, DISCARD_PORT))
-    bare = [name for name, interface in wired.items() if not interface.addresses]
-    kind = socket.SOCK_RAW if os.geteuid() == 0 else socket.SOCK_DGRAM
-    for name in bare:
-        with suppress(OSError), socket.socket(socket.AF_INET6, kind, socket.IPPROTO_ICMPV6) as sender:
-            sender.sendto(ECHO_REQUEST, (ALL_NODES, 0, 0, socket.if_nametoindex(name)))
-    if near or bare:
-        time.sleep(ANSWER_SECONDS)
+        for address in possible:
+            if any(address in network for network in networks):
+                with suppress(OSError):
+                    sender.sendto(b"", (str(address), DISCARD_PORT))
+    time.sleep(ANSWER_SECONDS)
 
 
 def neighbours(listing: str) -> dict[str, set[str]]:
@@ -136,15 +133,14 @@ def neighbours(listing: str) -> dict[str, set[str]]:
 def models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Those whose headers say that they can be served, the largest first."""
     largest = sorted(_files(folders), key=lambda entry: -entry[1])[:MOST_MODELS]
-    sizes, ollama_names = dict(largest), list(ollama.names())
-    report = local_models.report([], list(sizes), ollama_names, account)
+    report = local_models.report([], [path for path, _bytes in largest], list(ollama.names()), account)
     for path, entry in report["paths"].items():
         if is_served(entry.get("summary")):
-            yield FoundModel("path", path, path, sizes[path], entry["closed"], entry["summary"])
+            yield FoundModel("path", path, path, entry["closed"], entry["summary"])
     for name, found in report["ollama"].items():
         entry = found.get(download_record.MODEL) or {}
         if is_served(entry.get("summary")):
-            yield FoundModel("ollama", name, entry["path"], entry["bytes"], entry["closed"], entry["summary"])
+            yield FoundModel("ollama", name, entry["path"], entry["closed"], entry["summary"])
 
 
 def is_served(summary: Optional[Mapping[str, Any]]) -> bool:
