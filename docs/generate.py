@@ -58,10 +58,6 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
     "accelerator-unused": {"where": "*devices* on *host*"},
-    "backend-left-out": {
-        "why": "*host* has glibc 2.36, and upstream's archive *name* needs glibc 2.39",
-        "steps": "use a newer distribution there",
-    },
     "slower-than-one-host": {"steps": "leave llama_workers empty"},
     "compute-over-capacity": {
         "flash": "on",

@@ -132,4 +132,4 @@ def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:
     release, archives = arguments.release, arguments.build.archives
     if release.source == "package":
         return []
-    return sources.fetch_prebuilt(release, archives) if archives else [sources.fetch(release)]
+    return sources.fetch(release, archives or ())

@@ -57,7 +57,12 @@ def test_a_repository_that_is_not_there(bare):
 
 def test_a_patch_that_is_not_there(bare):
     release = {"source": "git", "ref": "b11434", "patches": ["no-such.patch"]}
-    refuses(bare, "llama_release has the patch 'no-such.patch'", "it does not exist", llama_release=release)
+    refuses(
+        bare,
+        "llama_release has the patch 'no-such.patch'",
+        "is not a file that the controller can read",
+        llama_release=release,
+    )
 
 
 def test_a_port_that_something_else_uses(bare):

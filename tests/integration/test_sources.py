@@ -4,7 +4,6 @@ import json
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -32,8 +31,15 @@ def repository(tmp_path_factory):
     folder = tmp_path_factory.mktemp("repository") / "llama.cpp"
     folder.mkdir()
     request = release_request.request_of(inventory.specification()["llama_release"]["default"])
-    release = typed_json.dump(releases.release_of(request, {}).as_plan())
-    unpack = ["tar", "-xf", sources.fetch(release).path, "--strip-components=3", "--exclude=.git", release["member"]]
+    release = releases.release_of(request, {}).as_plan()
+    unpack = [
+        "tar",
+        "-xf",
+        sources.fetch(release)[0].path,
+        "--strip-components=3",
+        "--exclude=.git",
+        str(release.member),
+    ]
     subprocess.run(unpack, cwd=folder, check=True)
     git(folder, "init", "--quiet", "--initial-branch=master")
     git(folder, "add", "--all", "--force")

@@ -430,34 +430,9 @@ CASES = [
         lambda: cluster_of(1, {"accelerators": [GPU, MI50], "toolchain": {**TOOLS, "hipconfig": None}}),
         {
             "set llama_backend of {hosts} to {backend}": graphics_of_workers(["cuda", "hip"]),
-            "install {toolkit} on {hosts}": being("worker1", toolchain=TOOLS),
             "set llama_backend of {hosts} to {built}": graphics_of_workers("cuda"),
         },
-        ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
-    ),
-    (
-        "backend-left-out",
-        lambda: cluster_of(
-            1,
-            {"accelerators": [GPU, {**GPU, "backend": "vulkan", "architecture": ""}], "glibc": "2.36"},
-            llama_release={"source": "prebuilt", "build": 11669},
-        ),
-        {"{steps}": being("worker1", glibc="2.39")},
-        [
-            "worker1 has glibc 2.36, and upstream's archive ubuntu-cuda-12.8-x64 (llama_release, source: prebuilt) needs glibc 2.39, so llama.cpp runs "
-            "there with vulkan, not with cuda. Use a newer distribution there, or compile it with source: git."
-        ],
-    ),
-    (
-        "backend-left-out",
-        lambda: cluster_of(
-            1, {"accelerators": [MI50], "toolchain": TOOLS}, llama_release={"source": "prebuilt", "build": 11669}
-        ),
-        {"{steps}": released(**TREE, build=11063)},
-        [
-            "worker1 has a device gfx906",
-            "there with cpu, not with hip. Compile it with source: git, or set llama_backend",
-        ],
+        ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "to cuda to accept this"],
     ),
     (
         "auxiliary-not-counted",

@@ -17,10 +17,6 @@ def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     assert capabilities.of_build(build).protocol == protocol
 
 
-def test_what_a_tree_says_of_its_protocol_counts_where_its_build_does_not_say_it():
-    assert capabilities.of_build(12000, "9.0.0").protocol == "9.0.0"
-
-
 @pytest.mark.parametrize("fork, build", [(MAINLINE, 11062), (IK_LLAMA, 4839)])
 def test_a_build_before_the_window_is_refused(fork, build):
     given = {"source": "git", "ref": "a" * 40, "build": build, "fork": fork}

@@ -53,11 +53,10 @@ def test_the_patch_is_part_of_the_release_and_its_cache_is_apart(pair):
     assert folders == [{**SHARING, "LLAMA_CACHE": f"/opt/llamacpp/state/cache/cpu{ending}"} for ending in ("", "-fast")]
 
 
-def test_an_operators_patch_comes_first(local):
-    own = {"path": "/patches/a.patch", "sha256": "c" * 64, "files": []}
-    release = {**local.hosts["here"]["variables"]["llama_release"], "patches": [own]}
-    patches = asked(local, llama_release=release).plan()["release"]["patches"]
-    assert [patch["path"] for patch in patches] == [own["path"], fast_load.PATCHES["7.0.0"].path]
+def test_an_operators_patch_comes_first():
+    request = release_request.request_of({**RELEASE, "patches": ["/patches/a.patch"]})
+    patches = releases.release_of(request._replace(fast_load=True), {}).patches
+    assert [patch.path for patch in patches] == ["/patches/a.patch", fast_load.PATCHES["7.0.0"].path]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, sources
 from support.sources import cache, resolve
 
@@ -46,8 +45,6 @@ class Repository:
 
     def commit(self, number):
         (self.path / "number").write_text(f"{number}\n")
-        (self.path / "left-out").write_text("$Format:%H$ $Id$\n")
-        (self.path / ".gitattributes").write_text("left-out export-ignore export-subst ident\n")
         self.git("add", "--all")
         self.git("commit", "--quiet", f"--message={number}")
         return self.git("rev-parse", "HEAD")
@@ -59,7 +56,7 @@ class Repository:
         return resolve(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
-        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_plan())
+        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_plan())[0]
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +125,7 @@ def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
     found = resolve(request, nowhere)
     assert (found.commit, found.build) == (repository.commits[3], 4)
-    assert sources.fetch(releases.release_of(found, {}).as_plan()).commit == repository.commits[3]
+    assert sources.fetch(releases.release_of(found, {}).as_plan())[0].commit == repository.commits[3]
     with pytest.raises(Refusal, match="not a tag, branch or commit"):
         resolve({**request, "ref": "2" * 40}, nowhere)
 
@@ -188,7 +185,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     ):
         resolve(request, nowhere)
     release = releases.release_of(resolve({**request, "build": 3}, nowhere), {})
-    assert sources.fetch(release.as_plan()).commit == repository.commits[2]
+    assert sources.fetch(release.as_plan())[0].commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):
@@ -210,25 +207,13 @@ def test_a_repository_that_does_not_answer(repository, tmp_path, monkeypatch):
         repository.resolved("main")
 
 
-def test_a_controller_whose_disk_is_full(repository, small_disk, monkeypatch):
-    (repository.path / "large").write_bytes(os.urandom(1 << 20))
-    commit = repository.commit(5)
-    repository.git("tag", "b4325")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk))
-    said = f"llama_release does not fit on the controller: the disk of {small_disk}/llamacpp/sources is full"
-    with pytest.raises(AnsibleError, match=said):
-        repository.fetched("b4325")
-    with pytest.raises(Refusal, match=said):
-        repository.resolved(commit)
-
-
-def test_an_archive_holds_every_file_as_it_is(repository, tmp_path, monkeypatch):
+def test_the_repository_of_the_playbooks_is_left_alone(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     fetched = repository.fetched("b4321")
     assert (fetched.changed, fetched.commit) == (True, repository.commits[1])
     with tarfile.open(fetched.path) as archive:
         assert archive.extractfile("llama.cpp/number").read() == b"2\n"
-        assert archive.extractfile("llama.cpp/left-out").read() == b"$Format:%H$ $Id$\n"
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_tag_stays_what_it_was_when_it_was_fetched_first(repository, cache):
@@ -261,9 +246,7 @@ def test_patches_are_known_by_their_content(tmp_path):
     request = {"source": "git", "ref": "b4321"}
 
     def release(*patches):
-        value = sources.resolve(
-            release_request.request_of({**request, "patches": list(patches)}), lambda path: str(tmp_path / path)
-        )
+        value = resolve({**request, "patches": list(patches)}, lambda path: str(tmp_path / path))
         return releases.release_of(value, {})
 
     assert release("one.patch").patches[0].path == str(tmp_path / "one.patch")
@@ -272,12 +255,7 @@ def test_patches_are_known_by_their_content(tmp_path):
     assert "patches" not in release()
 
 
-@pytest.mark.parametrize("patch", ["none.patch", {"path": "x"}])
-def test_a_patch_that_cannot_be_read(tmp_path, patch):
-    with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
-        sources.resolve(
-            release_request.request_of({"source": "git", "ref": "b4321", "patches": [patch]}),
-            lambda path: str(tmp_path / path),
-        )
-    with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
-        resolve({"source": "git", "ref": "b4321", "patches": [patch]}, nowhere)
+def test_a_patch_that_cannot_be_read(tmp_path):
+    for find in (lambda path: str(tmp_path / path), nowhere):
+        with pytest.raises(Refusal, match=r"llama_release has the patch 'none.patch', .*use a path"):
+            resolve({"source": "git", "ref": "b4321", "patches": ["none.patch"]}, find)

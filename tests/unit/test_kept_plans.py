@@ -250,7 +250,7 @@ RELEASES = {
     "programs": {"source": "binary", "url": "https://x/b.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 11434},
     "patches": {
         **{"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
-        "patches": [{"path": "/srv/a.patch", "sha256": "0" * 64, "files": ["a.c"]}],
+        "patches": ["/srv/a.patch"],
     },
 }
 
@@ -259,7 +259,6 @@ RELEASES = {
 def test_what_llama_release_has_to_be_plans_the_same_release(requested):
     release = releases.release_of(release_request.request_of(requested), {})
     shown = yaml.safe_load(release_request.declaration(release.as_plan()))
-    shown.update({"patches": requested["patches"]} if "patches" in shown else {})
     assert releases.release_of(release_request.request_of(shown), {}).id == release.id
 
 

@@ -396,7 +396,7 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
         ({"llama_build_keep": 0}, ["llama_build_keep of here is 0", "1 or more"]),
         (
             {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b11434.zip"}},
-            ["llama-b11434.zip', a zip archive", "pack its content with tar"],
+            ["llama-b11434.zip': use the address of a tar archive"],
         ),
         (
             {"llama_release": "b1274"},
@@ -656,9 +656,9 @@ def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
 @pytest.mark.parametrize(
     "facts, said",
     [
-        ({"packaged": {"version": None, "installed": []}}, ["worker1 has no package", "apt update", "source: pypi"]),
-        ({"packaged": None}, ["the distribution of worker1 has no package"]),
-        ({"packaged": {"version": "0.6.0", "installed": []}}, ["the hosts' packages differ", "worker1 0.6.0"]),
+        ({"packaged": {"version": None, "installed": []}}, ["worker1 none", "apt update", "source: pypi"]),
+        ({"packaged": None}, ["head 0.7.0, worker1 none"]),
+        ({"packaged": {"version": "0.6.0", "installed": []}}, ["All need the same one", "worker1 0.6.0"]),
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
         (
             {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},
@@ -949,7 +949,7 @@ def test_more_requests_than_tokens_of_context(pair, arguments, refused):
 
 def test_a_release_of_one_backend_that_cannot_be(both):
     both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "pypi"}
-    assert "llama_release_hip has the checksum None" in both.reason()
+    assert "llama_release_hip has the version None" in both.reason()
     both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "package"}
     assert "llama_release_hip has source: package" in both.reason()
 

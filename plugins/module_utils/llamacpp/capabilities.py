@@ -33,7 +33,7 @@ PACKAGED_SINCE = {"debian": 14}
 """Distribution → its first version with a package of llama.cpp that has RPC, as far as that is known."""
 
 PROTOCOLS = [(11063, "7.0.0"), (11064, None), (11450, "8.0.0"), (11670, None)]
-"""First build → RPC protocol, None where it is not known by number: there the tree itself says it, when it is fetched. 8.0.0 began with 11450 (#26610), and
+"""First build → RPC protocol, None where it is not known. 8.0.0 began with 11450 (#26610), and
 11669 is the newest build that was seen."""
 IK_LLAMA_PROTOCOL = "3.5.2"
 
@@ -76,15 +76,14 @@ class Capabilities(NamedTuple):
     """How ``--device`` names a worker."""
 
 
-def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> Capabilities:
+def of_build(build: int, fork: str = MAINLINE) -> Capabilities:
     """Capabilities of the build with this number.
 
-    :param protocol: what its tree says.
     :param fork: whose number it is, a key of FORKS.
     """
     if fork == IK_LLAMA:
         return Capabilities("rpc-server", IK_LLAMA_PROTOCOL, BUFFER)
-    return Capabilities("ggml-rpc-server", protocol or protocol_of(build), "RPC{index}")
+    return Capabilities("ggml-rpc-server", protocol_of(build), "RPC{index}")
 
 
 def protocol_of(build: int) -> str | None:

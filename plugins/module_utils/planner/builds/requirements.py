@@ -26,8 +26,6 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str
     :param packaged: backends of which the distribution has packages.
     """
     chosen = tuple(_backend_of(host, wanted, sources, packaged) for wanted in host.backends)
-    if host.backends == ("auto",) and host.is_worker:
-        chosen += _for_the_others(host, chosen[0], sources, packaged)
     for backend in chosen:
         if sources[backend] in release_request.COMPILED:
             for accelerator in host.facts.of_backend(backend):
@@ -82,55 +80,8 @@ def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: 
     if not facts.of_backend(backend):
         return False
     if sources[backend] == "prebuilt":
-        return not prebuilt_archives.obstacle("", facts, backend)
+        return prebuilt_archives.run(facts, backend)
     return {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
-
-
-def _for_the_others(host: Host, first: str, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
-    """The backends beside the first one that drive the host's other accelerators with memory of their own, as far as they can be built."""
-    facts, chosen = host.facts, [first]
-    for backend in backends.PREFERRED if first != backends.CPU.name else ():
-        if idle_accelerators(facts, chosen) & {
-            same_device.canonical_device_names(facts)[name]
-            for name, own in same_device.named_accelerators(facts)
-            if own.backend == backend
-        }:
-            chosen += [backend] * (_possible(facts, backend, sources, packaged) and _compiles(host, backend, sources))
-    return tuple(chosen[1:])
-
-
-def idle_accelerators(facts: Facts, chosen: Collection[str]) -> set[str]:
-    """Names that stand for accelerators with memory of their own that none of these backends drives."""
-    same = same_device.canonical_device_names(facts)
-    driven = {
-        same[name] for name, accelerator in same_device.named_accelerators(facts) if accelerator.backend in chosen
-    }
-    return {
-        same[name] for name, accelerator in same_device.named_accelerators(facts) if not accelerator.unified
-    } - driven
-
-
-def without_archive(host: Host, sources: Mapping[str, str]) -> dict[str, str]:
-    """Backend → why no archive of it runs on this host, and what to do, of those that ``auto`` would take if one did."""
-    offered = {backend: "package" if source == "prebuilt" else source for backend, source in sources.items()}
-    return {
-        backend: why
-        for backend in backends_of(host, offered, BACKENDS)
-        if sources[backend] == "prebuilt" and (why := prebuilt_archives.obstacle(host.name, host.facts, backend))
-    }
-
-
-def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
-    """Whether a toolkit of the host compiles for its devices of this backend."""
-    if sources[backend] not in release_request.COMPILED:
-        return True
-    try:
-        for accelerator in host.facts.of_backend(backend):
-            _check_architecture(host, accelerator)
-        toolchains.choose(host.name, backend, host.facts, host.toolchain, host.facts.architectures(backend), [])
-    except Refusal:
-        return False
-    return True
 
 
 def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list[str]:
@@ -142,15 +93,14 @@ def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list
 
 
 def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
-    """Names of the accelerators of a host for which ``auto`` found no toolchain; integrated ones only where there is no other."""
+    """Names of the accelerators of a host that ``auto`` leaves without a build; integrated ones only where there is no other."""
     if host.backends != ("auto",):
         return []
+    named, same = same_device.named_accelerators(host.facts), same_device.canonical_device_names(host.facts)
     if tuple(chosen) == (backends.CPU.name,):
-        return sorted({accelerator.name for accelerator in host.facts.accelerators})
-    idle = idle_accelerators(host.facts, chosen) if host.is_worker else set()
-    return sorted(
-        {accelerator.name for name, accelerator in same_device.named_accelerators(host.facts) if name in idle}
-    )
+        return sorted({accelerator.name for _name, accelerator in named})
+    driven = {same[name] for name, accelerator in named if accelerator.backend in chosen or accelerator.unified}
+    return sorted({accelerator.name for name, accelerator in named if host.is_worker and same[name] not in driven})
 
 
 class Needs(NamedTuple):

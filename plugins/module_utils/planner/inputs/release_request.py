@@ -17,8 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     prebuilt,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import PatchRequest, ReleaseRequest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ReleaseRequest
 
 COMPILED = ("git", "pypi", "archive")
 """Sources that are compiled on the hosts."""
@@ -46,107 +46,112 @@ VERSION_TAG = r"v\d+\.\d+\.\d+"
 """Upstream's tags besides those of builds, from v0.1.0 of August 2026 on."""
 
 
+def _form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
+    return re.compile(expression, re.ASCII), remedy
+
+
+FORMS = {
+    "checksum": _form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
+    "version": _form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
+    "commit": _form(r"[0-9a-f]{7,64}", "7 of its digits or more, in quotes"),
+    "git commit": _form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
+    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL that git knows, or the path of a repository on the controller"),
+    "ref": _form(
+        r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
+    ),
+    "path": _form(r".+", "the path of a file on the controller"),
+    "archive path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
+    "url": _form(r"https?://\S+", "an address that begins with http:// or https://"),
+    "archive url": _form(r"https?://\S+(?<!\.zip)", "the address of a tar archive"),
+    "prebuilt url": _form(
+        r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, as {prebuilt.URL} is one"
+    ),
+    "fork": _form(
+        "|".join(map(re.escape, capabilities.FORKS)),
+        f"one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they kept its options",
+    ),
+}
+"""What ``llama_release`` may say, of one source or of all → its form, and what to use."""
+NEEDED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
+
+
 def request_of(value: Any) -> ReleaseRequest:
     """What ``llama_release`` asks for, with everything checked that can be said without looking anything up.
 
     The controller looks up what is missing (plugin_utils/sources/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` sha256 and files.
     """
-    form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
-        raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
-    source, allowed = value["source"], SOURCES[value["source"]]
-    unknown = set(value) - allowed
+        raise Refusal(
+            f"llama_release is {value!r}, which is not a valid form: use a build like b11434, a version like v0.4.1, auto, or a mapping with source: "
+            f"{', '.join(SOURCES)}"
+        )
+    given = {str(key): own for key, own in value.items() if own is not None}
+    source, allowed = given["source"], SOURCES[given["source"]]
+    unknown = set(given) - allowed
     if unknown:
         raise Refusal(
-            f"llama_release has {', '.join(sorted(map(str, unknown)))}, which source: {source} does not accept: use {', '.join(sorted(allowed))}"
+            f"llama_release has {', '.join(sorted(unknown))}, which source: {source} does not accept: use {', '.join(sorted(allowed))}"
         )
-    patches = _patches(value.get("patches", []))
-    if str(value.get("fork", MAINLINE)) not in capabilities.FORKS:
-        raise Refusal(
-            f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they "
-            "kept its options"
-        )
-    _refuse_zip(value)
-    request = ReleaseRequest(
-        source,
-        build=_build(value.get("build")),
-        fork=value.get("fork", MAINLINE),
-        path=_text(value, "path"),
-        url=_text(value, "url"),
-        patches=patches,
-    )
+    _check_forms(given)
+    patches, checksums = given.pop("patches", []), given.pop("checksums", {})
+    if "checksum" in given:
+        given["checksum"] = given["checksum"].lower()
     if source == "git":
-        return _git_request(request, value)
-    if source == "package":
-        return request
-    if request.url is not None and source in ("prebuilt", "auto") and not re.fullmatch(r"https?://\S+", request.url):
-        raise Refusal(
-            f"llama_release has the url {request.url!r}: use the address of a folder with folders like b{prebuilt.TESTED}, as {prebuilt.URL} is one"
+        given = _of_git(given)
+    return ReleaseRequest(
+        **given,
+        patches=tuple(PatchPlan(path, "", ()) for path in patches),
+        checksums=tuple(sorted((name, checksum.lower()) for name, checksum in checksums.items())),
+    )
+
+
+def _check_forms(given: Mapping[str, Any]) -> None:
+    source, build = given["source"], given.get("build", 0)
+    if not isinstance(build, int) or isinstance(build, bool):
+        raise Refusal(f"llama_release has the build {build!r}: use a whole number, the build number of llama.cpp")
+    for key in [*NEEDED.get(source, ()), *given]:
+        expression, remedy = (
+            FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or FORMS.get(key) or (None, "")
         )
-    if source == "auto":
-        return request
-    if source == "prebuilt":
-        return _prebuilt_request(request, value)
-    checksum = str(value.get("checksum")).lower()
-    if not re.fullmatch(SHA256, checksum):
-        raise Refusal(
-            f"llama_release has the checksum {value.get('checksum')!r}: use sha256: and the 64 hexadecimal digits of the archive"
-        )
-    if source == "pypi" and not re.fullmatch(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", str(value.get("version"))):
-        raise Refusal(
-            f"llama_release has the version {value.get('version')!r}: use a version of llama-cpp-python, like 0.3.36"
-        )
-    commit = value.get("commit")
-    if "commit" in value and not (isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,64}", commit)):
-        raise Refusal(f"llama_release has the commit {commit!r}: use 7 of its digits or more, in quotes")
-    if source in ("archive", "binary") and bool(request.path) == bool(request.url):
+        if expression and not (
+            isinstance(given.get(key), str) and expression.fullmatch(given[key]) and given[key].isprintable()
+        ):
+            raise Refusal(f"llama_release has the {key} {given.get(key)!r}: use {remedy}")
+    if source in ("archive", "binary") and ("path" in given) == ("url" in given):
         raise Refusal(f"llama_release with source: {source} needs either path, a file on the controller, or url")
-    return request._replace(checksum=checksum, version=str(value.get("version", "")), commit=commit)
-
-
-def _prebuilt_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRequest:
-    if request.build is None:
+    if source == "prebuilt" and not build:
         raise Refusal(
             "llama_release has source: prebuilt and no build: add the number of one of upstream's builds; versions like v0.4.1 have no archives"
         )
-    given = value.get("checksums", {})
-    names = rf"(cudart-)?llama-b{request.build}-bin-[\w.-]+\.tar\.gz"
-    for name, checksum in given.items() if isinstance(given, dict) else [(None, given)]:
-        if not re.fullmatch(names, str(name)) or not re.fullmatch(SHA256, str(checksum).lower()):
+    patches, checksums = given.get("patches", []), given.get("checksums", {})
+    if not isinstance(patches, list) or not all(patch and isinstance(patch, str) for patch in patches):
+        raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
+    names = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
+    for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
+        if not re.fullmatch(names, str(name)) or not FORMS["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
-                f"llama_release has the checksums {given!r}: use a mapping from names like llama-b{request.build}-bin-ubuntu-x64.tar.gz to sha256: and the "
+                f"llama_release has the checksums {checksums!r}: use a mapping from names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and the "
                 "64 hexadecimal digits of that archive"
             )
-    return request._replace(checksums=tuple(sorted((name, checksum.lower()) for name, checksum in given.items())))
 
 
-def _patches(given: Any) -> tuple[PatchRequest, ...]:
-    if not isinstance(given, list) or not all(given) or not all(isinstance(patch, (str, dict)) for patch in given):
-        raise Refusal(f"llama_release has the patches {given!r}: give a list of paths of files on the controller")
-    return tuple(
-        PatchRequest(patch)
-        if isinstance(patch, str)
-        else PatchRequest(str(patch.get("path")), str(patch.get("sha256")), tuple(map(str, patch.get("files", ()))))
-        for patch in given
-    )
-
-
-def _build(given: Any) -> int | None:
-    if given is not None and (not isinstance(given, int) or isinstance(given, bool)):
-        raise Refusal(f"llama_release has the build {given!r}: use a whole number, the build number of llama.cpp")
-    return given
-
-
-def _text(value: Mapping[str, Any], key: str) -> str | None:
-    given = value.get(key)
-    if given is not None and not isinstance(given, str):
-        wanted = "the path of a file on the controller" if key == "path" else "the address of an archive"
-        raise Refusal(f"llama_release has the {key} {given!r}: use {wanted}")
-    return given
+def _of_git(given: dict[str, Any]) -> dict[str, Any]:
+    """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b11434 is the tag
+    of build 11434."""
+    fork, ref = given.get("fork", MAINLINE), given["ref"]
+    repository = given.get("repository", capabilities.FORKS[fork])
+    if "fork" not in given and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
+        fork = IK_LLAMA
+    known: dict[str, Any] = {"repository": repository, "fork": fork}
+    if re.fullmatch(WHOLE_COMMIT, ref):
+        known["commit"] = ref
+    elif re.fullmatch(BUILD_TAG, ref):
+        known["build"] = int(ref[1:])
+    return {**known, **given, "fork": fork}
 
 
 def name_variable(refusal: Refusal, variable: str) -> Refusal:
@@ -163,42 +168,3 @@ def declaration(release: ReleasePlan) -> str:
         given["ref"] = str(release.revision).replace("refs/tags/", "", 1)
     own = [patch.path for patch in release.patches or () if not fast_load.is_ours(patch.sha256)]
     return json.dumps({key: value for key, value in {**given, "patches": own}.items() if value})
-
-
-def _refuse_zip(value: Mapping[str, Any]) -> None:
-    """Refuses zip archives of sources."""
-    for key in ("path", "url"):
-        place = value.get(key)
-        if value["source"] != "binary" and isinstance(place, str) and re.search(r"\.zip($|[?#])", place):
-            raise Refusal(
-                f"llama_release has the {key} {place!r}, a zip archive, of which hosts unpack compiled programs only (source: binary): pack its content "
-                "with tar, and give that as path with its own checksum"
-            )
-
-
-def _git_request(request: ReleaseRequest, value: Mapping[str, Any]) -> ReleaseRequest:
-    """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b11434 is the tag
-    of build 11434."""
-    repository = value.get("repository", capabilities.FORKS[request.fork])
-    ref, commit, build = value.get("ref"), value.get("commit"), request.build
-    if (
-        not isinstance(repository, str)
-        or not re.fullmatch(r"[^-\s]\S*( \S+)*", repository)
-        or not repository.isprintable()
-    ):
-        raise Refusal(
-            f"llama_release has the repository {repository!r}: use a URL that git knows, or the path of a repository on the controller"
-        )
-    named = "fork" not in value and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository)
-    if not isinstance(ref, str) or not re.fullmatch(r"\w[\w./+=@#-]*", ref, re.ASCII) or ".." in ref:
-        raise Refusal(
-            f"llama_release has the ref {ref!r}: use a tag like b11434, a branch, or a commit with all its digits, in quotes"
-        )
-    if re.fullmatch(WHOLE_COMMIT, ref):
-        commit = value.get("commit", ref)
-    elif re.fullmatch(BUILD_TAG, ref) and "build" not in value:
-        build = int(ref[1:])
-    if commit is not None and (not isinstance(commit, str) or not re.fullmatch(WHOLE_COMMIT, commit)):
-        raise Refusal(f"llama_release has the commit {commit!r}: use all its 40 digits, in quotes")
-    fork = IK_LLAMA if named else request.fork
-    return request._replace(repository=repository, ref=ref, commit=commit, build=build, fork=fork)

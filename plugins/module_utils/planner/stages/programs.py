@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Host, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Release
 
 
 class Programs(NamedTuple):
@@ -39,9 +39,9 @@ class Programs(NamedTuple):
 
 def choose(cluster: Cluster, catalogue: Catalogue) -> Programs:
     """:raises Refusal: there is no such release, or a host cannot build it."""
-    asked = automatic.backends_of_hosts(cluster, catalogue)
-    wanted = _releases(cluster, asked)
-    built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in asked.items()}
+    built = automatic.backends_of_hosts(cluster, catalogue)
+    facts = {name: host.facts for name, host in cluster.hosts.items()}
+    wanted = releases.of_backends(cluster.releases, facts, _backends_in_use(built))
     known = {backend for own in built.values() for backend in own}
     for backend, release in wanted.items():
         builders = {name: cluster.hosts[name].facts.architecture for name, own in built.items() if backend in own}
@@ -50,20 +50,8 @@ def choose(cluster: Cluster, catalogue: Catalogue) -> Programs:
     return Programs(built, wanted, servers[cluster.head], servers)
 
 
-def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:
-    """The backends of a host without those that ``auto`` added and that their release does not have."""
-    if host.backends != ("auto",):
-        return chosen
-    return (chosen[0], *(backend for backend in chosen[1:] if releases.supports(backend, wanted[backend])))
-
-
 def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
     return [backend for backend in BACKENDS if any(backend in own for own in built.values())]
-
-
-def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str, Release]:
-    facts = {name: host.facts for name, host in cluster.hosts.items()}
-    return releases.of_backends(cluster.releases, facts, _backends_in_use(built))
 
 
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
