@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: release_prune
 short_description: Removes releases of llama.cpp that a host keeps no longer
 description:
-  - Removes releases beyond C(keep_releases) of O(host), with the logs and leftovers of their builds. One that is planned, that a service's definition
-    names or that a process runs is never removed.
+  - Removes releases of O(host) beyond two of each backend, with the logs and leftovers of their builds. One that is planned, that a service's
+    definition names or that a process runs is never removed.
   - Builds that never ended go too, unless they are planned, installed or run.
 extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.host]
 attributes:

@@ -159,7 +159,6 @@ def planned(tmp_path):
             folders=(FolderPlan(str(prefix), None, "0755"),),
             files=(FilePlan(f"{prefix}/model", 5, sha256=hashlib.sha256(b"model").hexdigest()),),
             builds=(build_plan("here", "worker"),),
-            keep_releases=2,
             services=(service(prefix / "x", free_port(), definition=DEFINED),),
         )
     )
@@ -455,10 +454,6 @@ def test_the_last_releases_of_each_backend_are_kept(planned, releases):
     cpu = [identity(name, "cpu") for name in ("b1", "b0")]
     unneeded = releases(*hip, *vulkan, *cpu)
     assert unneeded() == [cpu[1], vulkan[2], hip[3], hip[2]]
-    planned.change(keep_releases=1)
-    assert unneeded() == [*cpu[::-1], *vulkan[:0:-1], *hip[:0:-1], "here"]
-    planned.change(keep_releases=4)
-    assert unneeded() == []
     planned.change(prefix=f"{planned.prefix}/none")
     assert unneeded() == []
 
@@ -484,9 +479,9 @@ def test_a_release_that_runs_is_kept(planned, releases):
     assert unneeded() == ["third"]
 
 
-def test_what_a_build_works_on_now_stays(planned, releases, tmp_path):
+def test_what_a_build_works_on_now_stays(planned, releases, tmp_path, monkeypatch):
     unneeded = releases(".left", ".here", "damaged")
-    planned.change(keep_releases=1)
+    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
     builds = tmp_path / "cache" / "builds"
     builds.mkdir(parents=True)
     with (builds / "left.lock").open("w") as first, (builds / "damaged.lock").open("w") as second:

@@ -287,7 +287,6 @@ def test_words_that_belong_to_options(local, arguments):
         ({"llama_server_start_timeout": 10**7}, "llama_server_start_timeout is 10000000: use 604800 or less"),
         ({"llama_server_context": 10**30}, "llama_server_context is a number of 100 bits: use a finite number"),
         ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
-        ({"llama_build_keep": 10**6}, "llama_build_keep of here is 1000000: use 1000 or less"),
         ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": 1 << 50}]}, f"has the cache_mib {1 << 50}: use {1 << 40} or less"),

@@ -56,25 +56,6 @@ def test_a_link_that_carries_next_to_nothing_was_not_measured(pair, least):
     assert (given["measured"], given["one_way_ms"], given["gbit_per_s"]) == (False, 0.15, 2.5)
 
 
-def test_what_a_benchmark_measured_of_visits_is_used(pair):
-    before = estimate_of(pair)["links"]
-    pair.hosts["worker2"]["variables"]["llama_link_visit_ms"] = 9.5
-    plan = pair.plan()
-    links = plan["estimate"]["links"]
-    assert ["visit_ms" in link for link in links] == [False, True]
-    assert (links[1]["visit_ms"], links[1]["ms_per_token"]) == (9.5, 9.5)
-    assert links[0]["ms_per_token"] == pytest.approx(before[0]["ms_per_token"], rel=0.05)
-    assert "Visits to worker2 cost what was measured (llama_link_visit_ms)." in " ".join(
-        plan_text.plan_page(typed(plan)).split()
-    )
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, 10_001.0])
-def test_a_visit_that_costs_nothing_or_too_much_is_refused(pair, wrong):
-    pair.hosts["worker2"]["variables"]["llama_link_visit_ms"] = wrong
-    assert "llama_link_visit_ms of worker2 is" in pair.reason()
-
-
 @pytest.mark.parametrize(
     "endpoint, interface, kind",
     [
@@ -216,8 +197,7 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     for host in pair.hosts.values():
         host["facts"]["toolchain"].update(tools)
     pair.hosts["head"]["facts"].update(accelerators=[card], cpu=EPYC)
-    for name in ("worker1", "worker2"):
-        pair.hosts[name]["variables"]["llama_link_visit_ms"] = 20
+    pair.hosts["head"]["facts"]["measured"] = {name: {"round_trip_ms": 10} for name in ("worker1", "worker2")}
     met = slower(serving(part=64, llama_placement="all"))
     assert met["host"] == "head"
     said = re.fullmatch(r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+)\.", met["remedy"])

@@ -78,11 +78,11 @@ def test_the_plan_that_served_before_stays_and_a_way_back_leads_forward_again(pr
 def test_a_part_that_changes_within_one_plan_replaces_what_serves(prefix, record):
     serve(prefix, record)
     newer = copy.deepcopy(record)
-    newer["host"]["keep_releases"] += 1
+    newer["host"]["metrics"] = "/elsewhere"
     assert begin(prefix, newer, check=True)
     assert begin(prefix, newer)
     assert not begin(prefix, newer)
-    assert kept_plans.serving(str(prefix)).host.keep_releases == newer["host"]["keep_releases"]
+    assert kept_plans.serving(str(prefix)).host.metrics == "/elsewhere"
 
 
 @pytest.fixture
@@ -124,14 +124,14 @@ def test_only_what_a_host_said_of_the_same_part_counts(record):
     assert kept_plan.digest(unread) == kept_plan.digest(part)
     said = {"digest": kept_plan.digest(part), "drift": "said", "condition": "said"}
     for plugin, argument in ((host_info, "compared"), (host_status, "known")):
-        for plan, asked in ((record["host"], False), ({**record["host"], "keep_releases": 9}, True)):
+        for plan, asked in ((record["host"], False), ({**record["host"], "metrics": "/elsewhere"}, True)):
             action = actions.made(plugin, plan=plan, **{argument: said})
             action._execute_module = mock.Mock(return_value={"drift": "asked"})
             assert action.run(task_vars={})["drift"] == ("asked" if asked else "said")
             assert action._execute_module.called is asked
             if asked:
                 arguments = action._execute_module.call_args.kwargs["module_args"]
-                assert (arguments["plan"]["keep_releases"], arguments[argument]) == (9, None)
+                assert (arguments["plan"]["metrics"], arguments[argument]) == ("/elsewhere", None)
 
 
 def test_check_mode_writes_nothing(prefix, record):
@@ -265,9 +265,6 @@ def test_what_llama_release_has_to_be_plans_the_same_release(requested):
 def test_the_identity_is_that_of_what_is_applied(pair):
     plan, again = completed(pair), completed(pair)
     assert plan["id"] == again["id"] == plan["hosts"]["worker1"]["id"]
-    for host in pair.hosts.values():
-        host["variables"]["llama_build_keep"] = 1
-    assert completed(pair)["id"] == plan["id"]
     again["hosts"]["head"]["files"].append({"path": "/opt/llamacpp/facts.json", "bytes": 1, "sha256": "0" * 64})
     again["hosts"]["head"]["files"][0]["source"] = "/elsewhere/runtime.py"
     assert identity(again) == identity(plan)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
@@ -393,7 +393,6 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
         ({"llama_release": {"source": "binary", "url": "https://host/x"}}, ["the checksum None", "64 hexadecimal"]),
         ({"llama_release": {**BINARY, "url": "https://host/x"}}, ["source: binary", "either path", "or url"]),
         ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
-        ({"llama_build_keep": 0}, ["llama_build_keep of here is 0", "1 or more"]),
         (
             {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b11434.zip"}},
             ["llama-b11434.zip': use the address of a tar archive"],
@@ -898,14 +897,6 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert plan["placement"][0]["capacity_mib"] == {"Vulkan0": 65536 * 2 // 3, "ROCm0": 65536 - 6553}[device]
     targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
     assert targets[backend] == ["ggml-rpc-server", "llama-server"]
-
-
-def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
-    both.hosts["worker1"]["variables"]["llama_build_keep"] = 3
-    worker = both.plan()["hosts"]["worker1"]
-    assert worker["keep_releases"] == 3
-    assert [backends.backend_of(build["id"]) for build in worker["builds"]] == ["vulkan", "hip"]
-    assert backends.backend_of("manifest") is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, smoke_test
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
@@ -54,11 +55,11 @@ def programs(tmp_path):
     }
 
 
-def host(programs, *others, keep=1):
+def host(programs, *others):
     """:param others: further planned builds."""
     builds = tuple(build_plan(identity) for identity in (programs["build"]["id"], *others))
     prefix, cache = programs["prefix"], programs["cache"]
-    planned = host_plan(prefix=prefix, cache=cache, units=f"{prefix}/units", builds=builds, keep_releases=keep)
+    planned = host_plan(prefix=prefix, cache=cache, units=f"{prefix}/units", builds=builds)
     return typed_json.dump(planned)
 
 
@@ -128,7 +129,8 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     assert not list(tmp_path.glob("prefix/releases/.new/trial"))
 
 
-def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path):
+def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
     call(**programs)
     folder = tmp_path / "prefix" / "releases"
     os.utime(folder / "new", (1, 1))
@@ -139,7 +141,9 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     told = call(check=True, module=release_prune, host=host(programs))
     assert (told["changed"], told["removed"], told["diff"]) == (True, [LEFT], {"before": f"{LEFT}\n", "after": ""})
     assert (folder / LEFT).exists()
-    assert call(module=release_prune, host=host(programs, keep=2))["changed"] is False
+    monkeypatch.setattr(state, "KEPT_RELEASES", 2)
+    assert call(module=release_prune, host=host(programs))["changed"] is False
+    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
     assert (folder / "new").stat().st_mtime > 1
     assert call(module=release_prune, host=host(programs))["removed"] == [LEFT]
     assert [path.name for path in folder.iterdir()] == ["new"]
@@ -149,7 +153,8 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     assert call(module=release_prune, host=host(programs))["changed"] is False
 
 
-def test_a_release_that_runs_stays_until_it_has_ended(call, programs, tmp_path, popen):
+def test_a_release_that_runs_stays_until_it_has_ended(call, programs, tmp_path, popen, monkeypatch):
+    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
     old = tmp_path / "prefix" / "releases" / "old" / "bin" / "llama-server"
     old.parent.mkdir(parents=True)
     shutil.copy(shutil.which("sleep"), old)
@@ -174,7 +179,7 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     for name in ("mine/file", "mine.log", "mine.lock", "notes.unpacked"):  # an operator's
         (builds / name).parent.mkdir(exist_ok=True)
         (builds / name).write_text("")
-    planned = host(programs, PLANNED, keep=2)
+    planned = host(programs, PLANNED)
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
     with (builds / f"{RUNS}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

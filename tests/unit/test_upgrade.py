@@ -72,10 +72,9 @@ def without_third(hosts):
         (endpoint("worker3", threads=3), {"worker3": [THIRD]}),
         (of_head(llama_server_api_key_file="/etc/other-keys"), {"head": [HEAD]}),
         (of_head(llama_server_context=1024), {"head": [HEAD]}),
-        (of_head(llama_build_keep=5), {}),
         (without_third, {}),
     ],
-    ids=["port", "setting", "unused port", "unused setting", "keys", "context", "kept releases", "unused worker gone"],
+    ids=["port", "setting", "unused port", "unused setting", "keys", "context", "unused worker gone"],
 )
 def test_what_differs_decides_what_restarts(three, change, restarted):
     old = three.plan()

@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 NOTHING: dict[str, Any] = {
     "services": [],
     "builds": [],
-    "keep_releases": 1,
     "links": [],
     "firewall": [],
     "tuning": {"parameters": {}, "reboot": False},

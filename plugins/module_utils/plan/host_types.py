@@ -354,8 +354,6 @@ class HostPlan(NamedTuple):
     """names of devices for which no toolchain was found"""
     builds: tuple[BuildPlan, ...]
     """what is compiled or installed"""
-    keep_releases: Annotated[int, Number(1)]
-    """how many of each backend stay installed"""
     workers: tuple[WorkerPlan, ...]
     """all that are declared"""
     firewall: tuple[FirewallRule, ...]

@@ -542,12 +542,10 @@ def _network(plan: Plan) -> list[str]:
         return ["  nothing: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
-    given = list(dict.fromkeys(link.host for link in estimate.links if link.visit_ms is not None))
-    visits = f" Visits to {', '.join(given)} cost what was measured (llama_link_visit_ms)." if given else ""
     return _wrapped(
         "  ",
         f"{estimate.bound} {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "
-        f"network {estimate.crossings} times, one way {ways}.{visits}{''.join(_slowed(estimate))}",
+        f"network {estimate.crossings} times, one way {ways}.{''.join(_slowed(estimate))}",
     )
 
 

@@ -328,8 +328,6 @@ class LinkEstimate(NamedTuple):
     """whether the round trip was measured, or assumed for this kind"""
     ms_per_token: float
     """milliseconds of a token that the worker takes besides computing"""
-    visit_ms: Absent[float] = None
-    """milliseconds of a visit, where `llama_link_visit_ms` says them"""
     plain_gbit_per_s: Absent[float] = None
     """Gbit/s without stunnel, where that takes more than a tenth of them"""
 

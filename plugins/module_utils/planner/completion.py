@@ -236,11 +236,10 @@ def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
 
 def identity_of(plan: Plan) -> str:
     """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor what metrics say, where files come
-    from or lie on the controller, how long a run waits, and how many releases it keeps."""
+    from or lie on the controller, and how long a run waits."""
     model = _without_urls(plan.model)
     hosts = {
         name: host._replace(
-            keep_releases=1,
             files=tuple(
                 file._replace(source=None, content=None) for file in host.files if not file.path.endswith(UNCOUNTED)
             ),

@@ -69,14 +69,11 @@ class Host(NamedTuple):
     """``llama_build_host``: who compiles for this host, where it is of the same kind."""
     share_builds: bool = False
     """``llama_build_share``: whether this host gets builds of others, and gives others its own."""
-    keep_releases: int = 1
     tuning: Tuning = Tuning()
     releases: Mapping[str, ReleaseRequest | None] = {}
     """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
     unknown_variables: Mapping[str, str] = {}
     """Variable that the collection does not have → the one that was probably meant."""
-    visit_ms: float | None = None
-    """``llama_link_visit_ms``."""
     metrics: str | None = None
     """Folder in which launchers write metrics; None where ``llama_metrics`` is off."""
     transport: str = names.PLAIN

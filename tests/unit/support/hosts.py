@@ -28,7 +28,6 @@ NOTHING_PLANNED = HostPlan(
     optional_tools={},
     unused_accelerators=(),
     builds=(),
-    keep_releases=1,
     workers=(),
     firewall=(),
     firewall_manager=None,

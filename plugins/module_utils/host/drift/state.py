@@ -51,6 +51,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ServicePlan,
 )
 
+KEPT_RELEASES = 2
+"""Of each backend that stay installed, with the planned one: going back to them needs no build."""
 CLOCK_SECONDS = 3
 """Start of a process and time of a file that a run writes are compared with so much tolerance."""
 HASHED_BYTES = 256 * 1024 * 1024
@@ -212,7 +214,7 @@ def unneeded_releases(planned: HostPlan) -> list[str]:
     )
     for backend in dict.fromkeys(map(backends.backend_of, whole)):
         own = [name for name in whole if backends.backend_of(name) == backend]
-        room = planned.keep_releases - (0 if wanted.intersection(own) else 1)
+        room = KEPT_RELEASES - (0 if wanted.intersection(own) else 1)
         unneeded += [name for name in own[room:] if name in free]
     return sorted(name for name in free if name.startswith(".")) + sorted(unneeded, key=lambda name: times[name])
 

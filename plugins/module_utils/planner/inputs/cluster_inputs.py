@@ -66,8 +66,6 @@ DECLARED: dict[str, Any] = {
 }
 """Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
-MOST_RELEASES = 1000
-"""That a host may keep."""
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
@@ -225,24 +223,13 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         ),
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
-        visit_ms=_visit_ms(name, variables["llama_link_visit_ms"]),
         metrics=_metrics(name, variables),
         transport=variables["llama_transport"],
-        keep_releases=_keep(name, variables["llama_build_keep"]),
     )
 
 
-MOST_VISIT_MS = 10_000
 FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
 """That a unit takes as it is."""
-
-
-def _visit_ms(name: str, given: float | None) -> float | None:
-    if given is not None and not 0 < given <= MOST_VISIT_MS:
-        raise Refusal(
-            f"llama_link_visit_ms of {name} is {given:g}: use milliseconds as docs/benchmark.md says, more than 0 and at most {MOST_VISIT_MS}, or leave it out"
-        )
-    return given
 
 
 def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
@@ -287,13 +274,6 @@ def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str |
             "llama_workers, or remove it"
         )
     return builder or None
-
-
-def _keep(name: str, number: int) -> int:
-    limit = validation.limit(number, 1, MOST_RELEASES)
-    if limit:
-        raise Refusal(f"llama_build_keep of {name} is {number}: {limit}, because the release that serves counts")
-    return number
 
 
 def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:

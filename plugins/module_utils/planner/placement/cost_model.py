@@ -244,8 +244,6 @@ class Link(NamedTuple):
     board: bool = False
     """Whether the worker's host is a small board."""
     mac: bool = False
-    visit_ms: float | None = None
-    """Milliseconds that a visit to the worker adds to a token, with its round trips, where a benchmark measured them."""
     plain_gbit: float | None = None
     """Without stunnel, where that takes more than a tenth of it."""
 
@@ -282,8 +280,6 @@ def worker_ms(nodes: float, link: Link, visits: int = 1) -> float:
 
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
-    if link.visit_ms is not None:
-        return visits * link.visit_ms
     work = visits * VISIT_MS + nodes * NODE_US / 1e3
     if link.kind != "loopback":
         work += WAKE_MS + visits * WAITS * link.round_trip_ms

@@ -77,7 +77,6 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
         bool(round_trip),
         cost_model.is_board(host.facts),
         host.facts.system == "Darwin",
-        host.visit_ms,
         gbit if encrypted and cost_model.stunnel_limits(gbit) else None,
     )
 
@@ -324,7 +323,6 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     gbit_per_s=link.gbit,
                     measured=link.measured,
                     ms_per_token=rounded(cost_model.link_ms(work)) if work else 0.0,
-                    visit_ms=link.visit_ms,
                     plain_gbit_per_s=link.plain_gbit,
                 )
             )

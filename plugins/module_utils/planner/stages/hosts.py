@@ -77,7 +77,6 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
         builds=tuple(build for build in built.values() if build.targets),
-        keep_releases=host.keep_releases,
         workers=tuple(_worker(draft, worker, facts) for worker in entry.workers),
         firewall=_door(draft.cluster.server) if is_head else _firewall(draft.head.host, host, entry.workers),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
