@@ -51,23 +51,17 @@ OWN = {
     "restarts_total": "cause",
     "device_temperature_celsius": "device",
     "service_info": "release",
-    "node_filesystem_avail_bytes": "fstype",
-    "node_filesystem_size_bytes": "fstype",
-    "node_filesystem_readonly": "fstype",
 }
 """Metric → the label whose value is written after its name."""
 LABELS = {metric.name: metric.labels for metric in metrics.METRICS}
 HEALTHY = {
     **states("serving"),
-    "head planned_load_seconds": 60,
     "head planned_generation_tokens_per_second": 12,
     "head planned_generation_lowest_tokens_per_second": 10,
     "head planned_generation_full_tokens_per_second": 9.6,
     "head planned_prompt_tokens_per_second": 120,
     "head planned_prompt_lowest_tokens_per_second": 100,
     "head planned_prompt_full_tokens_per_second": 96,
-    "head load_seconds": 50,
-    "head load_read_bytes": 9e9,
     "head verified_timestamp_seconds": -3600,
     "head verified_passed": 1,
     "head requests_processing": 1,
@@ -81,14 +75,10 @@ HEALTHY = {
 for _host in SERVICES:
     HEALTHY |= {
         f"{_host} up": 1,
-        f"{_host} node_filesystem_avail_bytes": 50e9,
-        f"{_host} node_filesystem_size_bytes": 100e9,
-        f"{_host} node_filesystem_readonly": 0,
         f"{_host} node_hwmon_temp_celsius": 60,
         f"{_host} node_hwmon_temp_crit_celsius": 90,
         f"{_host} device_temperature_celsius CUDA0": 60,
         f"{_host} node_cpu_scaling_frequency_hertz": 3e9,
-        f"{_host} node_cpu_seconds_total": rising(1),
         f"{_host} waiting_seconds_total": rising(0.05),
         f"{_host} service_info": 1,
         f"{_host} updated_timestamp_seconds": rising(1),
@@ -102,25 +92,19 @@ for _host in SERVICES:
             f"{_host} worker_retransmissions_total": 0,
             f"{_host} worker_needless_retransmissions_total": 0,
             f"{_host} worker_sent_bytes_total": rising(100e3),
-            f"{_host} worker_cache_bytes": 9e9,
-            f"{_host} worker_cache_limit_bytes": 10e9,
-            f"{_host} load_sent_bytes": 4e9,
         }
 
 
 def series(key):
     """A series as node exporter and Prometheus label it, of «host metric» or «host metric value»."""
     host, name, *own = key.split(" ")
-    known = {"worker": "cpu", "model": "m", "service": SERVICES[host], "plan": "p", "release": "b1", "fstype": "ext4"}
+    known = {"worker": "cpu", "model": "m", "service": SERVICES[host], "plan": "p", "release": "b1"}
     known["kind"] = "head" if host == "head" else "worker"
     known.update({OWN[name]: own[0]} if own else {})
-    # What is of a worker, and not of its cache, is exported by the head.
-    by = "head" if name.startswith(("worker_", "load_")) and "cache" not in name else host
+    by = "head" if name.startswith("worker_") else host
     labels = {"host": host, "job": "llamacpp", "instance": f"{by}:9100"}
     if name in LABELS:
         labels |= {"cluster": "c", **{label: known[label] for label in LABELS[name]}}
-    labels |= {"mode": "user"} if "cpu_seconds" in name else {}
-    labels |= {"mountpoint": "/", "fstype": known["fstype"]} if "filesystem" in name else {}
     shown = ", ".join(f"{label}={json.dumps(value)}" for label, value in labels.items())
     return f"{metrics.PREFIX if name in LABELS else ''}{name}{{{shown}}}"
 
@@ -145,7 +129,6 @@ def promtool(tmp_path, test):
 
 SLOW = {"head generated_tokens_total": slows(5.5, 3.5)}
 """7 tokens per second; 8 are the least that is planned."""
-LOADING = {**states("loading"), "head load_seconds": rising(1)}
 ENDS_EACH_MINUTE = {
     **states("loading"),
     "head state loading": " ".join(["1 1 1 0"] * (STEPS // 4)),
@@ -203,11 +186,7 @@ FAULTS = [
     ("worker ended, earlier", {"w1 restarts_total ended": turns(0, 1)}, 27, {}),
     ("restart for a lost worker", {"head restarts_total lost_worker": turns(0, 1)}, 22, {}),
     ("a model lost its worker", {"head restarts_total model_lost_worker": turns(0, 1)}, 22, {"LlamaRestarted": "head"}),
-    ("load gets on", {**LOADING, "head load_seconds": 300, "head load_read_bytes": rising(1e6)}, 45, {}),
-    ("load sends", {**LOADING, "head load_seconds": 400, "w1 load_sent_bytes": rising(9)}, 9, {}),
-    ("load stands", LOADING, 8, {"LlamaLoadStands": "head"}),
-    ("load takes too long", {**LOADING, "head load_read_bytes": rising(1)}, 10, {"LlamaLoadStands": "head"}),
-    ("cache", {"w1 worker_cache_bytes": 12e9}, 35, {"LlamaCacheOverLimit": "w1"}),
+    ("loading", states("loading"), 8, {}),
     ("retransmissions", {"w1 worker_retransmissions_total": rising(0.9)}, 10, {"LlamaRetransmissions": "w1"}),
     (
         "retransmissions of two loads, which send as much",
@@ -227,20 +206,6 @@ FAULTS = [
     ("hot card, whose limit the kernel says", {"w1 device_temperature_celsius ROCm0": 97}, 5, {}),
     ("no limit known", w1(node_hwmon_temp_celsius=96, node_hwmon_temp_crit_celsius=None), 5, {"LlamaHot": "w1"}),
     ("hot, below its limit", w1(node_hwmon_temp_celsius=97, node_hwmon_temp_crit_celsius=110), 5, {}),
-    ("disk", {"w1 node_filesystem_avail_bytes": 1e9}, 7, {"LlamaDiskFull": "w1"}),
-    ("part of a large disk", w1(node_filesystem_avail_bytes=190e9, node_filesystem_size_bytes=4e12), 7, {}),
-    ("disk that nobody fills", w1(node_filesystem_avail_bytes=1e9, node_filesystem_readonly=1), 7, {}),
-    (
-        "disk of another host",
-        {
-            "w1 node_filesystem_avail_bytes nfs4": 1e9,
-            "w1 node_filesystem_size_bytes nfs4": 100e9,
-            "w1 node_filesystem_readonly nfs4": 0,
-        },
-        7,
-        {},
-    ),
-    ("releases", {"w1 service_info": None, "w1 service_info b0": 1}, 20, {"LlamaReleasesMixed": None}),
     ("verified long ago", {"head verified_timestamp_seconds": -700000}, 20, {"LlamaKnownAnswerOld": "head"}),
     ("verification failed", {"head verified_passed": 0}, 20, {"LlamaKnownAnswerOld": "head"}),
     (

@@ -10,7 +10,7 @@ import time
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, progress, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from support import launched
 from support.hosts import free_port
@@ -327,22 +327,6 @@ def test_two_workers_that_are_away_are_waited_for(cluster):
     assert children(process) == []
 
 
-@pytest.mark.parametrize(
-    "text, why",
-    [
-        ('[{"name": "x"', "Expecting"),
-        ("1", "it is not a list of {name, without, workers, argv}"),
-        ("[1]", "it is not a list of {name, without, workers, argv}"),
-        ('[{"name": "x", "without": "1"}]', "it is not a list of {name, without, workers, argv}"),
-    ],
-)
-def test_a_file_of_fallbacks_that_is_torn_or_foreign_is_no_fallback(tmp_path, text, why):
-    path = tmp_path / "fallbacks.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=why):
-        serving.read_fallbacks(path)
-
-
 def test_a_torn_file_of_fallbacks_is_said_once_and_the_worker_is_waited_for(cluster):
     pair = Pair(cluster, "[{")
     process = pair.head(after=0)
@@ -354,29 +338,13 @@ def test_a_torn_file_of_fallbacks_is_said_once_and_the_worker_is_waited_for(clus
     second.listener.close()
 
 
-def recorded(folder):
-    return serving.Record(folder, journal.write_state, lambda text: None)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}'),
-        *(f'{{"last": [], "restarts": {sign}1{"0" * 400}}}' for sign in ("", "-")),
-    ],
-)
-def test_a_record_of_another_shape_begins_anew(tmp_path, text):
-    (tmp_path / serving.FILE).write_text(text)
-    assert recorded(tmp_path).kept == serving.Kept()
-
-
 def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
-    record = recorded(tmp_path)
+    record = serving.Record(tmp_path)
     for number in range(30):
         record.note(f"line {number}")
         record.ended()
     record.set(serving.FALLBACK, ("strix1:hip",))
-    after = recorded(tmp_path)
+    after = serving.Record(tmp_path)
     assert after.kept.restarts == 30
     assert [line["text"] for line in after.kept.last] == [f"line {number}" for number in range(10, 30)]
     told = json.loads((tmp_path / serving.FILE).read_text())

@@ -73,18 +73,6 @@ def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_pat
     found = tunnels.with_outer(look)
     assert [link.retransmissions for link in found.links] == [0, 6, 0]
     assert found.traffic == {"near": behind["far"], "probe": behind["short"], "client": said["client"]}
-    monkeypatch.setattr(progress, "links_of", lambda _table: [short, far])
-    found = tunnel.Tunnels(tunnels.tunnels, keeps=False).with_outer(look)
-    assert [link.retransmissions for link in found.links] == [0, 6, 0]
-    assert found.traffic == said
-
-
-def test_tunnels_that_another_launcher_keeps_are_not_started(tmp_path, capfd):
-    ends = tunnel.of_words(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=True)
-    with tunnel.Tunnels(ends, keeps=False) as tunnels:
-        tunnels.keep()
-        assert not tunnels.process
-    assert not capfd.readouterr().out
 
 
 class Ends:

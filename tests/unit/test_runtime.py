@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import signal
@@ -10,15 +9,15 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
+    exporter,
     journal,
+    metrics,
+    page,
     progress,
     runtime,
     serving,
@@ -104,7 +103,6 @@ def test_the_server_does_not_outlive_a_killed_launcher(cluster):
 def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_path, monkeypatch):
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(runtime, "FAILED_SECONDS", 0)
     program = "import sys; print('x' * 9000); print('error: invalid argument: --colour'); sys.exit(3)"
     missing = "before it began, [Errno 2] No such file or directory: '/no/such/llama-server'"
     for number, argv, how, last in (
@@ -164,26 +162,102 @@ def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(clus
     server.listener.close()
 
 
+DESCRIBED = {"folder": "", "cluster": "c", "host": "h", "plan": "p", "kind": "head", "release": "r"}
+
+
+def exports_of(state, folder=""):
+    (state / "metrics.json").write_text(json.dumps({"services": {"s": {**DESCRIBED, "folder": str(folder)}}}))
+    return exporter.Exporter(state / "metrics.json", "s", paged=True)
+
+
+def number_of_ends(path):
+    runtime.write_end(path.parent, "with status 1", "")
+    return json.loads(path.read_text())["number"] - 1
+
+
+def verified(path):
+    exports = exports_of(path.parent)
+    exports.of_head(serving.Record(path.parent))
+    return exports.shown.failed or exports.shown.figures.get("verified_passed")
+
+
+READ_BACK = {
+    serving.FILE: lambda path: serving.read_kept(path) != serving.Kept(),
+    runtime.ENDS: number_of_ends,
+    "sizes.json": lambda path: workers.known_sizes(path.parent / "rpc", [300]) != {300},
+    "fallbacks.json": serving.read_fallbacks,
+    "metrics.json": lambda path: exporter.Exporter(path, "s").told,
+    "s.prom": lambda path: any(exports_of(path.parent, path.parent).restarts.values()),
+    exporter.VERIFIED: verified,
+}
+"""File that the launcher reads → whether it has found something there."""
+SPOILT = [
+    *(
+        "",
+        "{}",
+        "[]",
+        "1",
+        "null",
+        "true",
+        '"x"',
+        "[1]",
+        "[[1e999]]",
+        "[{}]",
+        "[" * 100_000,
+        '{"last": 3}',
+        '{"last": [1]}',
+    ),
+    *(f'{{"last": [], "restarts": {count}}}' for count in ("1e999", "-1", '"x"', f"1{'0' * 400}", f"-1{'0' * 400}")),
+    *('{"number": 1e999}', '{"number": []}', '{"sizes": [3', '{"sizes": 3}', '{"sizes": [1e999]}', '{"sizes": [[]]}'),
+    *('[{"name": "x", "without": "1"}]', '[{"name": "x", "without": "127.0.0.1:1", "workers": [7], "argv": []}]'),
+    *(
+        '{"services": {}}',
+        '{"services": {"s": []}}',
+        '{"services": {"s": {"kind": []}}}',
+        '{"passed": true, "failed": 3}',
+    ),
+    *(b"\xff", b" " * (journal.FILE_BYTES + 1), os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")),
+]
+
+
+@pytest.mark.parametrize("name", READ_BACK)
+@pytest.mark.parametrize("spoilt", SPOILT, ids=range(len(SPOILT)))
+def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoilt):
+    """A power cut may leave anything there."""
+    if callable(spoilt):
+        spoilt(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(spoilt if isinstance(spoilt, bytes) else spoilt.encode())
+    if (name, spoilt) != (runtime.ENDS, os.mkdir):
+        assert not READ_BACK[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("thrown"), OSError(errno.EMFILE, "Too many open files")])
 @pytest.mark.parametrize(
-    "spoil",
+    "place, name",
     [
-        *(functools.partial(Path.write_text, data=text) for text in ("", "[]", '{"number": 1e999}', "[" * 100000)),
-        os.mkfifo,
-        lambda path: path.symlink_to("/dev/zero"),
+        (progress, "look_at"),
+        (progress, "children_of"),
+        (llama_server, "healthy"),
+        (exporter, "_add_record"),
+        (exporter.Sensors, "read"),
+        (metrics.Figures, "text"),
+        (page, "Shown"),
     ],
 )
-def test_a_count_of_ends_of_another_form_begins_anew(tmp_path, spoil):
-    spoil(tmp_path / runtime.ENDS)
-    runtime.write_end(tmp_path, "with status 1", "")
-    assert json.loads((tmp_path / runtime.ENDS).read_text())["number"] == 1
-
-
-def test_a_pipe_into_which_somebody_may_write_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    held = os.open(tmp_path / "pipe", os.O_RDWR)
-    with pytest.raises(OSError, match="not a regular file"):
-        serving.read_json(tmp_path / "pipe", 100)
-    os.close(held)
+def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, capfd, place, name, error):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(exporter, "EVERY", 0)
+    monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
+    monkeypatch.setattr(journal, "SAID", set())
+    exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
+    settings = runtime.Settings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
+    assert runtime.run(argv, settings, exports) == 1
+    assert json.loads((tmp_path / runtime.ENDS).read_text())["how"] == "with status 0"
+    assert workers.run(argv, None, 0, port="1", look=0.05, exports=exports) == 1
+    said = capfd.readouterr().out
+    assert "the worker ended with status 0" in said
+    assert said.count(str(error)) in ((0, 1, 2) if isinstance(error, OSError) else (1, 2)), "once each"
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("target")])
@@ -200,11 +274,8 @@ def test_what_lies_in_the_way_of_a_new_file_is_removed(tmp_path, make):
 def test_a_key_of_any_bytes_is_sent_as_it_is(tmp_path, text):
     (tmp_path / "keys").write_bytes(text)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(
-            target=llama_server.ask_for_a_token,
-            args=(f"http://127.0.0.1:{listener.getsockname()[1]}", ["x", "--api-key-file", str(tmp_path / "keys")]),
-            daemon=True,
-        ).start()
+        watched = llama_server.Watched(["x", "--api-key-file", str(tmp_path / "keys")], [], "", 9)
+        llama_server.Question(f"http://127.0.0.1:{listener.getsockname()[1]}", "/", watched.headers)
         listener.settimeout(5)
         client, _address = listener.accept()
         with client:
@@ -253,16 +324,6 @@ def test_health_is_asked_by_https(certify, secured, expected):
     server = Server(script)
     assert llama_server.healthy(f"https://127.0.0.1:{server.port}") == expected
     server.listener.close()
-
-
-def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
-    head = llama_server.Head(
-        [sys.executable, "-c", "import time; time.sleep(60)"], ["127.0.0.1:1"], "http://127.0.0.1:1", tmp_path
-    )
-    head.ready = True
-    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
-    assert [head.fault() for _number in range(3)] == [None, None, None]
-    head.stop()
 
 
 DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -348,28 +409,6 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
     assert "removed 1 files" in capfd.readouterr().out
     assert workers.remove_cut(cache, [300]) == []
     assert workers.remove_cut(tmp_path / "missing", [300]) == []
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda path: path.write_text("[" * 99999),
-        lambda path: path.write_text('{"sizes": [-1, 1e999, 1%s]}' % ("0" * 400)),
-        lambda path: path.symlink_to("/dev/zero"),
-        os.mkfifo,
-        *(functools.partial(Path.write_text, data=text) for text in ("", "{}", "[]", '{"sizes": [3', '{"sizes": 3}')),
-    ],
-)
-def test_sizes_that_are_none_are_forgotten(tmp_path, monkeypatch, capfd, spoil):
-    """The launcher and the module seed read them: neither ends nor waits for ever."""
-    monkeypatch.setattr(journal, "SAID", set())
-    path = tmp_path / "cache" / "sizes.json"
-    path.parent.mkdir()
-    spoil(path)
-    found = reading.within(5, lambda: workers.known_sizes(path.parent / "rpc", [300]))
-    assert found == {300}
-    assert json.loads(path.read_text())["sizes"] == [300]
-    assert f"{path} does not say which sizes its tensors have had" in capfd.readouterr().out
 
 
 def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_path):

@@ -119,7 +119,7 @@ def restarted(host, cause):
     return ("LlamaRestarted", host, cause)
 
 
-WORKER_LOST, UNREACHED, FULL = "LlamaWorkerLost", "LlamaHostUnreached", ("LlamaDiskFull", "mo-head", "")
+WORKER_LOST, UNREACHED = "LlamaWorkerLost", "LlamaHostUnreached"
 FAULTS = [
     (faults.head_killed, "mo-head", {restarted("mo-head", "ended")}),
     (faults.worker_killed, "mo1", {restarted("mo1", "ended")}),
@@ -134,7 +134,7 @@ FAULTS = [
     (power_lost, "mo1", {restarted("mo1", "killed")}),
     (faults.worker_rebooted, "mo2", set()),
     (faults.all_rebooted, "mo-head", set()),
-    (faults.disk_full, "mo-head", {restarted("mo-head", "ended"), FULL}),
+    (faults.disk_full, "mo-head", {restarted("mo-head", "ended")}),
 ]
 """With the alerts that name them. A host that was told to reboot, and is back within a minute, is nobody's fault."""
 NAMES_IT_TOO = {faults.worker_held_by_a_stale_client: {(WORKER_LOST, "mo1", "")}}

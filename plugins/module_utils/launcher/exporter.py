@@ -13,15 +13,15 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     journal,
-    loading,
     metrics,
     page,
     progress,
@@ -30,34 +30,23 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 
 EVERY = 15.0
-FILE_BYTES = 1024 * 1024
 VERIFIED = "verified.json"
 """Result of the last verification, beside the description."""
-
-
 CUDA = "CUDA"
-NVIDIA_QUERY = (
-    "nvidia-smi",
-    "--query-gpu=index,memory.used,temperature.gpu,power.draw",
-    "--format=csv,noheader,nounits",
-)
-OF_PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-"""Drivers of sensors."""
-LONGEST = 16384
-"""Bytes of what the kernel or nvidia-smi says."""
+NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used,temperature.gpu", "--format=csv,noheader,nounits")
+MEMORIES = "vram", "gtt"
+"""Of a device of AMD's: its own, and what the host lends it."""
 
 
-def description_of(path: Path, service: str) -> metrics.Description:
-    """:raises OSError, ValueError: it cannot be read, or has another form."""
-    told = serving.read_json(path, FILE_BYTES)
-    try:
-        given = told["services"][service]
-        devices = {name: [metrics.Device(**one) for one in listed] for name, listed in given.get("devices", {}).items()}
-        found = metrics.Description(**{**given, "devices": devices})
-        metrics.CAUSES[found.kind], Path(found.folder)
-        return found
-    except (AttributeError, KeyError, TypeError):
-        raise ValueError(f"it does not describe {service}") from None
+def description_of(path: Path, service: str) -> metrics.Description | None:
+    """None where it does not describe the service."""
+    return journal.read_back(path, lambda told: _description(**told["services"][service]))
+
+
+def _description(**given: Any) -> metrics.Description:
+    found = metrics.Description(**given)
+    metrics.CAUSES[found.kind], Path(found.folder)
+    return found
 
 
 class Exporter:
@@ -75,23 +64,14 @@ class Exporter:
         """What the page shows."""
         self.written = -EVERY
         self.started: float | None = None
-        self.load: loading.Load | None = None
         self.restarts: dict[str, int] = {}
         self.sensors = Sensors()
-        self.told: metrics.Description | None = None
+        self.told = description_of(path, service) if path else None
         """What runs. A run replaces the description long before it starts services again, and leaves out those that it drops."""
-        if path:
-            with self._spared():
-                self.told = description_of(path, service)
-                self.restarts = {**dict.fromkeys(metrics.CAUSES[self.told.kind], 0), **self._before(self.told)}
-
-    @contextmanager
-    def _spared(self) -> Iterator[None]:
-        """Nothing that is wrong with metrics ends a service."""
-        try:
-            yield
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            journal.say_once(f"no metrics are written: {type(error).__name__}, {error}")
+        if self.told:
+            self.restarts = {**dict.fromkeys(metrics.CAUSES[self.told.kind], 0), **self._before(self.told)}
+        elif path:
+            journal.say(f"no metrics are written: {path} does not describe {service}")
 
     def _file(self, told: metrics.Description) -> Path:
         return Path(told.folder or os.devnull, f"{self.service}.prom")
@@ -99,13 +79,11 @@ class Exporter:
     def _before(self, told: metrics.Description) -> dict[str, int]:
         """Cause → how often the program was started again for it, by the file that the start before this one left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
-        with suppress(OSError, ValueError):
-            text = serving.read_file(self._file(told), FILE_BYTES).decode()
-            found = re.findall(pattern, text, re.MULTILINE)
-            counted = {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
-            ran = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
-            return {**counted, "killed": counted.get("killed", 0) + ran}
-        return {}
+        text = journal.read_back(self._file(told), str, bytes.decode) or ""
+        found = re.findall(pattern, text, re.MULTILINE)
+        counted = {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
+        ran = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
+        return {**counted, "killed": counted.get("killed", 0) + ran}
 
     def begins(self) -> None:
         """The program is started."""
@@ -127,61 +105,58 @@ class Exporter:
             with suppress(OSError):
                 self._file(self.told).unlink()
 
-    def _export(self, add: Callable[[metrics.Figures, metrics.Description], object]) -> None:
-        told = self.told
-        if not told or time.monotonic() - self.written < EVERY:
-            return
-        self.written = time.monotonic()
-        with self._spared():
-            own = {"service": self.service}
-            figures = metrics.Figures(told.cluster, told.host)
-            figures.add("service_info", 1, **own, kind=told.kind, release=told.release, plan=told.plan)
-            figures.add("updated_timestamp_seconds", time.time(), **own)
-            figures.add("started_timestamp_seconds", self.started, **own)
-            for cause, number in self.restarts.items():
-                figures.add("restarts_total", number, **own, cause=cause)
-            figures.add("waiting_seconds_total", waited(), **own)
-            for device, sensed in self.sensors.read(told.drives).items():
-                named = {"worker": told.worker, "device": device}
-                figures.add("device_memory_used_bytes", sensed.used, **named)
-                figures.add("device_temperature_celsius", sensed.celsius, **named)
-                figures.add("device_power_watts", sensed.watts, **named)
-            add(figures, told)
-            if told.folder:
-                journal.replace(self._file(told), figures.text(), 0o644)
-
     def of_head(self, record: serving.Record, head: server.Head | None = None) -> None:
         """:param head: llama-server, while it runs."""
-        self.load = (head.load if head else None) or self.load
         if record.state != self.state:
             self.state, self.written = record.state, -EVERY
+        self._export(lambda figures, told: self._add_head(figures, told, record, head))
 
-        def add(figures: metrics.Figures, told: metrics.Description) -> None:
-            _add_record(figures, record, told)
-            _add_load(figures, self.load, told.workers)
-            figures.add("answers", bool(head and head.health[0]))
-            if head:
-                _add_connections(figures, head, told.workers)
-                _add_counts(figures, head, told)
-            failed = _add_verified(figures, self.path.with_name(VERIFIED)) if self.path else ()
-            if self.paged:
-                kept = record.kept, record.without, record.waiting_for
-                self.shown = page.Shown(told, figures, record.state, *kept, head.load if head else None, failed)
+    def of_worker(self) -> None:
+        self._export(lambda _figures, _told: None)
 
-        self._export(add)
+    def _export(self, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
+        if self.told and time.monotonic() - self.written >= EVERY:
+            self.written = time.monotonic()
+            journal.spared("no metrics are written", partial(self._write, self.told, add))
 
-    def of_worker(self, held: bool | None, cache: Path | None, limit: int) -> None:
-        """:param held: whether it has a client; None where that is not known.
-        :param limit: bytes that the cache may hold.
-        """
+    def _write(self, told: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
+        own = {"service": self.service}
+        figures = metrics.Figures(told.cluster, told.host)
+        figures.add("service_info", 1, **own, kind=told.kind, release=told.release, plan=told.plan)
+        figures.add("updated_timestamp_seconds", time.time(), **own)
+        figures.add("started_timestamp_seconds", self.started, **own)
+        for cause, number in self.restarts.items():
+            figures.add("restarts_total", number, **own, cause=cause)
+        figures.add("waiting_seconds_total", waited(), **own)
+        for device, sensed in self.sensors.read(told.drives).items():
+            figures.add("device_memory_used_bytes", sensed.used, worker=told.worker, device=device)
+            figures.add("device_temperature_celsius", sensed.celsius, worker=told.worker, device=device)
+        add(figures, told)
+        if told.folder:
+            journal.replace(self._file(told), figures.text(), 0o644)
 
-        def add(figures: metrics.Figures, told: metrics.Description) -> None:
-            figures.add("worker_held", held, worker=told.worker)
-            if cache:
-                figures.add("worker_cache_bytes", size_of(cache), worker=told.worker)
-                figures.add("worker_cache_limit_bytes", limit, worker=told.worker)
+    def _add_head(
+        self, figures: metrics.Figures, told: metrics.Description, record: serving.Record, head: server.Head | None
+    ) -> None:
+        _add_record(figures, record, told)
+        figures.add("answers", bool(head and head.health[0]))
+        if head:
+            _add_connections(figures, head, told.workers)
+            _add_counts(figures, head, told)
+        verified = self.path and journal.read_back(self.path.with_name(VERIFIED), _verified)
+        if verified and self.path:
+            figures.add("verified_passed", verified[0])
+            figures.add("verified_timestamp_seconds", self.path.with_name(VERIFIED).stat().st_mtime)
+        if self.paged:
+            kept = record.kept, record.without, record.waiting_for
+            self.shown = page.Shown(
+                told, figures, record.state, *kept, head.load if head else None, verified[1] if verified else ()
+            )
 
-        self._export(add)
+
+def _verified(told: Any) -> tuple[bool, tuple[str, ...]]:
+    """Whether the last verification passed, and the checks that failed."""
+    return bool(told["passed"]), tuple(map(str, told["failed"]))
 
 
 def _add_record(figures: metrics.Figures, record: serving.Record, told: metrics.Description) -> None:
@@ -194,14 +169,6 @@ def _add_record(figures: metrics.Figures, record: serving.Record, told: metrics.
     for endpoint, (host, worker) in told.workers.items():
         away = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
         figures.add("worker_awaited", bool(away), host=host, worker=worker)
-
-
-def _add_load(figures: metrics.Figures, load: loading.Load | None, workers: Mapping[str, tuple[str, str]]) -> None:
-    if load:
-        figures.add("load_seconds", load.seconds)
-        figures.add("load_read_bytes", load.read)
-        for endpoint, (host, worker) in workers.items():
-            figures.add("load_sent_bytes", load.sent.get(endpoint), host=host, worker=worker)
 
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
@@ -236,16 +203,6 @@ def _add_counts(figures: metrics.Figures, head: server.Head, told: metrics.Descr
             figures.add(ours, watched.counts.get(name), model=model or next(iter(told.planned), ""))
 
 
-def _add_verified(figures: metrics.Figures, path: Path) -> tuple[str, ...]:
-    """Returns the checks that failed."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = serving.read_json(path, FILE_BYTES)
-        figures.add("verified_passed", bool(found["passed"]))
-        figures.add("verified_timestamp_seconds", path.stat().st_mtime)
-        return tuple(map(str, found["failed"]))
-    return ()
-
-
 def waited(root: Path = Path("/")) -> float | None:
     """Seconds in which a thread of this service was ready and had no processor: others had them, or its quota was used up. None where the kernel does not
     count them."""
@@ -263,8 +220,7 @@ class Sensed(NamedTuple):
     used: float | None = None
     """Bytes of its memory."""
     celsius: float | None = None
-    """Where it is hottest."""
-    watts: float | None = None
+    """Only of NVIDIA's: those of others are in node exporter's figures."""
 
 
 class Sensors:
@@ -276,43 +232,23 @@ class Sensors:
         self.asking: threading.Thread | None = None
 
     def read(self, devices: Iterable[str]) -> dict[str, Sensed]:
-        """Also of the host itself, as CPU.
-
-        :param devices: as llama.cpp calls them.
-        """
-        found, cards = {metrics.CPU: self._host()}, dict(enumerate(self._amd()))
+        """:param devices: as llama.cpp calls them."""
+        cards = dict(enumerate(self._amd()))
         # Vulkan has an order of its own, with devices of all vendors.
         single = len([*self.root.glob("sys/class/drm/renderD*")]) == 1
-        kinds = {"ROCm": cards, "Vulkan": cards if single else {}}
-        if any(name.startswith(CUDA) for name in devices):
-            kinds[CUDA] = self.nvidia
-            if not self.asking or not self.asking.is_alive():
-                self.asking = threading.Thread(target=self._ask_nvidia, daemon=True)
-                self.asking.start()
-        for name in devices:
-            kind = name.rstrip("0123456789")
-            index, known = int(name[len(kind) :] or 0), kinds.get(kind, {})
-            if index in known:
-                found[name] = known[index]
-        return found
-
-    def _host(self) -> Sensed:
-        kernel = _text(self.root / "proc/meminfo")
-        sizes = {name: int(size) for name, size in re.findall(r"^(Mem\w+):\s+(\d{1,15}) kB$", kernel, re.MULTILINE)}
-        used = 1024 * (sizes["MemTotal"] - sizes["MemAvailable"]) if {"MemTotal", "MemAvailable"} <= {*sizes} else None
-        chips = self.root.glob("sys/class/hwmon/hwmon*")
-        return Sensed(used, _hottest(chip for chip in chips if _text(chip / "name").strip() in OF_PROCESSORS))
+        kinds = {"ROCm": cards, "Vulkan": cards if single else {}, CUDA: self.nvidia}
+        if any(name.startswith(CUDA) for name in devices) and not (self.asking and self.asking.is_alive()):
+            self.asking = threading.Thread(target=self._ask_nvidia, daemon=True)
+            self.asking.start()
+        named = {f"{kind}{index}": sensed for kind, known in kinds.items() for index, sensed in known.items()}
+        return {name: named[name] for name in devices if name in named}
 
     def _amd(self) -> list[Sensed]:
         """In the order of their render nodes."""
         found = []
         for device in sorted(self.root.glob("sys/class/drm/renderD*/device")):
-            own, lent = (_number(_text(device / f"mem_info_{kind}_used")) for kind in ("vram", "gtt"))
-            if own is not None:
-                chips = [*device.glob("hwmon/hwmon*")]
-                powers = [_number(_text(chip / f"power1_{kind}")) for chip in chips for kind in ("average", "input")]
-                watts = next((power / 1e6 for power in powers if power is not None), None)
-                found.append(Sensed(own + (lent or 0), _hottest(chips), watts))
+            with suppress(OSError, ValueError):
+                found.append(Sensed(sum(int((device / f"mem_info_{kind}_used").read_text()) for kind in MEMORIES)))
         return found
 
     def _ask_nvidia(self) -> None:
@@ -322,36 +258,10 @@ class Sensors:
             said = subprocess.run(
                 self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
             ).stdout
-        lines = (map(_number, line.split(",")) for line in said.splitlines() if line.count(",") == 3)
+        rows = re.findall(r"^(\d+), (\d+|.*?), (\d+|.*)$", said, re.MULTILINE)
         self.nvidia = {
-            int(index): Sensed(None if used is None else used * units.MIB, *others)
-            for index, used, *others in lines
-            if index is not None
+            int(index): Sensed(
+                int(used) * units.MIB if used.isdigit() else None, int(degrees) if degrees.isdigit() else None
+            )
+            for index, used, degrees in rows
         }
-
-
-def _text(path: Path) -> str:
-    """Of a file of the kernel; empty where it says nothing that can be used."""
-    with suppress(OSError, ValueError):
-        return serving.read_file(path, LONGEST).decode()
-    return ""
-
-
-def _number(text: str) -> float | None:
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*", text)
-    return float(found[1]) if found else None
-
-
-def _hottest(chips: Iterable[Path]) -> float | None:
-    read = (_number(_text(path)) for chip in chips for path in chip.glob("temp*_input"))
-    return max((degrees / 1000 for degrees in read if degrees is not None), default=None)
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of its files."""
-    total = 0
-    for place, _folders, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += Path(place, name).lstat().st_size
-    return total

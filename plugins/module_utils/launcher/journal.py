@@ -1,16 +1,21 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What services of the launcher say and write down. A full or read-only disk stops none of them."""
+"""What services of the launcher say, write down and read back. Neither a full disk nor a file of another form stops one."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import stat
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SYSTEMD = "NOTIFY_SOCKET"
 """Variable with the socket at which systemd waits for signs of life, of the process alone that it started."""
@@ -19,6 +24,8 @@ OUTPUT = 1
 LOCK = threading.Lock()
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
+FILE_BYTES = 4 * 1024 * 1024
+"""Of a file that is read back."""
 
 
 def write(data: bytes) -> None:
@@ -35,10 +42,33 @@ def say(text: str) -> None:
 SAID: set[str] = set()
 
 
-def say_once(text: str) -> None:
-    if text not in SAID:
-        SAID.add(text)
+def say_once(text: str, key: str = "") -> None:
+    """:param key: what of it is the same each time; empty where all of it is."""
+    if (key or text) not in SAID:
+        SAID.add(key or text)
         say(text)
+
+
+def spared(what: str, act: Callable[[], T]) -> T | None:
+    """What ``act`` returns. What only shows or watches a service never ends it: an exception is said, and there is nothing then."""
+    try:
+        return act()
+    except Exception as error:
+        key = f"{what}: {type(error).__name__}"
+        say_once(f"{key}, {error}", key)
+        return None
+
+
+def read_back(path: Path, make: Callable[[Any], T], parse: Callable[[bytes], Any] = json.loads) -> T | None:
+    """What ``make`` makes of a file's content; None where that is missing, a link or a pipe, too long, or of another form."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            text = file.read(FILE_BYTES + 1)
+        return make(parse(text)) if len(text) <= FILE_BYTES else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
 class StartLog:

@@ -54,8 +54,6 @@ def _planned(what: str, of: str) -> tuple[Metric, ...]:
     )
 
 
-CPU = "CPU"
-"""The device whose memory is the host's."""
 OF_DEVICE = ("worker", "device")
 """The worker is empty where llama-server drives the device itself."""
 METRICS = (
@@ -68,10 +66,6 @@ METRICS = (
     Metric("state_since_timestamp_seconds", GAUGE, "Since when the head has had its state"),
     Metric("answers", GAUGE, "Whether llama-server says that it is healthy"),
     Metric("model_loaded", GAUGE, "Whether the model is in memory", ("model",)),
-    Metric("load_seconds", GAUGE, "Duration of the load in progress, or of the last one"),
-    Metric("load_read_bytes", GAUGE, "What that load has read of files"),
-    Metric("load_sent_bytes", GAUGE, "What the worker has got in that load", ("worker",)),
-    Metric("planned_load_seconds", GAUGE, "Predicted duration of a load without caches", ("model",)),
     *_planned("generation", "an answer"),
     *_planned("prompt", "a prompt of 512 tokens"),
     Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", ("worker",)),
@@ -92,14 +86,8 @@ METRICS = (
     Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "When it was"),
-    Metric(
-        "device_memory_used_bytes", GAUGE, "What anybody uses of the device's memory; CPU: of the host's", OF_DEVICE
-    ),
-    Metric("device_temperature_celsius", GAUGE, "Highest temperature of the device", OF_DEVICE),
-    Metric("device_power_watts", GAUGE, "Power that the device takes", OF_DEVICE),
-    Metric("worker_held", GAUGE, "Whether a client has a connection to the worker", ("worker",)),
-    Metric("worker_cache_bytes", GAUGE, "Size of the worker's cache of tensors", ("worker",)),
-    Metric("worker_cache_limit_bytes", GAUGE, "What that cache may hold", ("worker",)),
+    Metric("device_memory_used_bytes", GAUGE, "What anybody uses of the device's memory", OF_DEVICE),
+    Metric("device_temperature_celsius", GAUGE, "Temperature of a device of NVIDIA's", OF_DEVICE),
 )
 OF_SERVER = {
     "prompt_tokens_total": "prompt_tokens_total",
@@ -111,24 +99,6 @@ OF_SERVER = {
 }
 """llama-server's own name (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840) → ours. A request counts when it ends."""
 BY_NAME = {metric.name: metric for metric in METRICS}
-
-
-class Device(NamedTuple):
-    """Where a part of a model is, by plan."""
-
-    name: str
-    host: str
-    layers: int
-    weights_mib: float
-    kv_mib: float
-    auxiliary_mib: float
-    """Of models beside it."""
-    compute_mib: float = 0
-    capacity_mib: float = 0
-    """0 where the plan gives no limit."""
-    worker: str | None = None
-    endpoint: str | None = None
-    """Of the worker; None of the head's own memory."""
 
 
 class Description(NamedTuple):
@@ -149,8 +119,8 @@ class Description(NamedTuple):
     """Of a head: endpoint → host and name of each worker that it may use."""
     planned: Mapping[str, Mapping[str, float | None]] = {}
     """Of a head: model → metric → what is predicted."""
-    devices: Mapping[str, Sequence[Device]] = {}
-    """Of a head: model, or what a fallback leaves out → where it is."""
+    weights: Mapping[str, Sequence[tuple[str | None, float]]] = {}
+    """Of a head: model, or what a fallback leaves out → endpoint of a worker, or None of the head's own memory, and MiB of weights there."""
     cached: bool = False
     """Whether a worker has a cache."""
 

@@ -16,13 +16,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 
 EVERY_SECONDS = 15
 CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
-PARTS = {"weights": "weights", "kv": "context", "compute": "computing", "auxiliary": "models beside it"}
-"""Field of a device, without its unit → its words."""
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
-  --bad: #b3261e; --good: #1a6b2f; --warn: #8a5300; --weights: #2563a8; --kv: #c2571a; --compute: #7d8590; --auxiliary: #7a5aa8 }
+  --bad: #b3261e; --good: #1a6b2f; --warn: #8a5300 }
 @media (prefers-color-scheme: dark) { :root { --text: #e6e9ed; --quiet: #a4adb8; --back: #14171b; --card: #1d2228; --line: #3a424c;
-  --bad: #ff8a80; --good: #74d08c; --warn: #f0b458; --weights: #6aa9e9; --kv: #f0945c; --compute: #8d96a0; --auxiliary: #b296de } }
+  --bad: #ff8a80; --good: #74d08c; --warn: #f0b458 } }
 * { box-sizing: border-box }
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 64rem; margin: auto; padding: 1rem .9rem;
   color: var(--text); background: var(--back); overflow-wrap: anywhere }
@@ -32,13 +30,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: .15rem .8rem .15rem 0; font-weight: 400; vertical-align: top; overflow-wrap: normal }
 thead th, .quiet { color: var(--quiet) } .good { color: var(--good) } .warn { color: var(--warn) } .bad { color: var(--bad) }
 .small { font-size: .85rem } .state { font-size: 1.3rem; font-weight: 600 } .told { border-left: 4px solid; padding-left: .7rem; font-weight: 600 }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); gap: .7rem }
-.wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)) }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .7rem }
 .card { border: 1px solid var(--line); border-radius: 8px; background: var(--card); padding: .6rem .8rem; min-width: 0 }
-.bar { display: flex; height: .9rem; margin: .3rem 0; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; background: var(--back);
-  position: relative } .bar b { position: absolute; bottom: 0; height: .25rem; background: var(--text) }
-.keyed { white-space: nowrap } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 .6em; border-radius: 2px }
-.weights { background: var(--weights) } .kv { background: var(--kv) } .compute { background: var(--compute) } .auxiliary { background: var(--auxiliary) }
 """.strip()
 SCRIPT = f"""
 setInterval(async () => {{
@@ -99,10 +92,6 @@ def _planned(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}")
 
 
-def _gib(mib: float) -> str:
-    return f"{mib / 1024:.1f}"
-
-
 def _worker(shown: Shown, endpoint: str) -> str:
     host, worker = shown.told.workers.get(endpoint, ("", ""))
     return f"{host}:{worker} ({endpoint})" if host else endpoint
@@ -146,25 +135,6 @@ def _model(shown: Shown, model: str) -> str:
     return _tag("section", title + table, "card")
 
 
-def _device(shown: Shown, device: metrics.Device) -> str:
-    parts = {part: getattr(device, f"{part}_mib") for part in PARTS}
-    used, whole = sum(parts.values()), device.capacity_mib
-    bar = "".join(
-        f'<i class="{part}" style="width:{100 * mib / whole:.1f}%"></i>' for part, mib in parts.items() if whole
-    )
-    held = f"{_gib(used)} of {_gib(whole)} GiB" if whole else f"{_gib(used)} GiB"
-    layers = f", {device.layers} layers" if device.layers else ""
-    name = device.name if device.name in shown.told.drives else metrics.CPU
-    now = None if device.endpoint else shown.figures.get("device_memory_used_bytes", worker="", device=name)
-    if now is not None:
-        layers += f"; {_gib(now / units.MIB)} GiB in use now"
-        bar += f'<b style="width:{min(100, 100 * now / units.MIB / whole):.1f}%"></b>' if whole else ""
-    title = f"{device.host}{f':{device.worker}' if device.worker else ''}"
-    text = _tag("h3", html.escape(title) + _tag("span", html.escape(f" {device.name}"), "quiet small"))
-    text += (_tag("div", bar, "bar") if bar else "") + _tag("p", html.escape(held + layers), "small")
-    return _tag("section", text, "card")
-
-
 def _connection(shown: Shown, endpoint: str) -> str:
     host, worker = shown.told.workers[endpoint]
 
@@ -185,31 +155,12 @@ def _connection(shown: Shown, endpoint: str) -> str:
     return _tag("li", f"{html.escape(_worker(shown, endpoint))} {_tag('span', state, look)}{told}")
 
 
-def _without(shown: Shown) -> str:
-    """What the fallback that serves leaves out; empty where that is not one."""
-    return next((name for name in shown.without if name in shown.told.devices), "")
-
-
 def _expected(shown: Shown) -> loading.Expected:
     """Of a load; nothing where it is not known which of several models is loaded."""
-    name = _without(shown) or (next(iter(shown.told.planned)) if len(shown.told.planned) == 1 else "")
-    weights = [(device.endpoint, device.weights_mib) for device in shown.told.devices.get(name, ())]
-    return loading.expected(weights, shown.told.cached) if weights else loading.Expected()
-
-
-def _devices(shown: Shown) -> Iterator[str]:
-    """What is planned, or the fallback that serves."""
-    without = _without(shown)
-    for name in [without] if without else shown.told.planned:
-        several = without or len(shown.told.planned) > 1
-        title = f"Memory without {name}" if without else f"Memory of {name}" if several else "Memory"
-        yield _tag("h2", html.escape(title))
-        devices = [
-            device for device in shown.told.devices.get(name, ()) if device.capacity_mib or device.weights_mib >= 52
-        ]
-        yield _tag("div", "".join(_device(shown, device) for device in devices), "cards")
-    keys = "".join(_tag("span", f'<i class="key {part}"></i>{words}', "keyed") for part, words in PARTS.items())
-    yield _tag("p", f"As planned:{keys}", "small quiet")
+    told = shown.told
+    names = [*shown.without, *(told.planned if len(told.planned) == 1 else ())]
+    name = next((name for name in names if name in told.weights), "")
+    return loading.expected(told.weights[name], told.cached) if name else loading.Expected()
 
 
 def _verified(shown: Shown, now: float) -> str:
@@ -251,7 +202,7 @@ def of(shown: Shown | None, now: float) -> str:
     if shown.state == serving.LOADING and shown.load:
         body.append(_list("p", [loading.sentence(loading.progress_of(shown.load, _expected(shown)))], "told warn"))
     models = "".join(_model(shown, model) for model in told.planned)
-    body += [_tag("h2", "Models"), _tag("div", models, "cards wide"), *_devices(shown)]
+    body += [_tag("h2", "Models"), _tag("div", models, "cards")]
     if connections := "".join(_connection(shown, endpoint) for endpoint in told.workers):
         body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
     body += [_tag("h2", "Last verification"), _verified(shown, now)]

@@ -5,24 +5,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, page
 
 SECONDS = 5.0
-"""For a question, and for the way of an answer."""
+"""For the handshake, for a question, and for the way of an answer."""
 WRONG_SECONDS = 1.0
 """That the answer to a wrong key takes."""
 AGAIN_SECONDS = 10.0
-MOST_CLIENTS, MOST_BYTES = 32, 8192
-"""At the same time, and of a question."""
+MOST_CLIENTS, MOST_BYTES = 16, 8192
+"""At the same time, and of a question. More clients wait in the kernel, and take no descriptor."""
 HEADERS = (
     f"Content-Security-Policy: {page.POLICY}",
     "Cache-Control: no-store",
@@ -49,48 +51,59 @@ def start(door: Door, current: Callable[[], str]) -> None:
 
     :param current: the page.
     """
-    threading.Thread(target=lambda: asyncio.run(_serve(door, current)), daemon=True).start()
+    threading.Thread(target=_open, args=(door, current), daemon=True).start()
 
 
-async def _serve(door: Door, current: Callable[[], str]) -> None:
+def _open(door: Door, current: Callable[[], str]) -> None:
+    def listen() -> tuple[socket.socket, ssl.SSLContext | None]:
+        context = None
+        if door.certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(door.certificate, door.key)
+        return socket.create_server((door.address, door.port)), context
+
+    while not (opened := journal.spared(f"no page is served at {door.address}:{door.port}", listen)):
+        time.sleep(AGAIN_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in door.keys]
-    clients: set[asyncio.StreamWriter] = set()
+    serve = partial(_serve, *opened, partial(_reply, keys=keys, current=current))
+    for _number in range(MOST_CLIENTS):
+        threading.Thread(target=serve, daemon=True).start()
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        clients.add(writer)
-        try:
-            if len(clients) <= MOST_CLIENTS:
-                question = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
-                writer.write(await _reply(question, keys, current))
-                writer.close()
-                await asyncio.wait_for(writer.wait_closed(), SECONDS)
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError):
-            pass
-        finally:
-            clients.discard(writer)
-            writer.transport.abort()
+
+def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Callable[[bytes], bytes]) -> None:
+    """One client after the other."""
+
+    def one() -> bool:
+        client, _address = listener.accept()
+        with client, suppress(OSError):
+            client.settimeout(SECONDS)
+            with context.wrap_socket(client, server_side=True) if context else client as connection:
+                _answer(connection, reply)
+        return True
 
     while True:
-        try:
-            context = None
-            if door.certificate:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                context.load_cert_chain(door.certificate, door.key)
-            handshake = {"ssl_handshake_timeout": SECONDS} if context else {}
-            server = await asyncio.start_server(
-                answer, door.address, door.port, limit=MOST_BYTES, ssl=context, **handshake
-            )
-            await server.serve_forever()
-        except OSError as error:
-            journal.say_once(f"no page is served at {door.address}:{door.port}: {error}")
-            await asyncio.sleep(AGAIN_SECONDS)
+        if not journal.spared("the page was not shown", one):
+            time.sleep(WRONG_SECONDS)
 
 
-async def _reply(question: bytes, keys: Sequence[bytes], current: Callable[[], str]) -> bytes:
+def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
+    """:raises OSError: the client is too slow, or has gone."""
+    question, deadline = b"", time.monotonic() + SECONDS
+    while b"\r\n\r\n" not in question:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        part = connection.recv(MOST_BYTES)
+        question += part
+        if not part or len(question) > MOST_BYTES:
+            return
+    connection.settimeout(SECONDS)
+    connection.sendall(reply(question))
+
+
+def _reply(question: bytes, keys: Sequence[bytes], current: Callable[[], str]) -> bytes:
     first, *lines = question.split(b"\r\n")
     fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
     if keys and not _knows(fields.get(b"authorization", b""), keys):
-        await asyncio.sleep(WRONG_SECONDS * (b"authorization" in fields))
+        time.sleep(WRONG_SECONDS * (b"authorization" in fields))
         asks = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
         return _message("401 Unauthorized", "The password is an API key of the server.", asks)
     if first.split(b" ")[:2] != [b"GET", b"/"]:

@@ -130,25 +130,23 @@ def _endpoint(text: str) -> str:
     return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
 
-def descriptors(process: int) -> dict[str, int]:
-    """Inode of each socket of a process → its descriptor there."""
-    found = {}
+def _open_files(process: int) -> Iterator[tuple[int, str]]:
+    """Number of each descriptor of a process, and what it leads to."""
     for link in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):
-            target = os.readlink(link)
-            if target.startswith("socket:["):
-                found[target[len("socket:[") : -1]] = int(link.name)
-    return found
+            yield int(link.name), os.readlink(link)
+
+
+def descriptors(process: int) -> dict[str, int]:
+    """Inode of each socket of a process → its descriptor there."""
+    return {name[8:-1]: number for number, name in _open_files(process) if name.startswith("socket:[")}
 
 
 def rdma_connections(process: int) -> int:
     """How many connections over RDMA it has: RPC opens the device for each (transport.cpp of 0.3.36). 0 where the process has ended."""
-    found = 0
     with suppress(OSError):
-        for link in Path(f"/proc/{process}/fd").iterdir():
-            with suppress(OSError):
-                found += os.readlink(link).startswith(RDMA_DEVICES)
-    return found
+        return sum(name.startswith(RDMA_DEVICES) for _number, name in _open_files(process))
+    return 0
 
 
 @contextmanager
@@ -177,7 +175,7 @@ def traffic_of(connection: socket.socket) -> Traffic:
     sent_ms, received_ms = struct.unpack_from("=I4xI", told, 44)
     round_trip, retransmissions = struct.unpack_from("=I28xI", told, 68)
     sent, received = struct.unpack_from("=QQ", told, 120)
-    (needless,) = struct.unpack_from("=I", told, 216) if len(told) == TCP_INFO_BYTES else (0,)
+    (needless,) = struct.unpack_from("=I", told.ljust(TCP_INFO_BYTES, b"\0"), 216)
     return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions, needless)
 
 

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,8 +50,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 
 HANDSHAKES = "handshakes.json"
 ENDS = "ends.json"
-ENDS_BYTES = 64 * 1024
-"""More than the last bytes of a log take as JSON."""
 LAST_LINES = 20
 FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
@@ -58,8 +57,7 @@ ASK_AGAIN_SECONDS = 0.25
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
 STEADY_SECONDS = 30.0
 """So long a worker has to answer before the head returns to it from a fallback."""
-FAILED_SECONDS = 5.0
-"""After a llama-server that ended before it served: so often one that cannot start fills the log."""
+NOT_ASKED = rpc.Handshake("", "")
 Answers = Mapping[str, rpc.Handshake]
 """Endpoint of a worker → its last answer."""
 
@@ -67,47 +65,7 @@ Answers = Mapping[str, rpc.Handshake]
 def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
     """Nobody may use the worker."""
     journal.alive()
-    address, port = endpoint.rsplit(":", 1)
-    return rpc.probe(address, int(port), timeout, protocol)
-
-
-def shake_hands(
-    endpoints: Sequence[str],
-    protocol: str | None,
-    timeout: float,
-    note: Callable[[Answers], object],
-    pause: float = 1.0,
-    enough: Callable[[Answers], object] = lambda answers: False,
-    tunnels: tunnel.Tunnels = tunnel.NONE,
-) -> Answers:
-    """Waits until every worker answers; returns their answers.
-
-    A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
-
-    :param note: called with the last answer of each endpoint whenever one of them has changed.
-    :param enough: called with the same after each round; ends the wait where it says so.
-    """
-    answers: dict[str, rpc.Handshake] = {}
-    asked: dict[str, float] = {}
-    while True:
-        journal.alive()
-        for endpoint in endpoints:
-            before = answers[endpoint].state if endpoint in answers else ""
-            if before == "ok" and time.monotonic() - asked[endpoint] < FRESH_SECONDS:
-                continue
-            answers[endpoint] = ask_worker(endpoint, protocol, timeout)
-            asked[endpoint] = time.monotonic()
-            state, detail, *_rest = answers[endpoint]
-            if state not in ("ok", "refused", before):
-                detail = tunnels.explained(endpoint, detail)
-                answers[endpoint] = answers[endpoint]._replace(detail=detail)
-            if state != before:
-                note(answers)
-                if state != "ok":
-                    journal.say(f"waiting for worker {endpoint}: {state}, {detail}")
-        if all(answer.state == "ok" for answer in answers.values()) or enough(answers):
-            return answers
-        time.sleep(pause)
+    return rpc.probe(*rpc.place_of(endpoint), timeout, protocol)
 
 
 def write_handshakes(state: Path, answers: Answers) -> bool:
@@ -126,10 +84,7 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
 
 def write_end(state: Path, how: str, said: str) -> None:
     """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
-    try:
-        number = int(serving.read_json(state / ENDS, ENDS_BYTES)["number"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        number = 0
+    number = journal.read_back(state / ENDS, lambda told: int(told["number"])) or 0
     journal.write_state(state / ENDS, {"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]})
 
 
@@ -182,61 +137,68 @@ class Start:
         self.settings = settings
         self.exports = exports
         self.tunnels = tunnels
-        self.record = serving.Record(settings.state, journal.write_state, journal.say)
+        self.record = serving.Record(settings.state)
         self.back = progress.Lasting()
         self.asked = 0.0
         """When workers that are away were asked last."""
 
-    def _set(self, state: str, waiting_for: Sequence[str] = ()) -> None:
-        """Of a head whose llama-server does not run."""
-        self.record.set(state, waiting_for=waiting_for)
-        self.exports.of_head(self.record)
-
     def choose(self) -> Chosen:
         """The full plan when all of its workers shook hands, or a fallback when one of them stays away. A router is started without them: other models may
-        not need them."""
+        not need them. A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced."""
         settings, began = self.settings, time.monotonic()
-        found: list[Chosen] = []
-
-        def note(answers: Answers) -> None:
-            write_handshakes(settings.state, answers)
-            self._set(serving.WAITING, tuple(_away(answers)))
-
-        def enough(answers: Answers) -> bool:
+        answers: dict[str, rpc.Handshake] = {}
+        asked: dict[str, float] = {}
+        while True:
+            journal.alive()
             self.tunnels.keep()
-            self._set(serving.WAITING, self.record.waiting_for)
-            waited = time.monotonic() - began
-            if settings.fallbacks and waited >= settings.fallback_after:
-                found.extend(self._fallback(settings.fallbacks, answers))
-            return bool(found) or (settings.router and waited >= settings.fallback_after)
+            for endpoint in settings.endpoints:
+                before = answers.get(endpoint, NOT_ASKED).state
+                if before == "ok" and time.monotonic() - asked[endpoint] < FRESH_SECONDS:
+                    continue
+                answers[endpoint] = self._greet(endpoint, before)
+                asked[endpoint] = time.monotonic()
+                if answers[endpoint].state != before:
+                    write_handshakes(settings.state, answers)
+                self.record.set(serving.WAITING, waiting_for=tuple(_away(answers)))
+                self.exports.of_head(self.record)
+            away = _away(answers)
+            if away and time.monotonic() - began >= settings.fallback_after:
+                if settings.fallbacks and (found := self._fallback(settings.fallbacks, answers)):
+                    return found
+                if settings.router:
+                    self.record.note(f"worker {', '.join(away)} stays away: models that use it fail until it is back")
+                    away = []
+            if not away:
+                return Chosen(self.argv, settings.endpoints, answers)
+            time.sleep(min(settings.pause, ASK_AGAIN_SECONDS))
 
-        pause = min(settings.pause, ASK_AGAIN_SECONDS)
-        answers = shake_hands(
-            settings.endpoints, settings.protocol, settings.timeout, note, pause, enough, self.tunnels
-        )
-        if away := [] if found else _away(answers):
-            self.record.note(f"worker {', '.join(away)} stays away: models that use it fail until it is back")
-        return found[0] if found else Chosen(self.argv, settings.endpoints, answers)
+    def _greet(self, endpoint: str, before: str) -> rpc.Handshake:
+        """Asks a worker; says what keeps the head from it, where that has changed."""
+        answer = ask_worker(endpoint, self.settings.protocol, self.settings.timeout)
+        if answer.state not in ("ok", "refused", before):
+            answer = answer._replace(detail=self.tunnels.explained(endpoint, answer.detail))
+        if answer.state not in ("ok", before):
+            journal.say(f"waiting for worker {endpoint}: {answer.state}, {answer.detail}")
+        return answer
 
     def _ask(self, endpoints: Sequence[str]) -> dict[str, rpc.Handshake]:
         return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_TIMEOUT) for endpoint in endpoints}
 
-    def _fallback(self, path: Path, answers: Answers) -> list[Chosen]:
+    def _fallback(self, path: Path, answers: Answers) -> Chosen | None:
         """The fallback that fits now, if there is one."""
-        try:
-            fallbacks = serving.read_fallbacks(path)
-        except (OSError, ValueError) as error:
-            journal.say_once(f"{path} gives no fallback: {error}")
-            return []
+        fallbacks = serving.read_fallbacks(path)
+        if fallbacks is None:
+            journal.say_once(f"{path} gives no fallback: run site.yml")
+            return None
         others = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
         answers = {**answers, **self._ask(sorted(others))}
         away = _away(answers)
         fallback = serving.fitting(fallbacks, away, answers.keys() - set(away))
         if fallback is None:
-            return []
+            return None
         self.record.note(f"worker {', '.join(away)} stays away: llama-server is started without {fallback.name}")
         used = {worker: answers[worker] for worker in fallback.workers}
-        return [Chosen(fallback.argv, fallback.workers, used, fallback)]
+        return Chosen(fallback.argv, fallback.workers, used, fallback)
 
     def serve(self, chosen: Chosen) -> None:
         """Runs llama-server until it ends."""
@@ -251,7 +213,6 @@ class Start:
         except (OSError, ValueError) as error:
             record.note(f"llama-server could not be started: {error}")
             self._ended("start_failed", f"before it began, {error}", "")
-            time.sleep(FAILED_SECONDS)
             return
         self.exports.begins()
         head.tunnels = self.tunnels
@@ -271,8 +232,6 @@ class Start:
         if not fault:
             record.note(f"llama-server ended {how}: it is started again")
         self._ended(fault.cause if fault else "ended", how, head.last.decode("utf-8", "replace"))
-        if not fault and not head.ready:
-            time.sleep(FAILED_SECONDS)
 
     def _ended(self, cause: str, how: str, said: str) -> None:
         write_end(self.settings.state, how, said)
@@ -290,7 +249,7 @@ class Start:
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.settings.pause)
                 continue
-            fault = head.fault()
+            fault = journal.spared("llama-server is not watched", head.fault)
             if fault and fault.model:
                 self.record.note(f"{fault.saw}: model {fault.model} is ended, and the next question loads it again")
                 self.exports.count(fault.cause)
@@ -298,8 +257,7 @@ class Start:
                 self.record.note(f"{fault.saw}: llama-server is started again")
                 return fault
             if head.load:
-                self.record.set(serving.LOADING, chosen.without)
-                self.record.loading(head.load._asdict())
+                self.record.set(serving.LOADING, chosen.without, load=head.load)
             elif head.ready:
                 serves = serving.ASLEEP if head.asleep else serving.SERVING
                 self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
@@ -307,7 +265,7 @@ class Start:
             if not head.ready:
                 continue
             chosen = self._shake_hands_again(head, chosen)
-            if chosen.fallback and self._may_return(head, chosen):
+            if chosen.fallback and journal.spared("no return is tried", partial(self._may_return, head, chosen)):
                 self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
                 head.stop()
                 return server.Fault("the worker is back", returns=True)
@@ -391,7 +349,12 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     head = parts.add_parser("head", help="wait for the workers, then run llama-server and watch it")
     head.add_argument(
-        "--worker", action="append", default=[], metavar="ADDRESS:PORT", help="one that must answer first"
+        "--worker",
+        action="append",
+        default=[],
+        dest="endpoints",
+        metavar="ADDRESS:PORT",
+        help="one that must answer first",
     )
     head.add_argument("--protocol", help="RPC protocol that this head speaks")
     head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
@@ -419,13 +382,12 @@ def main() -> int:
             "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="ends, ADDRESS:PORT each"
         )
         part.add_argument(
-            "--tunnel-keys", type=Path, metavar="FOLDER", help="without it another launcher keeps the tunnels"
+            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="with the keys of its tunnels"
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
-    keys = options.tunnel_keys
-    ends = tunnel.of_words(options.tunnel, keys or Path(), client=options.part != "worker")
-    with tunnel.Tunnels(ends, keeps=keys is not None) as tunnels:
+    ends = tunnel.of_words(options.tunnel, options.tunnel_keys, client=options.part != "worker")
+    with tunnel.Tunnels(ends) as tunnels:
         return _run_part(options, tunnels)
 
 
@@ -442,17 +404,8 @@ def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
         return worker.run(options.argv, options.cache, limit, **watched)
     if place:
         open_page(place, options.argv, exports)
-    settings = Settings(
-        endpoints=options.worker,
-        url=options.url,
-        state=options.state,
-        protocol=options.protocol,
-        timeout=options.timeout,
-        fallbacks=options.fallbacks,
-        fallback_after=options.fallback_after,
-        silence=options.silence,
-        router=options.router,
-    )
+    others = ("part", "argv", "page", "metrics", "tunnel", "tunnel_keys")
+    settings = Settings(**{name: value for name, value in vars(options).items() if name not in others})
     return run(options.argv, settings, exports, tunnels)
 
 

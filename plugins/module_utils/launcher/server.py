@@ -14,7 +14,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -44,6 +43,8 @@ API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
 ANSWER_BYTES = 4 * 1024 * 1024
+ONE_TOKEN = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
+"""The smallest request that makes it compute."""
 SLEEP = "--sleep-idle-seconds"
 COUNTS, COUNTS_SECONDS = "--metrics", 0.2
 """Has it count. It answers at once where it computes nothing."""
@@ -104,35 +105,23 @@ def keys_of(path: Path) -> list[str]:
     return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
 
 
-def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
-    """Sends the smallest request that makes llama-server compute; the caller reads the answer.
-
-    :param argv: of llama-server, which names the file of the API keys.
-    """
-    connection = _connection(url, HEALTH_SECONDS)
-    body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
-    headers: dict[str, str | bytes] = {
-        "Content-Type": "application/json",
-        "Connection": "close",
-        **_authorization(argv),
-    }
-    connection.request("POST", "/completion", body, headers)
-    return cast(socket.socket, connection.sock)
-
-
 class Question(threading.Thread):
     """llama-server answers when it has computed a batch, freed its model, or loaded it again, and each question takes one of its threads till then."""
 
-    def __init__(self, url: str, path: str, headers: Mapping[str, bytes]) -> None:
+    def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait: float = 0.0, body: str = "") -> None:
+        """:param wait: seconds for which this waits for the answer."""
         super().__init__(daemon=True)
-        self.url, self.path, self.headers, self.said = url, path, headers, b""
+        self.url, self.path, self.headers, self.body, self.said = url, path, headers, body, b""
+        self.start()
+        self.join(wait)
 
     def run(self) -> None:
         with (
             suppress(OSError, http.client.HTTPException),
             closing(_connection(self.url, LONGEST_LOAD_SECONDS)) as connection,
         ):
-            connection.request("GET", self.path, headers=self.headers)
+            headers = {"Content-Type": b"application/json", **self.headers}
+            connection.request("POST" if self.body else "GET", self.path, self.body or None, headers)
             self.said = connection.getresponse().read(ANSWER_BYTES)
 
 
@@ -194,7 +183,8 @@ class Watched:
         self.kept_alive: set[str] = set()
         self.lasting = progress.Lasting()
         self.stillness = progress.Stillness(silence / 5, now)
-        self.question: socket.socket | None = None
+        self.question: Question | None = None
+        """One for a token that is not answered yet."""
         self.began = now
         self.seen: progress.Look | None = None
         """The last look at it."""
@@ -261,9 +251,7 @@ class Watched:
             if not (changed or due) or not self._listens(look):
                 return
             self.lasting.seconds("unasked", False, now)
-            self.props = Question(self.url, "/props", self.headers)
-            self.props.start()
-            self.props.join(HEALTH_SECONDS)
+            self.props = Question(self.url, "/props", self.headers, HEALTH_SECONDS)
         if not self.props.is_alive():
             said, self.props = self.props.said, None
             self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
@@ -275,9 +263,7 @@ class Watched:
         due = SLEEP not in self.argv or self.stillness.since > self.counted
         if self.counting is None and present and due and self.seen and self._listens(self.seen):
             self.counted = time.monotonic()
-            self.counting = Question(self.url, "/metrics", self.headers)
-            self.counting.start()
-            self.counting.join(COUNTS_SECONDS)
+            self.counting = Question(self.url, "/metrics", self.headers, COUNTS_SECONDS)
         if self.counting and not self.counting.is_alive():
             text, self.counting = self.counting.said.decode("utf-8", "replace"), None
             self.counts.update(counts_of(text))
@@ -308,7 +294,7 @@ class Watched:
         loads = not self.ready or self.props is not None
         quiet = min(still, self.lasting.seconds("wanted", seen and (loads or (client and not self.asleep)), now))
         if quiet < self.silence / 2:
-            self._forget_question()
+            self.question = None
             return None
         if loads:
             return (
@@ -321,7 +307,6 @@ class Watched:
         ]
         if not awaited and self._answers(look):
             self.stillness.since = now
-            self._forget_question()
         elif quiet >= self.silence:
             blamed = (
                 f"worker {', '.join(awaited)} owes an answer" if awaited else "llama-server does not answer a client"
@@ -331,24 +316,12 @@ class Watched:
 
     def _answers(self, look: progress.Look) -> bool:
         """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
-        try:
-            if self.question is None:
-                if self._listens(look):
-                    self.question = ask_for_a_token(self.url, self.argv)
-                return False
-            self.question.setblocking(False)
-            self.question.recv(1)
-        except (BlockingIOError, ssl.SSLWantReadError):
+        if self.question is None and self._listens(look):
+            self.question = Question(self.url, "/completion", self.headers, body=ONE_TOKEN)
+        if self.question is None or self.question.is_alive():
             return False
-        except (OSError, ValueError):
-            self._forget_question()
-            return False
-        return True
-
-    def _forget_question(self) -> None:
-        if self.question:
-            self.question.close()
-        self.question = None
+        said, self.question = self.question.said, None
+        return bool(said)
 
 
 def folder_of_model(state: Path, name: str) -> Path:

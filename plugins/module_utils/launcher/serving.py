@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import errno
-import json
+import math
 import os
-import stat
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
@@ -27,8 +28,6 @@ WORDS = {
 LAST = 20
 TEXT = 500
 """Characters of one line that are kept."""
-FILE_BYTES = 256 * 1024
-FALLBACKS_BYTES = 4 * 1024 * 1024
 LARGEST = 1 << 53
 """No count and no clock goes beyond it."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
@@ -50,33 +49,14 @@ class Fallback(NamedTuple):
     argv: tuple[str, ...]
 
 
-def read_file(path: Path, limit: int) -> bytes:
-    """:raises OSError, ValueError: it cannot be read, is a link or a pipe, or is longer than the limit."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        text = file.read(limit + 1)
-    if len(text) > limit:
-        raise ValueError(f"it is longer than {limit} bytes")
-    return text
-
-
-def read_json(path: Path, limit: int) -> Any:
-    """:raises OSError, ValueError: as of read_file, or it is not JSON."""
-    try:
-        return json.loads(read_file(path, limit))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def read_kept(path: Path) -> Kept:
-    """What the last start left; nothing where the file has another form."""
-    try:
-        told = read_json(path, FILE_BYTES)
-        last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told["last"]]
-        return Kept(_count(told["restarts"]), tuple(last[-LAST:]))
-    except (OSError, ValueError, LookupError, TypeError, OverflowError):
-        return Kept()
+    """What the last start left."""
+    return journal.read_back(path, _kept) or Kept()
+
+
+def _kept(told: Any) -> Kept:
+    last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told["last"][-LAST:]]
+    return Kept(_count(told["restarts"]), tuple(last))
 
 
 def _count(value: Any) -> int:
@@ -86,81 +66,72 @@ def _count(value: Any) -> int:
 
 
 class Record:
-    """Writes the file, at each change of the state and every ten seconds. A full disk stops nothing."""
+    """Writes the file, at each change of the state and every ten seconds."""
 
-    def __init__(self, folder: Path, write: Callable[[Path, dict], bool], say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self.kept = read_kept(self.path)
-        self._write_file = write
-        self._say = say
         self.state = WAITING
         self.since = time.time()
         self.without: Sequence[str] = ()
         self.waiting_for: Sequence[str] = ()
-        self.load: Mapping[str, Any] | None = None
-        self.written = 0.0
+        self.load: loading.Load | None = None
+        self.written = -math.inf
 
-    def set(self, state: str, without: Sequence[str] = (), waiting_for: Sequence[str] = ()) -> None:
-        """Writes the file if something differs from what it says, or it was written long ago."""
-        now = time.monotonic()
-        if (state, without, waiting_for) != (self.state, self.without, self.waiting_for) or not self.written:
-            self.since = self.since if state == self.state else time.time()
-            self.state, self.without, self.waiting_for = state, without, waiting_for
-            self.load = None
-            self._write(now)
-        elif now - self.written >= WRITE_SECONDS:
-            self._write(now)
-
-    def loading(self, load: Mapping[str, Any]) -> None:
-        """Notes how far the model is loaded.
-
-        :param load: the fields of loading.Load.
-        """
-        self.load = load
-        now = time.monotonic()
-        if now - self.written >= LOAD_SECONDS:
-            self._write(now)
+    def set(
+        self,
+        state: str,
+        without: Sequence[str] = (),
+        waiting_for: Sequence[str] = (),
+        load: loading.Load | None = None,
+    ) -> None:
+        """:param load: how far the model is loaded."""
+        changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
+        self.since = self.since if state == self.state else time.time()
+        self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
+        if changed or time.monotonic() - self.written >= (LOAD_SECONDS if load else WRITE_SECONDS):
+            self._write()
 
     def note(self, text: str) -> None:
         """Says one line, and keeps it."""
-        self._say(text)
+        journal.say(text)
         line = {"time": int(time.time()), "text": text[:TEXT]}
         self.kept = self.kept._replace(last=(*self.kept.last, line)[-LAST:])
-        self._write(time.monotonic())
+        self._write()
 
     def ended(self) -> None:
         """Counts a restart of llama-server."""
-        self.state, self.since, self.without, self.load = WAITING, time.time(), (), None
         self.kept = self.kept._replace(restarts=self.kept.restarts + 1)
-        self._write(time.monotonic())
+        self.written = -math.inf
+        self.set(WAITING)
 
-    def _write(self, now: float) -> None:
-        self._write_file(
-            self.path,
-            {
-                **self.kept._asdict(),
-                "schema": 1,
-                "time": int(time.time()),
-                "process": os.getpid(),
-                "state": self.state,
-                "since": int(self.since),
-                "without": list(self.without),
-                "waiting_for": list(self.waiting_for),
-                "load": self.load and dict(self.load),
-            },
-        )
-        self.written = now
+    def _write(self) -> None:
+        told = {
+            **self.kept._asdict(),
+            "schema": 1,
+            "time": int(time.time()),
+            "process": os.getpid(),
+            "state": self.state,
+            "since": int(self.since),
+            "without": list(self.without),
+            "waiting_for": list(self.waiting_for),
+            "load": self.load and {**self.load._asdict(), "sent": dict(self.load.sent)},
+        }
+        journal.write_state(self.path, told)
+        self.written = time.monotonic()
 
 
-def read_fallbacks(path: Path) -> list[Fallback]:
-    """:raises OSError, ValueError: it cannot be read, or is not a list of fallbacks."""
-    told = read_json(path, FALLBACKS_BYTES)
-    try:
-        return [
-            Fallback(entry["name"], entry["without"], tuple(entry["workers"]), tuple(entry["argv"])) for entry in told
-        ]
-    except (KeyError, TypeError):
-        raise ValueError("it is not a list of {name, without, workers, argv}") from None
+def read_fallbacks(path: Path) -> list[Fallback] | None:
+    """None where it is not a list of fallbacks."""
+    return journal.read_back(path, lambda told: [_fallback(**entry) for entry in told])
+
+
+def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> Fallback:
+    for endpoint in (without, *workers):
+        rpc.place_of(endpoint)
+    if not all(isinstance(word, str) for word in (name, *argv)):
+        raise TypeError
+    return Fallback(name, without, tuple(workers), tuple(argv))
 
 
 def fitting(fallbacks: Collection[Fallback], away: Collection[str], ready: Collection[str]) -> Fallback | None:

@@ -81,9 +81,8 @@ def program() -> str | None:
 class Tunnels:
     """The tunnels of a service, as long as the context lasts; none needs no stunnel."""
 
-    def __init__(self, tunnels: list[Tunnel], keeps: bool = True) -> None:
-        """:param keeps: False where another launcher keeps them."""
-        self.tunnels, self.keeps = tunnels, keeps
+    def __init__(self, tunnels: list[Tunnel]) -> None:
+        self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
         self.read: list[int] = []
         self.started = -RESTART_SECONDS
@@ -91,7 +90,7 @@ class Tunnels:
         """Of the configuration."""
 
     def __enter__(self) -> Tunnels:
-        if self.tunnels and self.keeps:
+        if self.tunnels:
             memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
             descriptor, self.file = tempfile.mkstemp(".conf", "llamacpp-", memory)
             os.close(descriptor)
@@ -141,16 +140,10 @@ class Tunnels:
 
     def with_outer(self, look: progress.Look) -> progress.Look:
         """What the kernel says of a program, with its connections to workers as they are on the network: the program's own end at stunnel, which takes
-        and acknowledges everything at once. Of another launcher's child the kernel shows retransmissions alone."""
-        if not self.tunnels or not progress.ON_LINUX:
+        and acknowledges everything at once."""
+        if not self.process:
             return look
-        try:
-            if self.process:
-                behind = progress.look_at(self.process.pid, set(), set())
-            else:
-                behind = look._replace(links=progress.links_of(progress.TCP_TABLE.read_text()), traffic={})
-        except (OSError, ValueError, IndexError):
-            return look
+        behind = progress.look_at(self.process.pid, set(), set())
         links, traffic = list(look.links), dict(look.traffic)
         for tunnel in self.tunnels:
             for near, far in zip(_connections(look, tunnel.accept), _connections(behind, tunnel.connect)):
@@ -191,11 +184,10 @@ def run(argv: list[str], tunnels: Tunnels) -> int:
 
 
 def _connections(look: progress.Look, remote: str) -> list[progress.Link]:
-    """Those to an endpoint that stand, the one with the most bytes first: behind a tunnel they have the same order. What is not known to have bytes
-    has retransmissions."""
+    """Those to an endpoint that stand, the one with the most bytes first: behind a tunnel they have the same order."""
     links = [link for link in look.links if link.remote == remote and link.state == progress.ESTABLISHED]
     sent = {link.inode: look.traffic[link.inode].sent for link in links if link.inode in look.traffic}
-    return sorted(links, key=lambda link: (sent.get(link.inode, 0), link.retransmissions), reverse=True)
+    return sorted(links, key=lambda link: sent.get(link.inode, 0), reverse=True)
 
 
 def _version(path: Path) -> int:

@@ -20,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     exporter,
     journal,
     progress,
-    serving,
     tunnel,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
@@ -28,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 PRUNE_SECONDS = 300
 WHOLE_SECONDS = 30.0
 """So often files are compared with the sizes of tensors; one that was written to meanwhile may be on its way."""
-MOST_OF_SIZES = 1 << 20
 STOP_SECONDS = 2.0
 """A worker has nothing to put away. As long as llama-server is given."""
 GONE_SECONDS = 30.0
@@ -71,14 +69,9 @@ def _bound(cache: Path, limit: int) -> None:
 
 
 def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
-    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models. A power cut
-    may leave anything in that file."""
-    path, before = cache.parent / "sizes.json", set()
-    with suppress(OSError, ValueError, TypeError, LookupError):
-        kept = serving.read_json(path, MOST_OF_SIZES)["sizes"]
-        before = {size for size in kept if isinstance(size, int) and 0 < size <= serving.LARGEST}
-    if not before and os.path.lexists(path):
-        journal.say_once(f"{path} does not say which sizes its tensors have had: those of other models are removed")
+    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models."""
+    path = cache.parent / "sizes.json"
+    before = journal.read_back(path, lambda told: {int(size) for size in told["sizes"]}) or set()
     known = before | set(sizes)
     if known != before:
         with suppress(OSError):
@@ -116,8 +109,6 @@ class Guard:
         self.port = port
         self.kept_alive: set[str] = set()
         self.lasting = progress.Lasting()
-        self.held: bool | None = None
-        """Whether it has a client, as far as the kernel says it."""
 
     def fault(self) -> str | None:
         """Why the worker has to be ended."""
@@ -130,7 +121,6 @@ class Guard:
         if stopped >= progress.STOPPED_SECONDS:
             return f"the worker has been stopped by a signal for {stopped:.0f} s"
         own = [link for link in look.links if progress.port_of(link.local) == self.port]
-        self.held = any(link.state == progress.ESTABLISHED for link in own)
         gone = [link for link in own if link.state == progress.CLOSE_WAIT]
         ignored = self.lasting.seconds("gone", bool(gone), now)
         if ignored >= GONE_SECONDS:
@@ -174,7 +164,8 @@ def run(
             tunnels.keep()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=min(look, pause) if guard or tunnels.tunnels else pause)
-            fault = guard.fault() if guard and process.poll() is None else None
+            watched = guard and process.poll() is None
+            fault = journal.spared("the worker is not watched", guard.fault) if guard and watched else None
             if fault:
                 journal.say(f"{fault}: it is started again")
                 process.kill()
@@ -187,11 +178,11 @@ def run(
             if cache and process.poll() is None and time.monotonic() - bounded >= pause:
                 _bound(cache, limit)
                 bounded = time.monotonic()
-            exports.of_worker(guard.held if guard else None, cache, limit)
+            exports.of_worker()
         else:
             journal.say(f"the worker ended {progress.ended_how(process.returncode)}")
             exports.ended("ended")
-        exports.of_worker(None, cache, limit)
+        exports.of_worker()
     except SystemExit:
         exports.stop()
         progress.stop(process, STOP_SECONDS)

@@ -152,6 +152,14 @@ def compatible(client: str, server: str) -> bool:
     return client_major == server_major and server_minor <= client_minor
 
 
+def place_of(endpoint: str) -> tuple[str, int]:
+    """:raises ValueError: it is not ADDRESS:PORT, with a numeric IPv4 address."""
+    address, port = endpoint.rsplit(":", 1)
+    if not 0 < int(port) < 65536:
+        raise ValueError(f"{port} is not a TCP port")
+    return str(ipaddress.IPv4Address(address)), int(port)
+
+
 def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str] = None) -> Handshake:
     """Shakes hands with the worker at ``address:port`` and asks for its devices.
 
@@ -169,9 +177,7 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
         - ``not_rpc``: something else answers.
     :raises ValueError: the address is not a numeric IPv4 address, or the port is none.
     """
-    ipaddress.IPv4Address(address)
-    if not 0 < port < 65536:
-        raise ValueError(f"{port} is not a TCP port")
+    place_of(f"{address}:{port}")
     deadline = time.monotonic() + timeout
     connected = False
     try:

@@ -154,36 +154,17 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def _of_page(plan: Plan) -> dict[str, Any]:
-    """Where each model is, and where a fallback has it."""
-    placed = {name: [*map(_device, one.placement), _own(one)] for name, one in zip(_called(plan), plan.each())}
+    """Where the weights of each model are, and where a fallback has them."""
+    placed = {name: _weights(one, one.placement) for name, one in zip(_called(plan), plan.each())}
     if plan.head.fallback_after is not None:
-        placed.update({other.without: [*map(_device, other.placement), _own(plan)] for other in plan.fallbacks})
+        placed.update({other.without: _weights(plan, other.placement) for other in plan.fallbacks})
     used = {entry.endpoint for placement in services.placements_of(plan) for entry in placement}
     cached = any(worker.cache and worker.endpoint in used for host in plan.hosts.values() for worker in host.workers)
-    return {"devices": placed, "cached": cached}
+    return {"weights": placed, "cached": cached}
 
 
-def _device(entry: DevicePlacement) -> dict[str, Any]:
-    """As metrics.Device of the launcher."""
-    fields = (
-        "host",
-        "worker",
-        "endpoint",
-        "layers",
-        "weights_mib",
-        "kv_mib",
-        "compute_mib",
-        "auxiliary_mib",
-        "capacity_mib",
-    )
-    return {"name": entry.device, **{field: getattr(entry, field) for field in fields}}
-
-
-def _own(plan: Plan) -> dict[str, Any]:
-    """What stays in the memory of the head."""
-    cpu = plan.head.cpu
-    sizes = {"weights_mib": cpu.weights_mib, "kv_mib": cpu.kv_mib, "auxiliary_mib": cpu.beside_mib}
-    return {"name": "memory of the host", "host": plan.head.host, "layers": cpu.layers, **sizes}
+def _weights(plan: Plan, placement: Sequence[DevicePlacement]) -> list[tuple[str | None, float]]:
+    return [*((entry.endpoint, entry.weights_mib) for entry in placement), (None, plan.head.cpu.weights_mib)]
 
 
 def _called(plan: Plan) -> list[str]:
@@ -197,7 +178,7 @@ def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
     full = estimate.at_context[-1] if estimate.at_context else None
-    figures = {"planned_load_seconds": estimate.load_s}
+    figures: dict[str, float | None] = {}
     for what, expected, bounds, last in (
         (
             "generation",

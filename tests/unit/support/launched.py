@@ -28,7 +28,7 @@ server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = 1.0
 serving.WRITE_SECONDS, serving.LOAD_SECONDS = 0.2, 0.2
 exporter.EVERY = 0.2
-runtime.RETURN_EVERY, runtime.STEADY_SECONDS, runtime.FAILED_SECONDS = 0.1, 1.0, 0.1
+runtime.RETURN_EVERY, runtime.STEADY_SECONDS = 0.1, 1.0
 runtime.Settings = functools.partial(runtime.Settings, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)
 raise SystemExit(runtime.main())
