@@ -1,6 +1,7 @@
 """The bug bundle: no secret is in it."""
 
 import json
+import os
 import tarfile
 from pathlib import Path
 from unittest import mock
@@ -9,6 +10,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
 from support import actions, playbook_runs
 from test_status import answers_of, run
@@ -84,6 +86,23 @@ def test_a_host_reports_no_secret(reported):
     text = "".join(reported.values())
     assert [secret for secret in SECRETS if secret in text] == []
     assert text.count("<removed: ") == 2 * len(PLANTED) + 1
+
+
+@pytest.mark.parametrize("manager", ["supervisor", "launchd"])
+def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp_path, manager):
+    place = places.Place("system", manager, *(str(tmp_path / name) for name in ("prefix", "cache", "units")))
+    logs = services.manager_of(place)
+    secret, path = tmp_path / "shadow", Path(logs.record.log.format(prefix=place.prefix, service="x"))
+    path.parent.mkdir(parents=True)
+    secret.write_text("root:$6$")
+    path.symlink_to(secret)
+    assert logs.log("x") == ""
+    path.unlink()
+    os.mkfifo(path)
+    assert logs.log("x") == "", "and a pipe is not waited for"
+    path.unlink()
+    path.write_bytes(bytes(services.LOG_BYTES) + b"last\n")
+    assert len(logs.log("x")) == services.LOG_BYTES
 
 
 def test_what_a_host_shows_of_kernel_and_drivers(tmp_path):

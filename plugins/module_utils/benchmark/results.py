@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.command_line import FILES
@@ -19,8 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
-ROWS_BYTES, TAIL_BYTES, STATUS_BYTES = 1 << 20, 16 << 10, 16
-"""That are read of the results of a program, of the end of its log, and of its status."""
+SIZES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
+"""Ending of a program's file → bytes of it that are read, the last ones."""
 ERRORS, LOG_LINE = 3, 500
 """Last lines of a log that are shown, and characters of each."""
 
@@ -43,20 +42,7 @@ def read(state: Path, number: int) -> Program:
 
     :param number: of the program.
     """
-    rows, log, status = (_tail(state / f"{FILES}{number}.{end}", size) for end, size in _SIZES.items())
+    rows, log, status = (reading.end_of(state / f"{FILES}{number}.{end}", size) for end, size in SIZES.items())
     last = [printable(line, LOG_LINE) for line in log.splitlines() if line.strip()][-ERRORS:]
     found = tuple(filter(None, map(result_of, rows.splitlines())))
     return Program(found, int(status) if status.strip().isdecimal() else None, " / ".join(last))
-
-
-_SIZES = {"jsonl": ROWS_BYTES, "log": TAIL_BYTES, "status": STATUS_BYTES}
-
-
-def _tail(path: Path, size: int) -> str:
-    """The end of a file; empty where there is none that can be read."""
-    try:
-        with reading.open_file(path) as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
-            return stream.read(size).decode("utf-8", "replace")
-    except OSError:
-        return ""

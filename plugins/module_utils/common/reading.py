@@ -57,6 +57,16 @@ def read(path: Path, limit: int, follow: bool = False) -> bytes:
         return stream.read(limit)
 
 
+def end_of(path: Path, size: int) -> str:
+    """The last bytes of a file as text; empty where it cannot be read, or ``open_file`` refuses it."""
+    try:
+        with open_file(path) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
+            return stream.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 class TooSlowError(Exception):
     """Work took too long; the message ends a sentence that names what is read."""
 

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of, from_disk, read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, lingers, supervisor_runs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
-LOG_LINES = 10
+LOG_LINES, LOG_BYTES = 10, 1024 * 1024
 READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
 """Larger files that a service reads are compared by size and time."""
@@ -95,7 +95,7 @@ class Manager:
 
     def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
         """What a service wrote last; of a journal so many lines in this form."""
-        return text_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)))
+        return end_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
 
     def unread(self, services: Collection[str]) -> set[str]:
         """Those whose definition the manager has not read since it was written."""
