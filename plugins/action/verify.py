@@ -36,6 +36,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 display = Display()
 
 PROBE_SECONDS = 1.0
+NOT_REACHED = ""
 FALLBACK_PAUSE_SECONDS = 10
 
 
@@ -79,14 +80,20 @@ class ActionModule(Action):
         """
         answers = changes.read(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        patience = plan.head.start_timeout if judge.may_become_healthy(plan, drifts) else 0
-        endpoints = self._reached_endpoints(plan)
-        with ThreadPoolExecutor(max(1, len(endpoints))) as threads:
-            probes = threads.map(_probe, endpoints)
+        states = {service.state for drift in drifts.values() for service in drift.services.values()}
+        patience = plan.head.start_timeout if states - {"stopped"} else 0
+        hostvars = self.variables["hostvars"]
+        ends = {
+            worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
+            for name, host in plan.hosts.items()
+            for worker in host.workers
+        }
+        with ThreadPoolExecutor(max(1, len(ends))) as threads:
+            probes = threads.map(_probe, ends.values(), ends)
             first, *others = subject.each()
             evidence = self._collect(first, patience)
             more = [self._collect(other, patience) for other in others if evidence.server]
-            probed = dict(zip(endpoints, probes))
+            probed = {end: source for end, source in zip(ends, probes) if source != NOT_REACHED}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
@@ -105,19 +112,6 @@ class ActionModule(Action):
         self._record(plan, report, evidence)
         self._write(plan, report)
         return _show(plan, report, evidence)
-
-    def _reached_endpoints(self, plan: Plan) -> list[str]:
-        """Endpoints of workers at addresses at which the controller reaches their hosts."""
-        hostvars = self.variables["hostvars"]
-        targets = {name: hostvars[name].get("ansible_host", name) for name, host in plan.hosts.items() if host.workers}
-        with ThreadPoolExecutor(max(1, len(targets))) as threads:
-            addresses = dict(zip(targets, threads.map(_addresses, targets.values())))
-        return [
-            worker.tunnel or worker.endpoint
-            for name in targets
-            for worker in plan.hosts[name].workers
-            if (worker.tunnel or worker.endpoint).split(":")[0] in addresses[name]
-        ]
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
         """The evidence of the head, once its server is healthy or waiting makes no sense any more.
@@ -187,17 +181,17 @@ def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:
     return {"failed": True, "msg": message, "failing": sorted({check.name for check in report.failed})}
 
 
-def _addresses(host: str) -> set[str]:
-    """The IPv4 addresses at which the controller reaches a host; a number is one itself."""
-    try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)}
-    except (OSError, UnicodeError):
-        return set()
+def _probe(host: str, endpoint: str) -> str | None:
+    """The controller's own address where it could connect, and sent nothing; None where the connection is refused or dropped.
 
-
-def _probe(endpoint: str) -> str | None:
-    """The controller's own address where it could connect, and sent nothing; None where the connection is refused or dropped."""
+    :param host: as the controller reaches it; at another address a refusal would prove nothing.
+    """
     address, port = endpoint.rsplit(":", 1)
+    try:
+        if address not in [entry[4][0] for entry in socket.getaddrinfo(host, None, socket.AF_INET)]:
+            return NOT_REACHED
+    except (OSError, UnicodeError):
+        return NOT_REACHED
     try:
         with socket.create_connection((address, int(port)), PROBE_SECONDS) as connection:
             return connection.getsockname()[0]

@@ -158,13 +158,3 @@ def test_a_fallback_that_the_plan_does_not_know_is_judged_by_the_plan(plan):
     served = judge.as_served(plan, evidence)
     used = {worker.endpoint: worker.used for host in served.hosts.values() for worker in host.workers}
     assert used == {WORKERS[0]: False, WORKERS[1]: True}
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_verify_waits_for_a_server_that_may_fall_back(pair, wanted):
-    pair.hosts["head"]["variables"]["llama_server_fallback"] = wanted
-    plan = typed(pair.plan())
-    hosts = reports(plan)
-    assert judge.may_become_healthy(plan, hosts)
-    assert judge.may_become_healthy(plan, {name: hosts[name] for name in ("head", "worker2")}) == wanted
-    assert not judge.may_become_healthy(plan, {"head": hosts["head"]})

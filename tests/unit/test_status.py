@@ -19,7 +19,7 @@ from support.verification import several
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "status.schema.json").read_text()))
 NOW = 1_700_000_000
-VERIFIED = {"time": NOW - 3600, "passed": True, "failed": [], "release": "pypi-0.3.36", "asleep": False}
+VERIFIED = {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36", "asleep": False}
 TOLD = {
     "time": NOW,
     "process": 123,
@@ -110,8 +110,7 @@ def test_a_healthy_cluster(plan, answers, tmp_path):
     cluster = told["cluster"]
     assert [cluster[key] for key in ("state", "as_planned", "restarts", "uptime_s")] == ["serving", True, 3, 11520]
     assert cluster["planned"] == {"ref": "pypi-0.3.36", "build": 11063, "protocol": "7.0.0"}
-    release = {"release": "pypi-0.3.36", "asleep": False}
-    assert cluster["verified"] == {"age_s": 3600, "passed": True, "failed": [], **release}
+    assert cluster["verified"] == VERIFIED
     assert [restart["age_s"] for restart in cluster["last_restarts"]] == [600, 7200]
     worker = told["hosts"][1]["workers"][0]
     assert (worker["endpoint"], worker["state"], worker["clients"]) == ("192.0.2.11:50052", "running", ["192.0.2.10"])
@@ -187,7 +186,6 @@ def test_a_cluster_that_loads_its_model(plan, answers, tmp_path):
 
 def test_models_that_take_turns(plan, answers, tmp_path):
     plan = typed_json.dump(several(typed(plan), "one", "two"))
-    plan["head"]["models"][1]["placement"] = []
     head = answers["head"]["condition"]["head"]
     head["serving"].update(state="loading", load={"seconds": 12.0, "read": 5_000_000, "sent": {}})
     head["models"] = [{"name": "one", "state": "failed"}, {"name": "two", "state": "loading"}]
@@ -196,8 +194,6 @@ def test_models_that_take_turns(plan, answers, tmp_path):
     assert "models    one failed, two loading\n" in shown
     assert "lost worker 192.0.2.11:50052" in shown
     assert told["cluster"]["load"]["planned_bytes"] is None
-    head["models"][0]["state"], head["models"][1]["state"] = "loading", "unloaded"
-    assert written(plan, answers, tmp_path)[0]["cluster"]["load"]["planned_bytes"] > 5_000_000
     head["models"] = []
     assert "model     one, two\n" in written(plan, answers, tmp_path)[2]
 

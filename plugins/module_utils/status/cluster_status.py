@@ -104,10 +104,6 @@ def _state(planned: str | None, defined: str | None, head: types.HeadCondition) 
     return (serving.state if serving else "running"), ""
 
 
-def _verified(found: types.VerifiedRecord | None, now: int) -> types.VerificationStatus | None:
-    return found and types.VerificationStatus(max(0, now - found.time), *found[1:])
-
-
 def _restarts(head: types.HeadCondition, now: int) -> tuple[int, tuple[types.RestartStatus, ...]]:
     """How often llama-server was started again, and the last reasons, the newest first."""
     if not head.serving:
@@ -154,6 +150,7 @@ def _with_head(
     serving = head.serving if head.current else None
     restarts, last = _restarts(head, now)
     loads = serving.load if serving else None
+    alone = plan and not plan.head.models and not (serving and serving.without)
     return cluster._replace(
         state=state,
         detail=detail,
@@ -163,25 +160,10 @@ def _with_head(
         asleep_s=max(0, now - serving.since) if serving and state == serving_record.ASLEEP else None,
         without=serving.without if serving and state == "fallback" else (),
         waiting_for=serving.waiting_for if serving else (),
-        load=loading.progress_of(loads, expected_of(_loading(plan, head.models, serving.without)))
-        if serving and loads
-        else None,
-        verified=_verified(head.verified, now),
+        load=loading.progress_of(loads, expected_of(plan if alone else None)) if loads else None,
+        verified=head.verified,
         models=head.models,
     )
-
-
-def _loading(plan: Plan | None, models: Sequence[types.ModelStatus], without: Sequence[str]) -> Plan | None:
-    """The plan of the model that is loaded at this moment.
-
-    :param without: workers that a fallback leaves out.
-    """
-    fallback = next((other for other in plan.fallbacks if other.without in without), None) if plan else None
-    if plan and fallback:
-        return plan._replace(placement=fallback.placement)
-    names_of = {model.name for model in models if model.state == "loading"}
-    found = [one for one, model in zip(plan.each(), plan.head.models or ()) if model.name in names_of] if plan else []
-    return next(iter(found), plan)
 
 
 def serious(host: types.HostStatus) -> list[Difference]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,50 +19,28 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Health, ModelStatus
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Health,
+    ModelStatus,
+    VerificationStatus,
+)
 
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
 
 
-def _verified(path: Path) -> types.VerifiedRecord | None:
-    """What verify left on the head, whose time is that of the file; None where that is missing or has another form."""
+def _verified(path: Path) -> VerificationStatus | None:
+    """What verify left on the head, whose age is that of the file; None where that is missing or has another form."""
     try:
-        found = {**reading.read_object(path, evidence.RECORD_BYTES), "time": int(path.stat().st_mtime)}
+        age = max(0, int(time.time() - path.stat().st_mtime))
+        found = {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age}
     except (OSError, ValueError):
         return None
-    found = {name: found.get(name) for name in types.VerifiedRecord._fields}
-    wrong = validation.problem("", found) or typed_json.problem("", found, types.VerifiedRecord)
-    return None if wrong else typed_json.parse(types.VerifiedRecord, found)
-
-
-def _ask(head: HeadPlan, running: Collection[int], account: str | None) -> tuple[Health, tuple[ModelStatus, ...]]:
-    """Health of llama-server, and its models where they are several.
-
-    :param running: the cluster's processes.
-    """
-    try:
-        certificate = server_client.planned_certificate(head.tls_certificate_file)
-        health = server_client.wait_for_health(head.own_url, 0, certificate, ASK_SECONDS)
-    except ValueError as error:
-        return Health(False, validation.printable(error)), ()
-    if health.healthy and head.models:
-        with suppress(OSError):  # a key that cannot be read
-            return health, server_client.models(_get("/models", head, running, account, certificate))
-    return health, ()
-
-
-def _get(
-    path: str, head: HeadPlan, running: Collection[int], account: str | None, certificate: bytes | None
-) -> reading.Reply:
-    address, key = head.own_url.split("//", 1)[1], server_client.first_key(head.api_key_file)
-    place, port = address.rsplit(":", 1)
-
-    def objection() -> str | None:
-        return processes.unexpected_listener(place, int(port), running, account) if key else None
-
-    return reading.ask(address, path, ASK_SECONDS, None, key, objection, certificate)
+    found = {name: found.get(name) for name in VerificationStatus._fields}
+    wrong = validation.problem("", found) or typed_json.problem("", found, VerificationStatus)
+    return None if wrong else typed_json.parse(VerificationStatus, found)
 
 
 def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
@@ -81,7 +58,11 @@ def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> ty
     if head:
         running = processes.of_account(place.prefix, account)
         current = bool(serving and serving.process in running)
-        health, models = _ask(head, running, account)
+        client = Client(head, running, account)
+        health = client.health(0, ASK_SECONDS)
+        if health.healthy and head.models:
+            with suppress(OSError):  # a key that cannot be read
+                models = client.models(ASK_SECONDS)
     return types.HeadCondition(
         health=health,
         serving=serving,

@@ -14,7 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health, ModelStatus
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Exits,
+    Health,
+    ModelStatus,
+    VerificationStatus,
+)
 
 SCHEMA = 2
 Line = Annotated[str, Text(longest=2000)]
@@ -34,21 +39,6 @@ class Arguments(NamedTuple):
     known: Optional[Mapping[str, Any]] = None
 
 
-class VerifiedRecord(NamedTuple):
-    """What the last verification left on the head."""
-
-    time: int
-    """since 1970"""
-    passed: bool
-    """whether no check failed"""
-    failed: tuple[Line, ...]
-    """checks that failed"""
-    release: Word
-    """that ran"""
-    asleep: bool = False
-    """whether the server slept, and was asked nothing"""
-
-
 class HeadCondition(NamedTuple):
     """What is known on the head."""
 
@@ -62,7 +52,7 @@ class HeadCondition(NamedTuple):
     """workers that did not shake hands, a sentence for each"""
     ends: Exits
     """of llama-server"""
-    verified: Optional[VerifiedRecord]
+    verified: Optional[VerificationStatus]
     """null where it was never verified"""
     models: tuple[ModelStatus, ...] = ()
     """of several, those that llama-server reports"""
@@ -85,8 +75,7 @@ class Condition(NamedTuple):
     resources: resources.Resources
     """memory and disks"""
     head: Optional[HeadCondition] = None
-    """of a head"""
-    """null where that was not looked for"""
+    """of a head; null elsewhere"""
 
 
 class WorkerStatus(NamedTuple):
@@ -131,7 +120,6 @@ class HostStatus(NamedTuple):
     """null where it did not answer"""
     differences: Optional[tuple[Difference, ...]]
     """from its part of the plan; null where it was not compared"""
-    """what nothing uses on its disk, the largest first, at most 200; null where that was not looked for"""
 
 
 class RestartStatus(NamedTuple):
@@ -141,21 +129,6 @@ class RestartStatus(NamedTuple):
     """how long ago"""
     text: str
     """why"""
-
-
-class VerificationStatus(NamedTuple):
-    """The last verification."""
-
-    age_s: int
-    """how long ago"""
-    passed: bool
-    """whether no check failed"""
-    failed: tuple[str, ...]
-    """checks that failed"""
-    release: str
-    """that ran"""
-    asleep: bool = False
-    """whether the server slept, and was asked nothing"""
 
 
 class ReleaseStatus(NamedTuple):

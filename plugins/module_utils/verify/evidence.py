@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
     Evidence,
@@ -60,25 +61,23 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
-    certificate = None
-    try:
-        certificate = server_client.planned_certificate(head.tls_certificate_file)
-        health = server_client.wait_for_health(head.own_url, seconds, certificate)
-    except ValueError as error:
-        health = Health(False, printable(error))
     running = processes.of_account(host.prefix, host.account)
-    door = _Door(subject, running, certificate)
+    client = Client(head, running, host.account)
+    health = client.health(seconds)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     serving = serving_record.of_launcher(folder, launchers)
     asked, sleeps = subject.asked, bool(serving and serving.state == serving_record.ASLEEP)
     if asked:
-        sleeps = not (wake or asked.name in door.loaded())
+        loaded = {model.name for model in client.models(LIST_SECONDS) if model.state == "loaded"} if not wake else ()
+        sleeps = not (wake or asked.name in loaded)
     elif health.healthy and sleeps:
         health = Health(True, "ok; it slept, and the question of this check woke it" if wake else "ok; it sleeps")
     ask = health.healthy and (wake or not sleeps)
-    if asked and ask and door.still_loads(asked.name, max(seconds, LEAST_SECONDS)):
-        health, ask = Health(False, server_client.LOADING), False
-    completion = door.complete() if ask else None
+    if asked and ask:  # this begins its load
+        reply = client.ask(f"/props?model={quote(asked.name, safe='')}", max(seconds, LEAST_SECONDS))
+        if reply.text.startswith(reading.LATE):
+            health, ask = Health(False, server_client.LOADING), False
+    completion = _complete(client, subject) if ask else None
     log = _start_log(folder, asked)
     evidence = Evidence(
         health=health,
@@ -198,42 +197,13 @@ def _with_unused_workers(recorded: Handshakes, subject: Subject, served: ServedF
     return recorded._replace(workers=workers)
 
 
-class _Door:
-    """The server as its clients reach it."""
-
-    def __init__(self, subject: Subject, running: Collection[int], certificate: bytes | None) -> None:
-        self._subject, self._running, self._certificate = subject, running, certificate
-        self._place = server_client.address_of(subject.head.own_url)
-
-    def still_loads(self, name: str, seconds: float) -> bool:
-        """Whether a model of several, whose load this begins, is not loaded after so many seconds."""
-        named = quote(name, safe="")
-        return self._ask(f"/props?model={named}", seconds).text.startswith(reading.LATE)
-
-    def loaded(self) -> set[str]:
-        """Names of the models of several that are loaded."""
-        found = server_client.models(self._ask("/models", LIST_SECONDS))
-        return {model.name for model in found if model.state == "loaded"}
-
-    def complete(self) -> Completion:
-        subject, asked = self._subject, self._subject.asked
-        question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS}
-        if not subject.has_known_answer:
-            question = {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
-        if asked:
-            question["model"] = asked.name
-        sleeps = server.SLEEP in (asked or subject.head).argv
-        patience = SECONDS_FOR_ANSWER + (subject.head.start_timeout if sleeps else 0)
-        return server_client.completion(self._ask("/v1/completions", patience, question))
-
-    def _ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> reading.Reply:
-        head, account = self._subject.head, self._subject.hosts[self._subject.head.host].account
-        key = server_client.first_key(head.api_key_file)
-        address, port = self._place.rsplit(":", 1)
-
-        def objection() -> str | None:
-            """The connection stands, so whoever listens now is who gets the key, or nobody does."""
-            listener = processes.unexpected_listener(address, int(port), self._running, account) if key else None
-            return listener and f"the API key was not sent: {listener}"
-
-        return reading.ask(self._place, path, seconds, question, key, objection, self._certificate)
+def _complete(client: Client, subject: Subject) -> Completion:
+    asked = subject.asked
+    question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS}
+    if not subject.has_known_answer:
+        question.update(prompt=PROMPT, max_tokens=TOKENS)
+    if asked:
+        question["model"] = asked.name
+    sleeps = server.SLEEP in (asked or subject.head).argv
+    patience = SECONDS_FOR_ANSWER + (subject.head.start_timeout if sleeps else 0)
+    return server_client.completion(client.ask("/v1/completions", patience, question))

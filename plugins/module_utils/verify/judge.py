@@ -34,10 +34,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Handshakes,
     LinkMeasurement,
     LoggedBuffers,
-    Outcome,
     Report,
     ServerEvidence,
     Subject,
+    VerificationStatus,
 )
 
 LINE = 500
@@ -103,10 +103,10 @@ def left_asleep(evidence: Evidence) -> bool:
     return bool(evidence.server and not evidence.server.completion)
 
 
-def outcome_of(plan: Plan, report: Report, evidence: Evidence) -> Outcome:
+def outcome_of(plan: Plan, report: Report, evidence: Evidence) -> VerificationStatus:
     """What the head keeps of a report."""
     failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
-    return Outcome(report.passed, failed, plan.release.ref, left_asleep(evidence))
+    return VerificationStatus(0, report.passed, failed, plan.release.ref, left_asleep(evidence))
 
 
 def gate(subject: Subject, evidence: Evidence) -> str | None:
@@ -157,25 +157,8 @@ def as_served(plan: Plan, evidence: Evidence) -> Plan:
     return plan._replace(placement=served.placement, hosts=hosts, external_workers=external)
 
 
-def may_become_healthy(plan: Plan, hosts: Mapping[str, Drift]) -> bool:
-    """Whether it makes sense to wait for the server: all workers run that it uses, or that a fallback of it needs."""
-    observed, needed = Observed(hosts, {}), [[worker.endpoint for worker in _used(plan)]]
-    if plan.head.fallback_after is not None:
-        needed += [list(fallback.workers) for fallback in plan.fallbacks]
-    running = {}
-    for name, host in plan.hosts.items():
-        for worker in host.workers:
-            service = observed.service(name, _service_of(plan, worker))
-            running[worker.endpoint] = bool(service and service.state == "running")
-    return any(all(running.get(endpoint, True) for endpoint in endpoints) for endpoints in needed)
-
-
 def _used(plan: Plan) -> list[WorkerPlan]:
     return [worker for host in plan.hosts.values() for worker in host.workers if worker.used]
-
-
-def _service_of(plan: Plan, worker: WorkerPlan) -> str:
-    return names.service(f"worker-{worker.name}")
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check:
@@ -284,7 +267,7 @@ def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
     for name, host in plan.hosts.items():
         for worker in host.workers:
             planned = {end.rsplit(":", 1)[0] for end in (worker.listens, _open_end(worker))}
-            service = observed.service(name, _service_of(plan, worker))
+            service = observed.service(name, names.service(f"worker-{worker.name}"))
             listening = [
                 other for other in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(other))
             ]
@@ -319,9 +302,7 @@ def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool)
         if not attempt.connected:
             origin = f" from {attempt.source}" if attempt.source else ""
             return True, f"{attempt.by} reaches the host{origin}, but not this port"
-    if attempts:
-        return None, "the controller is the head, and no other host could try to connect"
-    return None, "the controller reaches the host at another address, and no other host could try to connect"
+    return None, "neither another host nor the controller could try to connect to this address"
 
 
 # --------------------------------------------------------------------------------------------------------------- links

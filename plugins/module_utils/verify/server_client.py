@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
     Health,
@@ -27,10 +31,6 @@ MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """In an answer of /models (server-models.cpp of 0.3.36) → here."""
 
 
-def address_of(url: str) -> str:
-    return url.split("//", 1)[1]
-
-
 def first_key(path: str | None) -> str | None:
     """The first API key of a file, with which the server is asked."""
     if not path:
@@ -39,56 +39,70 @@ def first_key(path: str | None) -> str | None:
     return next((line.strip() for line in lines if line.strip()), None)
 
 
-def planned_certificate(path: str | None) -> bytes | None:
-    """The certificate that the server has to show; None where it speaks HTTP.
+class Client:
+    """Asks the server on the head, as its clients reach it."""
 
-    :raises ValueError: the file has none, or cannot be read.
-    """
-    try:
-        return reading.first_certificate(_text(path)) if path else None
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}") from None
+    def __init__(self, head: HeadPlan, running: Collection[int], account: str | None) -> None:
+        """:param running: the cluster's processes, which run as ``account``: no other one gets the key."""
+        self._place, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
+        self._running, self._account = running, account
+        self._certificate: bytes | None = None
+        self._objection, path = "", head.tls_certificate_file
+        try:
+            if path:
+                text = reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
+                self._certificate = reading.first_certificate(text)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._objection = printable(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}")
+
+    def health(self, seconds: float, patience: float = HEALTH_SECONDS) -> Health:
+        """Health after at most so many seconds. A server with another certificate is not waited for: it shows that until it ends.
+
+        :param patience: seconds that one answer may take.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._objection:
+            reply = reading.ask(self._place, "/health", patience, certificate=self._certificate)
+            if reply.status == 200:
+                return Health(True, "ok")
+            if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
+                return Health(False, LOADING if reply.status == 503 else _error(reply))
+            time.sleep(0.5)
+        return Health(False, self._objection)
+
+    def ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> reading.Reply:
+        """The reply to a question that needs the key.
+
+        :raises OSError: the key cannot be read.
+        """
+        key = first_key(self._key_file)
+        address, port = self._place.rsplit(":", 1)
+
+        def objection() -> str | None:
+            """The connection stands, so whoever listens now is who gets the key, or nobody does."""
+            listener = processes.unexpected_listener(address, int(port), self._running, self._account) if key else None
+            return listener and f"the API key was not sent: {listener}"
+
+        return reading.ask(self._place, path, seconds, question, key, objection, self._certificate)
+
+    def models(self, seconds: float) -> tuple[ModelStatus, ...]:
+        """Of a router; none where its reply has another form."""
+        try:
+            return tuple(map(_model, reading.parse(self.ask("/models", seconds).text)["data"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return ()
 
 
-def _text(path: str) -> str:
-    return reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
-
-
-def wait_for_health(
-    url: str, seconds: float, certificate: bytes | None = None, patience: float = HEALTH_SECONDS
-) -> Health:
-    """Health after at most so many seconds. A server with another certificate is not waited for: it shows that until it ends.
-
-    :param patience: seconds that one answer may take.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        reply = reading.ask(address_of(url), "/health", patience, certificate=certificate)
-        if reply.status == 200:
-            return Health(True, "ok")
-        if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
-            return Health(False, LOADING if reply.status == 503 else _error(reply))
-        time.sleep(0.5)
+def _model(entry: Any) -> ModelStatus:
+    status = entry["status"]
+    state = "failed" if status.get("failed") else MODEL_STATES.get(status["value"], "unloaded")
+    return ModelStatus(printable(entry["id"]), state)
 
 
 def _error(reply: reading.Reply) -> str:
     text = printable(reply.text)
     return f"status {reply.status}: {text}" if reply.status else text
-
-
-def models(reply: reading.Reply) -> tuple[ModelStatus, ...]:
-    """A router's reply about its models; none where it has another form."""
-    try:
-        return tuple(
-            ModelStatus(
-                printable(entry["id"]),
-                "failed" if entry["status"].get("failed") else MODEL_STATES.get(entry["status"]["value"], "unloaded"),
-            )
-            for entry in reading.parse(reply.text)["data"]
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ()
 
 
 def completion(reply: reading.Reply) -> Completion:

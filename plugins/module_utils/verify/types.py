@@ -201,12 +201,16 @@ class Report(NamedTuple):
         return [check for check in self.checks if check.status == "failed"]
 
 
-class Outcome(NamedTuple):
+class VerificationStatus(NamedTuple):
     """What the head keeps of a verification, for status."""
 
+    age_s: int
+    """how long ago"""
     passed: bool
+    """whether no check failed"""
     failed: tuple[Line, ...]
     """the first failed checks, a sentence each"""
-    release: str
+    release: Annotated[str, Text()]
+    """that ran"""
     asleep: bool = False
     """whether the server slept, and was asked nothing"""
