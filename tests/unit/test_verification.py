@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text, start_log
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import report_text, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Check,
     Exits,
