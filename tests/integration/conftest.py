@@ -1,7 +1,7 @@
 """Drives the playbooks through ansible-runner against real llama.cpp, apart from whatever else the machine runs.
 
 The cluster of these tests belongs to the current user, lives in a temporary folder and has ports of its own. Only the
-caches are the user's. llama.cpp is compiled once: what the demo compiles as root, the cluster installs.
+caches are the user's.
 """
 
 import json
@@ -16,9 +16,6 @@ from pathlib import Path
 import ansible_runner
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -138,24 +135,12 @@ def until(condition, seconds=120):
     raise AssertionError("it did not happen in time")
 
 
-@pytest.fixture(scope="session")
-def share(tmp_path_factory):
-    """Has what one installation has compiled installed by later ones of the same kind, as a host gets it from another."""
-    shared = []
-
-    def keep(prefix):
-        (release,) = (prefix / "releases").iterdir()
-        cached = build_cache.CachedBuild("llama_cluster", "localhost", release.name)
-        if not cached.archive():
-            programs = tuple(path.name for path in (release / "bin").iterdir())
-            build = BuildPlan(release.name, "", "cpu", "", {}, {}, programs, {}, "localhost", False)
-            with cached.receive() as target:
-                shutil.move(installer.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
-            shared.append(cached)
-
-    yield keep
-    for cached in shared:
-        cached.archive().unlink()
+@pytest.fixture(scope="session", autouse=True)
+def compiler_cache():
+    """What `make demo` has compiled as root, a user of this machine need not compile."""
+    demo, ours = Path("/var/cache/llamacpp/ccache"), Path.home() / ".cache" / "llamacpp" / "ccache"
+    if os.access(demo, os.R_OK) and not ours.exists():
+        shutil.copytree(demo, ours)
 
 
 @pytest.fixture(scope="session")
