@@ -75,8 +75,6 @@ class ActionModule(Action):
                 display.warning(f"{advisory.id} ({advisory.severity}{accepted}): {advisory.message} {advisory.remedy}")
         if plan.refused:
             why = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
-            if arguments.page:
-                why = "the page above says why."
             return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
         return {"changed": False, "plan": described}
 

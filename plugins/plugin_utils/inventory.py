@@ -254,7 +254,7 @@ def hosts(
         raise Refusal(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
-    _name_who_left(kept, {*members, *retired}, retired_group)
+    _refuse_who_left(kept, {*members, *retired}, retired_group)
     return cluster, cluster_inputs.settle(cluster, members)
 
 
@@ -266,15 +266,16 @@ def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedR
     return speed_record.readable(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
 
 
-def _name_who_left(kept: Any, known: Collection[str], retired_group: str) -> None:
-    """Warns of hosts that the last plan had, and that the inventory has in none of the cluster's groups.
+def _refuse_who_left(kept: Any, known: Collection[str], retired_group: str) -> None:
+    """A host of the last plan that is in none of the cluster's groups runs on unseen, and is more often misspelt than gone.
 
     :param kept: host → facts, as the last run left them on the head; a host may say anything.
     :param known: hosts that are in these groups.
+    :raises Refusal: there is such a host.
     """
     left = [validation.printable(str(name)) for name in kept if name not in known] if isinstance(kept, Mapping) else []
     if left:
-        Display().warning(
-            f"{', '.join(left)} had a part in this cluster's last plan and is in none of its groups now: what runs there goes on running. Put it into "
-            f"the group {retired_group}, and site.yml removes it; the next plan does not know of it any more."
+        raise Refusal(
+            f"{', '.join(left)} had a part in this cluster's last plan and is in none of its groups now: check the spelling of the groups, or put it into "
+            f"the group {retired_group}, and site.yml removes what runs there."
         )

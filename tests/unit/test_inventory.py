@@ -152,22 +152,22 @@ def test_true_and_false_are_not_numbers(variable, value, named):
 
 
 @pytest.mark.parametrize(
-    "retired, kept, warned",
+    "retired, kept, refused",
     [
-        ([], {"a": {}, "gone": {}}, ["gone had a part in this cluster's last plan"]),
-        (["gone"], {"a": {}, "gone": {}}, []),
-        ([], {"a": {}}, []),
-        ([], ["gone"], []),
-        ([], {"a\x1b[2J": {}}, [r"a\x1b[2J had a part"]),
+        ([], {"a": {}, "gone": {}}, "gone had a part in this cluster's last plan"),
+        (["gone"], {"a": {}, "gone": {}}, ""),
+        ([], {"a": {}}, ""),
+        ([], ["gone"], ""),
+        ([], {"a\x1b[2J": {}}, r"a\x1b[2J had a part"),
     ],
 )
 @pytest.mark.parametrize("cluster, group", [("llama_cluster", "llama_retired"), ("night", "llama_retired_night")])
-def test_a_host_that_left_without_llama_retired_is_named(monkeypatch, cluster, group, retired, kept, warned):
-    said = []
-    monkeypatch.setattr(inventory.Display, "warning", lambda _display, text: said.append(text))
+def test_a_host_that_left_without_llama_retired_is_refused(cluster, group, retired, kept, refused):
     groups = {cluster: ["a", *retired], "llama_head": ["a"], group: retired}
     task_vars = {"groups": groups, "hostvars": {name: {} for name in ("a", *retired)}, "llama_cluster_group": cluster}
-    inventory.hosts(task_vars, {"a": {"facts": {**FACTS, "kept": kept}}})
-    assert len(said) == len(warned)
-    assert all(text in sentence for text, sentence in zip(warned, said))
-    assert all(f" {group}, " in sentence for sentence in said)
+    answers = {"a": {"facts": {**FACTS, "kept": kept}}}
+    if not refused:
+        assert inventory.hosts(task_vars, answers)
+    else:
+        with pytest.raises(Refusal, match=f"{re.escape(refused)}.* the group {group}, "):
+            inventory.hosts(task_vars, answers)

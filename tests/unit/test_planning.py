@@ -345,6 +345,7 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
     "variables, said",
     [
         ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b11434"]),
+        ({"llama_release": "{source: auto}"}, ["'{source: auto}'", "an INI inventory wants quotes"]),
         ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b11434"]),
         ({"llama_release": {"source": "git", "ref": 11434}}, ["llama_release has the ref 11434", "in quotes"]),
         ({"llama_server_context": 0}, ["llama_server_context is 0: use 1 or more"]),

@@ -85,10 +85,10 @@ def request_of(value: Any) -> ReleaseRequest:
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
-        raise Refusal(
-            f"llama_release is {value!r}, which is not a valid form: use a build like b11434, a version like v0.4.1, auto, or a mapping with source: "
-            f"{', '.join(SOURCES)}"
-        )
+        form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
+        if isinstance(value, str) and value.startswith("{"):
+            form = 'an INI inventory wants quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+        raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     given = {str(key): own for key, own in value.items() if own is not None}
     source, allowed = given["source"], SOURCES[given["source"]]
     unknown = set(given) - allowed
