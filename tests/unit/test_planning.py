@@ -356,10 +356,6 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
         ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: use 1 or more"]),
         ({"llama_release": {**RELEASE, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
         ({"llama_release": {**RELEASE, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
-        (
-            {"llama_build_cmake_options": {"BUILD_SHARED_LIBS": "ON"}},
-            ["llama_build_cmake_options of here has BUILD_SHARED_LIBS", "remove it"],
-        ),
         ({"llama_release": {"source": "git", "ref": "--upload-pack=x"}}, ["the ref '--upload-pack=x'", "a branch"]),
         (
             {"llama_release": {"source": "git", "ref": "b11434", "commit": "abc"}},

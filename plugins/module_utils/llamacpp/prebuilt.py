@@ -67,7 +67,6 @@ X64, ARM64 = ("x86_64", "amd64"), ("aarch64", "arm64")
 ASSETS = (
     Asset("Linux", X64, ("cpu",), "ubuntu-x64", "2.35"),
     Asset("Linux", ARM64, ("cpu",), "ubuntu-arm64", "2.39"),
-    Asset("Linux", ("s390x",), ("cpu",), "ubuntu-s390x", "2.39"),
     Asset("Linux", X64, ("vulkan",), "ubuntu-vulkan-x64", "2.35"),
     Asset("Linux", ARM64, ("vulkan",), "ubuntu-vulkan-arm64", "2.39"),
     Asset("Linux", X64, ("cuda",), "ubuntu-cuda-13.4-x64", "2.39", cuda="13.4", capability="7.5"),
@@ -100,11 +99,9 @@ def archives_of(machine: Machine, backend: str, build: int) -> tuple[str, ...]:
         if asset.system == machine.system and machine.architecture in asset.architectures and backend in asset.backends
     ]
     if not kinds:
-        why = (
-            ", since theirs have no RPC worker" if backend == "sycl" else f" on {machine.system} {machine.architecture}"
-        )
         raise Refusal(
-            f"{machine.name} has the backend {backend}, for which upstream has no archive{why} (llama_release, source: prebuilt): {INSTEAD}"
+            f"{machine.name} has the backend {backend}, for which upstream has no archive with an RPC worker on {machine.system} {machine.architecture} "
+            f"(llama_release, source: prebuilt): {INSTEAD}"
         )
     problems = [next(_problems(machine, asset), None) for asset in kinds]
     if all(problems):

@@ -238,43 +238,32 @@ def builds(
             targets.add("llama-server")
             targets.update([options.MEASURING] if measures and wanted[backend].mainline else [])
     planned = {
-        name: {
-            backend: _build(
-                host.host,
-                backend,
-                kinds[name, backend],
-                wanted[backend],
-                sorted(programs[_shared_key(kinds[name, backend], wanted[backend])]),
-                catalogue,
-            )
-            for backend in host.backends
-        }
-        for name, host in equipped.items()
+        (name, backend): _build(
+            equipped[name].host,
+            backend,
+            kind,
+            wanted[backend],
+            sorted(programs[_shared_key(kind, wanted[backend])]),
+            catalogue,
+        )
+        for (name, backend), kind in kinds.items()
     }
     sharing: dict[str, list[Host]] = {}
-    for name, own in planned.items():
-        for backend, build in own.items():
-            if equipped[name].host.share_builds and wanted[backend].source in release_request.COMPILED:
-                sharing.setdefault(build.id, []).append(equipped[name].host)
-    builders = {
-        (host.name, identity): _builder(identity, alike) for identity, alike in sharing.items() for host in alike
-    }
-    return {
-        name: {backend: build._replace(builder=builders.get((name, build.id), name)) for backend, build in own.items()}
-        for name, own in planned.items()
-    }
+    for (name, backend), build in planned.items():
+        if equipped[name].host.share_builds and wanted[backend].source in release_request.COMPILED:
+            sharing.setdefault(build.id, []).append(equipped[name].host)
+    made: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped}
+    for (name, backend), build in planned.items():
+        alike = sharing.get(build.id, [])
+        made[name][backend] = build._replace(builder=_builder(alike) if equipped[name].host in alike else name)
+    return made
 
 
-def _builder(identity: str, alike: Sequence[Host]) -> str:
+def _builder(alike: Sequence[Host]) -> str:
     """The host that ``llama_build_host`` names, or the head, or the first of the inventory, of those that share a build."""
     names = [host.name for host in alike]
-    wanted = {host.build_host: host.name for host in alike if host.build_host in names}
-    if len(wanted) > 1:
-        given = ", ".join(f"{builder} (of {name})" for builder, name in wanted.items())
-        raise Refusal(
-            f"llama_build_host is {given}, but these hosts share the build {identity}: name one host, or set llama_build_share to false"
-        )
-    return next(iter(wanted), None) or next((host.name for host in alike if host.is_head), names[0])
+    wanted = [host.build_host for host in alike if host.build_host in names]
+    return str([*wanted, *(host.name for host in alike if host.is_head), *names][0])
 
 
 def _shared_key(kind: _Kind, release: Release) -> str:
@@ -330,8 +319,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
             kind["archives"] = archives
         ran = {} if archives is None else prebuilt_archives.environment(facts, backend)
         return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, ran, tls, archives)
-    beside = [other for other in equipped.backends if other != backend]
-    tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
+    tools = toolchains.choose(host.name, backend, facts, host.toolchain)
     toolkit = tools["toolkit"]
     kind.update(
         cpu=facts.cpu["features_id"],
@@ -346,25 +334,11 @@ def _options(host: Host, backend: str, release: Release, server: Server, tls: bo
     """Options for the build of a host, the operator's over ours."""
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
-    options = {
+    return {
         **backends.cmake_options(backend, architectures, all_quants, release.fork, tls),
         **host.cmake_options,
         **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
     }
-    without = [
-        name for name in backends.TLS_OPTIONS[release.fork] if not backends.is_on(host.cmake_options.get(name, "ON"))
-    ]
-    if tls and without:
-        raise Refusal(
-            f"llama_build_cmake_options of {host.name} has {without[0]}: {host.cmake_options[without[0]]!r}, so llama-server would be built without TLS, but "
-            "llama_server_tls_certificate_file is set: remove one of them"
-        )
-    if backends.is_on(options["BUILD_SHARED_LIBS"]):
-        raise Refusal(
-            f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, but a release holds programs without shared libraries: remove it, and what "
-            "needs it (GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
-        )
-    return options
 
 
 def _check_rdma(host: Host, release: Release) -> None:

@@ -120,8 +120,7 @@ def tools_of(
     """
     tools: dict[str, str] = {}
     for backend in built:
-        beside = [other for other in built if other != backend]
-        needs = _needs(host, backend, beside, catalogue, wanted[backend])
+        needs = _needs(host, backend, catalogue, wanted[backend])
         if backend == secured and wanted[backend].source in release_request.COMPILED:
             needs = _with_library(host, needs, backends.OPENSSL.name)
         if host.rdma:
@@ -140,7 +139,7 @@ def _with_library(host: Host, needs: Needs, name: str) -> Needs:
     return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
 
 
-def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, release: Release) -> Needs:
+def _needs(host: Host, backend: str, catalogue: Catalogue, release: Release) -> Needs:
     family = host.facts.distribution.family
     packages = catalogue.tools.get(family, {})
     present = {tool for tool, version in host.facts.toolchain.items() if version}
@@ -157,7 +156,7 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
         wanted = prebuilt_archives.libraries(host.facts, backend)
         needs = Needs(wanted, present | {name for name in wanted if name not in host.facts.toolchain}, packages)
     else:
-        needs = _needs_of_compiler(host, backend, beside, release, packages, present)
+        needs = _needs_of_compiler(host, backend, release, packages, present)
     manager = service_managers.MANAGERS[host.facts.service_manager]
     of_root = ["useradd", *["setfacl"] * bool(host.metrics), *["curl"] * host.is_head]  # a head downloads its model
     of_root = of_root if host.facts.scope == "system" else []
@@ -182,22 +181,14 @@ def _needs_of_package(
 
 
 def _needs_of_compiler(
-    host: Host, backend: str, beside: list[str], release: Release, packages: Mapping[str, str], present: set[str]
+    host: Host, backend: str, release: Release, packages: Mapping[str, str], present: set[str]
 ) -> Needs:
-    facts = host.facts
-    libraries = backends.libraries(backend, release.fork)
-    architectures = facts.architectures(backend)
-    toolkit = toolchains.choose(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
+    facts, libraries = host.facts, backends.libraries(backend, release.fork)
+    toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
     missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
-    # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
-    elsewhere = {tool: packages[tool] for tool in missing if tool in packages and facts.toolchain.get(tool)}
-    libraries_or_packages = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))
     _check_cmake(host.name, facts.toolchain.get("cmake"), backend)
-    return Needs(
-        [*backends.tools(backend), *libraries_or_packages, *["patch"] * bool(release.patches)],
-        (present | set(libraries)) - set(missing),
-        {**packages, **{package: package for package in elsewhere.values()}},
-    )
+    wanted = [*backends.tools(backend), *libraries, *["patch"] * bool(release.patches)]
+    return Needs(wanted, (present | set(libraries)) - set(missing), packages)
 
 
 def _installable(host: Host, needs: Needs) -> dict[str, str]:
@@ -214,15 +205,15 @@ def _installable(host: Host, needs: Needs) -> dict[str, str]:
             f"{host.name} lacks {', '.join(unknown)}, and the collection knows no package for it on {facts.distribution.id}: "
             f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
         )
+    lacks, of_missing = (
+        f"{host.name} lacks {', '.join(missing)}",
+        list(dict.fromkeys(packages[tool] for tool in missing)),
+    )
     if missing and facts.system == "Darwin":
-        raise Refusal(
-            f"{host.name} lacks {', '.join(missing)}: run brew install {' '.join(sorted({packages[tool] for tool in missing}))} there, then "
-            "run the playbook again"
-        )
+        raise Refusal(f"{lacks}: run brew install {' '.join(sorted(of_missing))} there, then run the playbook again")
     if missing and facts.scope == "user":
         raise Refusal(
-            f"{host.name} lacks {', '.join(missing)}, and this run has no root access there (llama_host_scope is user): "
-            f"let an administrator install {', '.join(dict.fromkeys(packages[tool] for tool in missing))}, then run the playbook again"
+            f"{lacks}, and llama_host_scope is user: let an administrator install {', '.join(of_missing)}, then run the playbook again"
         )
     return {tool: packages[tool] for tool in needs.wanted if tool in packages}
 

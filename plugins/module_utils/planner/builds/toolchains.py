@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -26,11 +26,6 @@ def missing_libraries(toolkit: Toolchain) -> list[str]:
     if "libraries" not in toolkit:
         return []
     return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
-
-
-def _title(backend: str) -> str:
-    toolkit = backends.TOOLKITS.get(backend)
-    return toolkit.title if toolkit else "a compiler"
 
 
 def instead(facts: Facts, backend: str) -> str:
@@ -59,34 +54,20 @@ def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     return None
 
 
-def _at_prefix(
-    name: str, backend: str, wanted: str, facts: Facts, beside: Collection[str]
-) -> tuple[Toolchain | None, Toolchain | None]:
-    """Toolkit and compiler at the prefix that the operator names, which may be meant for another backend of the host. Of a host that
-    was not asked, the prefix is believed."""
+def _at_prefix(name: str, wanted: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
+    """Backend → toolkit, and cpu → compiler, at the prefix that the operator names. Of a host that was not asked, the prefix is believed."""
     prefix = wanted.rstrip("/") or "/"
-    where = f"llama_build_toolchain of {name} is {wanted}"
-    installed = facts.toolchains
-    if installed is None:
-        return next(iter(_declared_toolkit(backend, facts, prefix)), None), None
-    candidates = [toolchain for toolchain in installed if prefix in (toolchain["prefix"], *toolchain["links"])]
-    if not candidates:
-        known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none"
+    if facts.toolchains is None:
+        return {toolkit["backend"]: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
+    found = [toolchain for toolchain in facts.toolchains if prefix in (toolchain["prefix"], *toolchain["links"])]
+    if not found:
+        titles = ", ".join(toolkit.title for toolkit in backends.TOOLKITS.values())
+        known = ", ".join(toolchain["prefix"] for toolchain in facts.toolchains) or "none"
         raise Refusal(
-            f"{where}, but there is neither {', '.join(toolkit.title for toolkit in backends.TOOLKITS.values())} nor a compiler: use "
-            f"the prefix of one that is installed ({known}), "
+            f"llama_build_toolchain of {name} is {wanted}, but there is neither {titles} nor a compiler: use the prefix of one that is installed ({known}), "
             "or leave it out"
         )
-    by_backend = {toolchain["backend"]: toolchain for toolchain in candidates}
-    toolkit = by_backend.get(backend) if backend in backends.TOOLKITS else None
-    if not toolkit and any(other in by_backend for other in beside):
-        return None, None
-    if not toolkit and "cpu" not in by_backend:
-        raise Refusal(
-            f"{where}, which is {_title(candidates[0]['backend'])}, but the host builds llama.cpp for {backend}: "
-            f"name a toolchain for {backend}, or set llama_backend of {name} to {instead(facts, backend)}"
-        )
-    return toolkit, by_backend.get("cpu")
+    return {toolchain["backend"]: toolchain for toolchain in found}
 
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
@@ -98,59 +79,48 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler}]
 
 
-def _newest(
-    name: str, facts: Facts, offered: list[Toolchain], architectures: list[str], wanted: str | None
-) -> Toolchain | None:
+def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: list[str]) -> Toolchain | None:
     """The newest toolkit that fits and has its libraries, else the distribution's, whose libraries are packages; None if no toolkit is
     installed."""
+    if not offered:
+        return None
+    other = f"or set llama_backend of {name} to {instead(facts, offered[0]['backend'])}"
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
-    if offered and not fitting:
-        raise Refusal(
-            f"{name} has {_unfit(offered[-1], architectures)}"
-            + (f" (llama_build_toolchain is {wanted})" if wanted else "")
-            + f", or set llama_backend of {name} to {instead(facts, offered[-1]['backend'])}"
-        )
+    if not fitting:
+        raise Refusal(f"{name} has {_unfit(offered[-1], architectures)}, {other}")
     whole = [toolkit for toolkit in fitting if not missing_libraries(toolkit)]
     whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == names.SYSTEM]
-    if fitting and not whole:
-        title = _title(fitting[-1]["backend"])
+    if not whole:
+        newest = fitting[-1]
+        title = backends.TOOLKITS[newest["backend"]].title
         raise Refusal(
-            f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(missing_libraries(fitting[-1]))}"
-            + (f" (llama_build_toolchain is {wanted})" if wanted else "")
-            + f": install their development packages for that {title}, name one that has them in llama_build_toolchain, or set llama_backend "
-            f"of {name} to {instead(facts, fitting[-1]['backend'])}"
+            f"{name} has {title} {newest['version']} in {newest['prefix']} without {', '.join(missing_libraries(newest))}: install their development "
+            f"packages for that {title}, name one that has them in llama_build_toolchain, {other}"
         )
-    return whole[-1] if whole else None
+    return whole[-1]
 
 
-def choose(
-    name: str, backend: str, facts: Facts, wanted: str | None, architectures: list[str], beside: Collection[str] = ()
-) -> dict[str, Any]:
+def choose(name: str, backend: str, facts: Facts, wanted: str | None) -> dict[str, Any]:
     """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
-    :param facts: of the host; ``toolchains`` is missing or None where it was not asked.
+    :param facts: of the host; ``toolchains`` is None where it was not asked.
     :returns: ``toolkit`` (a toolchain, or None), ``version`` of the toolkit and ``compiler`` (versions, None where not known),
         ``environment`` of the build.
     :raises Refusal: none of them fits.
     """
-    toolkit, compiler = _at_prefix(name, backend, wanted, facts, beside) if wanted else (None, None)
+    found, toolkit = _at_prefix(name, wanted, facts, backend) if wanted else {}, None
+    compiler = found.get(backends.CPU.name)
     if backend in backends.TOOLKITS:
         installed = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
-        offered = [toolkit] if toolkit else installed or _declared_toolkit(backend, facts, None)
-        toolkit = _newest(name, facts, offered, architectures, wanted if toolkit else None)
-    own = _toolkit_environment(toolkit)
-    if compiler and toolkit and "CXX" in own:
-        raise Refusal(
-            f"llama_build_toolchain of {name} is {wanted}, a compiler, but the host builds llama.cpp for {backend}, with the compiler of "
-            f"{_title(backend)}: name a prefix of {_title(backend)}, or leave it out"
-        )
+        offered = [found[backend]] if backend in found else installed or _declared_toolkit(backend, facts, None)
+        toolkit = _newest(name, offered, facts, facts.architectures(backend))
     version = compiler["version"] if compiler else facts.toolchain.get("c++")
     _recent_enough(name, facts, version)
     return {
         "toolkit": toolkit,
         "version": toolkit["version"] if toolkit else facts.toolchain.get(backends.toolkit(backend)),
         "compiler": version,
-        "environment": {**_compiler_environment(compiler, backend), **own},
+        "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
     }
 
 
