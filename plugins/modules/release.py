@@ -98,7 +98,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 manifest:
-  description: What was installed, with a hash for each file. The options that its programs list stand in C(manifest.json) only.
+  description: What was installed, with a hash for each file.
   returned: when the release is installed
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
@@ -111,8 +111,6 @@ path:
 
 import os
 import subprocess
-from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
@@ -125,10 +123,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 )
 
 
-def install(arguments):
+def install(target, arguments):
     """The manifest of what was installed, or None where the controller still has to copy what is needed."""
     build, release, source = arguments.build, arguments.release, arguments.brought
-    target = installer.Installer(arguments.prefix, build, arguments.account)
     if release.source == "package":
         return target.link(release)
     if arguments.received:
@@ -140,44 +137,29 @@ def install(arguments):
     return builder.Builder(arguments.prefix, arguments.cache, build, release, source, arguments.account).install()
 
 
-def report(module, arguments, installed, **result):
-    """Ends the module with the manifest, or with the planned options that the programs do not know."""
-    build = arguments.build
-    programs = Path(arguments.prefix, "releases", build.id, "bin")
-    checked = option_check.check(programs, installed, arguments.services, arguments.release, arguments.host_name)
-    for warning in checked.warnings:
-        module.warn(warning)
-    if installed.options_ignored:
-        module.warn(
-            f"cmake ignored {', '.join(installed.options_ignored)} when {build.id} was built, since its tree has no such option: remove it from "
-            "llama_build_cmake_options, or set llama_release to a build that has it"
-        )
-    if checked.errors:
-        module.fail_json(msg=f"{'. '.join(checked.errors)}. No running service was touched.", **result)
-    shown: dict[str, Any] = typed_json.dump(installed)
-    del shown["options"]
-    module.exit_json(manifest=shown, **result)
-
-
 def main():
     spec = typed_json.specification(installer.ReleaseArguments)
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True, no_log=True)
     arguments = typed_json.parse(installer.ReleaseArguments, module.params)
     build = arguments.build
     os.umask(0o022)
-    release = Path(arguments.prefix, "releases", build.id)
+    target = installer.Installer(arguments.prefix, build, arguments.account)
     diff = {"before": "", "after": build.id + "\n"}
     is_compiled = arguments.release.source not in ("package", "binary", "prebuilt")
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        installed = manifest.installed(release, build.targets, build.builder)
+        installed = manifest.installed(target.release, build.targets, build.builder)
+        changed = not installed
+        if changed and not module.check_mode:
+            installed = install(target, arguments)
         if installed:
-            report(module, arguments, installed, changed=False)
-        if not module.check_mode:
-            installed = install(arguments)
-        if installed:
-            report(module, arguments, installed, changed=True, diff=diff)
+            programs = target.release / "bin"
+            listed = target.probe(programs) if arguments.services else {}
+            wrong = option_check.check(programs, listed, arguments.services, arguments.release, arguments.host_name)
+            if wrong:
+                raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
+            module.exit_json(changed=changed, manifest=typed_json.dump(installed), diff=diff if changed else {})
     except (Refusal, KeyError, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:

@@ -64,7 +64,8 @@ def main():
                 os.utime(Path(host.prefix, "releases", build.id))
             for identity in unneeded:
                 store.remove_release(host.prefix, host.cache, identity)
-            abandoned = [identity for identity in abandoned if store.clear_build(host.cache, identity)]
+            for identity in abandoned:
+                store.clear_build(host.cache, identity)
     except OSError as error:
         module.fail_json(msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {errors.sentence(error)}")
     gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]

@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   account:
-    description: Account that built. What it still runs is ended first, and what it has in the cache becomes root's, so that the account can be removed.
+    description: Account that built. What it has in the cache becomes root's, so that the account can be removed.
     type: str
   host_name:
     description: Name of the host in messages.
@@ -57,21 +57,25 @@ left:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 
 
 def uninstall(place, account, host_name, check):
     """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
     cache = place.cache
-    if account and not check:
-        builder.end_builds(account, cache)
+    if store.under_way(cache):
+        raise Refusal(
+            f"{locks.shown_holders(store.lock_path(cache))} on {host_name}, which a killed run left, still builds: end it, and run the playbook again"
+        )
     given = ownership.give_back(account, cache, check) if account else []
     abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
-        abandoned = [identity for identity in abandoned if store.clear_build(cache, identity)]
+        for identity in abandoned:
+            store.clear_build(cache, identity)
     removed, left = ownership.remove(place, host_name, check)
     before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}

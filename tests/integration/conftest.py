@@ -16,6 +16,7 @@ from pathlib import Path
 import ansible_runner
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -119,6 +120,12 @@ class Cluster:
 
     def pid_of(self, *words):
         return next(pid for pid, argv in self.processes().items() if all(word in " ".join(argv[:8]) for word in words))
+
+
+def known_by(program):
+    """The options that the help of a program lists."""
+    said = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    return capabilities.parse_help(said.stdout + said.stderr)
 
 
 def until(condition, seconds=120):

@@ -105,7 +105,6 @@ def test_a_tag_is_built_and_says_what_it_is(cluster, repository):
     assert f"build {BUILD}, commit {commit[:8]}" in said.stdout + said.stderr
     manifest = json.loads((release / "manifest.json").read_text())
     assert (manifest["source"]["commit"], manifest["source"]["number"]) == (commit, BUILD)
-    assert manifest["options_ignored"] == []
 
 
 def test_a_second_run_needs_no_repository_and_changes_nothing(cluster, repository):

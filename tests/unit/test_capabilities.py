@@ -44,58 +44,29 @@ def test_a_build_before_the_window_is_refused(fork, build):
     ],
 )
 def test_a_line_of_a_help(line, known):
-    assert capabilities.parse_help(line + "\n") == capabilities.Help(known, {})
+    assert capabilities.parse_help(line + "\n") == known
 
 
 def test_what_a_help_says_is_removed_is_not_known():
     """As 0.3.36 prints it, with the heading of the next section."""
     rest = " " * 40 + "--spec-n (env: X)"
     text = f"--draft, --draft-max N    the argument has been removed. use\n{rest}\n\n----- more -----\n\n-h  help\n"
-    reason = "argument has been removed. use --spec-n"
-    assert capabilities.parse_help(text) == ({"-h": False}, {"--draft": reason, "--draft-max": reason})
-
-
-def problems(argv, fork=MAINLINE, program=options.SERVER, known=None):
-    return capabilities.problems(program, argv, known or help_of(program, fork), fork)
-
-
-def test_a_renamed_option_is_named_with_the_nearest_one():
-    known = dict(help_of(options.SERVER).known)
-    known["--context-size"] = known.pop("--ctx-size")
-    assert problems(["--ctx-size", "8"]) == []
-    assert problems(["--ctx-size", "8", "--parallel", "1"], known=capabilities.Help(known, {})) == [
-        ("--ctx-size", "does not know --ctx-size", "--context-size")
-    ]
+    assert capabilities.parse_help(text) == {"-h": False}
 
 
 @pytest.mark.parametrize(
-    "argv, fork, why",
+    "argv, program, fork, unknown",
     [
-        (["--no-such-option"], MAINLINE, "does not know --no-such-option"),
-        (["--draft", "4"], MAINLINE, "no longer knows --draft: argument has been removed. use --spec-draft"),
-        (["--lora=x.gguf"], MAINLINE, "does not know --lora=x.gguf: make its value a separate entry"),
-        (["-lm", "dio"], IK_LLAMA, "does not know -lm"),
+        (["--no-such-option"], options.SERVER, MAINLINE, ["--no-such-option"]),
+        (["--lora=x.gguf"], options.SERVER, MAINLINE, ["--lora=x.gguf"]),
+        (["-lm", "dio"], options.SERVER, IK_LLAMA, ["-lm"]),
+        (["--flash-attn", "on", "--fit", "off", "--n-predict", "-1"], options.SERVER, MAINLINE, []),
+        (["--ctx_size", "8"], options.SERVER, MAINLINE, []),
+        (["--chat-template", "--no-such-option"], options.SERVER, MAINLINE, []),
+        (["--control-vector-layer-range", "1", "2"], options.SERVER, MAINLINE, []),
+        (["--n-gpu-layers", "9", "--no-mmap", "-mla", "3"], options.SERVER, IK_LLAMA, []),
+        (["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-m", "64"], options.WORKER, MAINLINE, ["-m"]),
     ],
 )
-def test_what_a_program_would_not_take(argv, fork, why):
-    (problem,) = problems(argv, fork)
-    assert problem.why.startswith(why)
-
-
-@pytest.mark.parametrize(
-    "argv, fork",
-    [
-        (["--flash-attn", "on", "--fit", "off", "--n-predict", "-1"], MAINLINE),
-        (["--ctx_size", "8"], MAINLINE),
-        (["--chat-template", "--no-such-option"], MAINLINE),
-        (["--control-vector-layer-range", "1", "2"], MAINLINE),
-        (["--n-gpu-layers", "9", "--no-mmap", "-mla", "3"], IK_LLAMA),
-    ],
-)
-def test_what_a_program_takes(argv, fork):
-    assert problems(argv, fork) == []
-
-
-def test_what_a_worker_would_not_take():
-    argv = ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-m", "64"]
-    assert [problem.word for problem in problems(argv, program=options.WORKER)] == ["-m"]
+def test_what_a_program_does_not_know_of_its_command_line(argv, program, fork, unknown):
+    assert capabilities.unknown_options(program, argv, help_of(program, fork), fork) == unknown

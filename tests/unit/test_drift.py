@@ -1,7 +1,6 @@
 """How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -15,9 +14,10 @@ from typing import get_args
 
 import faults
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_in
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
@@ -482,11 +482,8 @@ def test_a_release_that_runs_is_kept(planned, releases):
 def test_what_a_build_works_on_now_stays(planned, releases, tmp_path, monkeypatch):
     unneeded = releases(".left", ".here", "damaged")
     monkeypatch.setattr(state, "KEPT_RELEASES", 1)
-    builds = tmp_path / "cache" / "builds"
-    builds.mkdir(parents=True)
-    with (builds / "left.lock").open("w") as first, (builds / "damaged.lock").open("w") as second:
-        for lock in (first, second):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    (tmp_path / "cache").mkdir()
+    with locks.hold(store.lock_path(tmp_path / "cache")):
         assert unneeded() == []
     assert unneeded() == [".left", "damaged"]
 

@@ -33,7 +33,7 @@ def test_each_option_is_spelled_as_a_fork_takes_it(fork):
     for option in options.TABLE:
         spelled = {word for spelling in option.spelled(fork) for word in spelling.words}
         hidden = {word for spelling in option.spelled(fork) for word in spelling.unlisted}
-        listed = set(help_of(option.program, fork).known)
+        listed = set(help_of(option.program, fork))
         differ[option.name] = (spelled - listed) ^ hidden
     assert {name: words for name, words in differ.items() if words} == {}
 
@@ -209,7 +209,7 @@ def test_a_value_that_a_fork_cannot_say(value):
 
 
 def test_switches_take_no_value_in_any_help():
-    own, theirs = (help_of(options.SERVER, fork).known for fork in LACKING)
+    own, theirs = (help_of(options.SERVER, fork) for fork in LACKING)
     for word in options.SWITCHES:
         assert options.of_word(word) is None
         assert own[word] is False

@@ -1,25 +1,19 @@
 """The module as Ansible calls it: what it reports, and a disk that is really full."""
 
-import fcntl
-import json
 import os
 import re
 import shutil
-import signal
 import tarfile
-import threading
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, smoke_test
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, smoke_test, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
@@ -30,7 +24,7 @@ from support.hosts import build_plan, host_plan
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 ROOT = Path(__file__).resolve().parents[2]
-LEFT, RUNS, PLANNED = (f"b860{number}-cpu-0123abcd" for number in range(3))
+LEFT, PLANNED = (f"b860{number}-cpu-0123abcd" for number in range(2))
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 
 
@@ -108,7 +102,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     call(**{**programs, "build": {**programs["build"], "id": "old"}})
     tried = []
 
-    def check(folder, listed, place, _tls):
+    def check(folder, listed, place):
         tried.append(
             (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
         )
@@ -172,65 +166,42 @@ def test_a_release_that_runs_stays_until_it_has_ended(call, programs, tmp_path, 
 def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     call(**programs)
     builds = tmp_path / "cache" / "builds"
-    for identity in (LEFT, RUNS, PLANNED):
+    for identity in (LEFT, PLANNED):
         (builds / identity / "source").mkdir(parents=True)
-        for ending in (".log", ".lock", ".unpacked"):
+        for ending in (".log", ".unpacked"):
             (builds / (identity + ending)).write_text("")
-    for name in ("mine/file", "mine.log", "mine.lock", "notes.unpacked"):  # an operator's
+    for name in ("mine/file", "mine.log", "notes.unpacked"):  # an operator's
         (builds / name).parent.mkdir(exist_ok=True)
         (builds / name).write_text("")
     planned = host(programs, PLANNED)
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
-    with (builds / f"{RUNS}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        told = call(check=True, module=release_prune, host=planned)
-        assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT])
-        assert told["diff"]["before"] == f"builds/{LEFT}\n"
-        assert (builds / LEFT).exists()
-        assert call(module=release_prune, host=planned)["abandoned"] == [LEFT]
-        assert call(module=release_prune, host=planned)["changed"] is False
-        assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED, "mine"}
-    assert call(module=release_prune, host=planned)["abandoned"] == [RUNS]
+    with locks.hold(store.lock_path(tmp_path / "cache")):
+        assert call(module=release_prune, host=planned)["abandoned"] == []
+    told = call(check=True, module=release_prune, host=planned)
+    assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT])
+    assert told["diff"]["before"] == f"builds/{LEFT}\n"
+    assert (builds / LEFT).exists()
+    assert call(module=release_prune, host=planned)["abandoned"] == [LEFT]
+    assert call(module=release_prune, host=planned)["changed"] is False
     assert {path.name for path in builds.iterdir()} == {
-        *("mine", "mine.log", "mine.lock", "notes.unpacked", PLANNED),
-        *(PLANNED + end for end in (".log", ".lock", ".unpacked")),
+        *("mine", "mine.log", "notes.unpacked", PLANNED),
+        *(PLANNED + end for end in (".log", ".unpacked")),
     }
 
 
-UNUSED_UID = 64007
-
-
-@pytest.fixture
-def left_running(programs, tmp_path, monkeypatch, popen):
-    """A compiler of the building account that a killed run has left, with the lock of its build."""
-    if os.geteuid():
-        pytest.skip("only root can start processes of another account")
-    builds = tmp_path / "cache" / "builds"
-    (builds / LEFT / "source").mkdir(parents=True)
-    account = mock.Mock(pw_uid=UNUSED_UID)
-    monkeypatch.setattr(builder.pwd, "getpwnam", lambda name: account if name == "builder" else None)
-    with (builds / f"{LEFT}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return popen(["sleep", "60"], user=UNUSED_UID, pass_fds=[lock.fileno()])
-
-
-def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tmp_path):
-    threading.Thread(target=left_running.wait).start()
+def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, programs, tmp_path):
+    cache = tmp_path / "cache"
+    (cache / "builds" / LEFT / "source").mkdir(parents=True)
     planned = {**host(programs), "builds": []}
     (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
-    assert call(check=True, module=uninstall, host=planned, account="builder")["abandoned"] == []
-    assert left_running.returncode is None
-    assert call(module=uninstall, host=planned, account="builder")["abandoned"] == [LEFT]
-    assert left_running.returncode == -signal.SIGKILL
-    assert list((tmp_path / "cache" / "builds").iterdir()) == []
-
-
-def test_a_process_that_does_not_end_is_named(call, programs, left_running, monkeypatch):
-    monkeypatch.setattr(builder, "END_SECONDS", 0.3)
-    monkeypatch.setattr(builder.os, "kill", lambda *_arguments: None)
-    failed = call(module=uninstall, host=host(programs), account="builder")
-    monkeypatch.undo()
-    assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
+    with locks.hold(store.lock_path(cache)):
+        failed = call(module=uninstall, host=planned)
+    assert failed["msg"].startswith(
+        f"process {os.getpid()} on this host, which a killed run left, still builds: end it"
+    )
+    assert call(check=True, module=uninstall, host=planned)["abandoned"] == [LEFT]
+    assert call(module=uninstall, host=planned)["abandoned"] == [LEFT]
+    assert list((cache / "builds").iterdir()) == []
 
 
 @pytest.fixture
@@ -330,10 +301,10 @@ HELP_OF_WORKER = (
 def printing(programs, tmp_path):
     """Arguments for the installation of programs that print such help."""
 
-    def arguments(server=HELP_OF_SERVER, worker=HELP_OF_WORKER, end="", **release):
+    def arguments(server=HELP_OF_SERVER, worker=HELP_OF_WORKER, **release):
         for name, text in (("llama-server", server), ("ggml-rpc-server", worker)):
             path = tmp_path / "llama-b11434" / name
-            path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n{end}\n")
+            path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
         archive = tmp_path / "programs.tar.gz"
         with tarfile.open(archive, "w:gz") as packed:
             packed.add(tmp_path / "llama-b11434", "llama-b11434")
@@ -351,106 +322,55 @@ def printing(programs, tmp_path):
     return arguments
 
 
-@pytest.fixture
-def warnings(monkeypatch):
-    """What the module warns of."""
-    said = []
-    monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: said.append(text))
-    return said
-
-
-def command(programs, program, *argv, release="new"):
+def command(programs, program, *argv, release="new", **values):
     process = (f"{programs['prefix']}/releases/{release}/bin/{program}", *argv)
-    return typed_json.dump(builds.SERVICE._replace(process=process))
-
-
-def test_planned_options_that_the_programs_know(call, printing, warnings):
-    arguments = printing()
-    for changed in (True, False):
-        told = call(**arguments)
-        assert (told["changed"], warnings) == (changed, [])
-        assert "options" not in told["manifest"]
-    manifest = json.loads(Path(arguments["prefix"], "releases", "new", "manifest.json").read_text())
-    assert manifest["options"]["llama-server"]["known"]["--ctx-size"] is True
+    return {**typed_json.dump(builds.SERVICE._replace(process=process)), **values}
 
 
 def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing):
     arguments = printing(HELP_OF_SERVER.replace("--ctx-size", "--context-size"))
-    for _again in range(2):
-        told = call(**arguments)
+    assert call(check=True, **arguments)["changed"], "it is not installed yet, so nothing is compared"
+    for check in (False, True):
+        told = call(check=check, **arguments)
         assert told["failed"]
         assert told["msg"] == (
-            "llama-server of the release new on strix1 does not know --ctx-size, which llama_server_context sets (the nearest option that it "
-            "lists is --context-size): set llama_release to a build that has it, or use a version of this collection that knows this build. "
-            "No running service was touched."
+            "Installing new: llama-server of new on strix1 does not know --ctx-size, which llama_server_context sets: set llama_release to a build "
+            "that has it, or use a version of this collection that knows this build. No running service was touched."
         )
 
 
+CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
+
+
 @pytest.mark.parametrize(
-    "words, said",
+    "words, given, said",
     [
-        ("llama-server --no-such-option", "which llama_server_extra_args sets: remove it, or give one that its --help"),
-        ("llama-server --draft 4", "no longer knows --draft: argument has been removed. use --spec-draft-n-max, which"),
-        ("llama-server --threads 4", "--threads, which llama_server_threads sets: leave llama_server_threads out"),
-        ("llama-server --fit off", "--fit, which the plan sets"),
-        ("ggml-rpc-server -c", "of the release new on strix1 does not know -c, which llama_worker_endpoints sets"),
+        ("llama-server --rpc x --ctx-size 8", {}, ""),
+        (
+            "llama-server --no-such-option",
+            {},
+            "which llama_server_extra_args sets: remove it, or give one that its --hel",
+        ),
+        ("llama-server --no-such-option", {"release": "other"}, ""),
+        ("llama-server --no-such-option", {"help": "usage: none, but --rpc"}, ""),
+        ("llama-server --rpc x", {"children": [CHILD]}, "does not know --no-such-option"),
+        ("llama-server --draft 4", {}, "does not know --draft, which"),
+        ("llama-server --fit off", {}, "--fit, which the plan sets"),
+        (
+            "ggml-rpc-server -c",
+            {},
+            "ggml-rpc-server of new on strix1 does not know -c, which llama_worker_endpoints sets",
+        ),
+        ("llama-server --n-gpu-layers 4 --alias x", {"fork": "ik_llama.cpp"}, ""),
+        ("llama-server --model x", {"fork": "ik_llama.cpp"}, "does not know --model"),
     ],
 )
-def test_an_option_that_a_program_does_not_know(call, printing, words, said):
-    arguments = printing()
-    arguments["services"] = [command(arguments, *words.split())]
-    told = call(**arguments)
-    assert told["failed"]
-    assert said in told["msg"]
-
-
-def test_an_option_of_one_of_several_models_that_a_program_does_not_know(call, printing):
-    arguments = printing()
-    child = command(arguments, "llama-server", "--no-such-option")["process"]
-    arguments["services"] = [{**command(arguments, "llama-server", "--rpc", "127.0.0.1:50052"), "children": [child]}]
-    told = call(**arguments)
-    assert told["failed"]
-    assert "does not know --no-such-option" in told["msg"]
-
-
-def test_services_of_another_release_are_not_compared(call, printing):
-    arguments = printing()
-    arguments["services"] = [command(arguments, "llama-server", "--no-such-option", release="other")]
-    assert "failed" not in call(**arguments)
-
-
-def test_a_release_that_is_not_installed_yet_is_not_compared_in_check_mode(call, printing):
-    arguments = printing(HELP_OF_SERVER.replace("--ctx-size", "--context-size"))
-    assert call(check=True, **arguments)["changed"] is True
-    call(**arguments)
-    assert call(check=True, **arguments)["failed"]
-
-
-def test_a_help_without_options_is_no_reason_to_refuse(call, printing, warnings):
-    assert "failed" not in call(**printing("usage: none, but --rpc"))
-    said = (
-        "llama-server of the release new on strix1 lists no options in its help: the planned options were not checked"
-    )
-    assert said in warnings
-
-
-def test_the_help_of_the_fork_does_not_list_every_option(call, printing, warnings):
-    arguments = printing(fork="ik_llama.cpp")
-    arguments["services"] = [command(arguments, "llama-server", "--n-gpu-layers", "4", "--alias", "x")]
-    told = call(**arguments)
-    assert "failed" not in told
-    (warning,) = warnings
-    assert "does not know --alias, which llama_server_extra_args sets" in warning
-    arguments["services"] = [command(arguments, "llama-server", "--model", "x")]
-    assert "does not know --model" in call(**arguments)["msg"]
-
-
-def test_options_that_cmake_ignored_are_reported(call, printing, warnings):
-    arguments = printing()
-    call(**arguments)
-    path = Path(arguments["prefix"], "releases", "new", "manifest.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "options_ignored": ["GGML_NO_SUCH"]}))
-    said = "cmake ignored GGML_NO_SUCH when new was built, since its tree has no such option: remove it from llama_build_cmake_options"
-    assert call(**arguments)["changed"] is False
-    (warning,) = warnings
-    assert said in warning
+def test_planned_options_are_compared_with_the_help_of_the_programs(call, printing, words, given, said):
+    """That of the fork does not list all."""
+    fork = {"fork": given["fork"]} if "fork" in given else {}
+    arguments = printing(given.get("help", HELP_OF_SERVER), **fork)
+    one = command(arguments, *words.split(), release=given.get("release", "new"))
+    children = [[arguments["prefix"] + CHILD[0], CHILD[1]] for _child in given.get("children", ())]
+    told = call(**{**arguments, "services": [{**one, "children": children}]})
+    assert told.get("failed", False) == bool(said)
+    assert said in told.get("msg", "")

@@ -52,7 +52,7 @@ def programs(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "trial").mkdir()
 
-    def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=(), tls=False):
+    def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=()):
         hangs = "sleep" in f"{server}{worker}"
         monkeypatch.setattr(smoke_test, "SECONDS", 1 if hangs else 30)
         monkeypatch.setattr(smoke_test, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
@@ -62,9 +62,7 @@ def programs(tmp_path, monkeypatch):
                 (tmp_path / "bin" / name).chmod(0o755)
         place = smoke_test.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
-        smoke_test.check(
-            tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place, tls
-        )
+        smoke_test.check(tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place)
 
     return check
 
@@ -135,7 +133,7 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 
 def test_a_program_that_only_measures_is_not_tried(tmp_path):
     place = smoke_test.Place(tmp_path, {}, None)
-    smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p")}, place, False)
+    smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p")}, place)
 
 
 def test_a_program_that_cannot_be_started(programs, tmp_path):
@@ -143,7 +141,7 @@ def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = smoke_test.Place(tmp_path / "trial", {}, None)
     with pytest.raises(Refusal, match="llama-server does not run on this host: Exec format error"):
-        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
+        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
@@ -159,7 +157,7 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = smoke_test.Place(tmp_path / "trial", {}, "nobody")
     with pytest.raises(Refusal, match=r"65534\nkept\n.*\nrefused"):
-        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place, False)
+        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 def test_the_question_goes_on_with_the_answer():
@@ -173,58 +171,3 @@ def test_the_question_goes_on_with_the_answer():
 def test_programs_are_started_with_the_words_that_their_help_lists(programs):
     server = "assert sys.argv[1::2] == ['-m', '--host', '--port', '-ngl'], sys.argv\n" + SERVER
     programs(server=server.replace("ANSWER", RIGHT), server_words=("-m", "--host", "--port", "-ngl"))
-
-
-SECURE = """
-import ssl
-served = http.server.HTTPServer(("127.0.0.1", port), Handler)
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(sys.argv[sys.argv.index("--ssl-cert-file") + 1], sys.argv[sys.argv.index("--ssl-key-file") + 1])
-served.socket = context.wrap_socket(served.socket, server_side=True)
-served.serve_forever()
-"""
-PLAIN = SERVER.replace("ANSWER", RIGHT)
-
-
-def test_a_server_that_speaks_tls(programs):
-    programs(PLAIN.rpartition("http.server.HTTPServer")[0] + SECURE, tls=True)
-
-
-WAITS_FOR_A_LINE = """
-def serve(client):
-    asked = b""
-    while b"\\r\\n\\r\\n" not in asked and (part := client.recv(4096)):
-        asked += part
-    client.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\n{"status": "ok"}' if asked.startswith(b"GET") else b"")
-    client.close()
-listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
-while True:
-    try:
-        serve(listening.accept()[0])
-    except OSError:
-        pass
-"""
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "server, how",
-    [
-        (PLAIN, "answered without TLS"),
-        (WAITS_FOR_A_LINE, "answered without TLS"),
-        ("print('E the server is built without SSL support', flush=True); sys.exit(1)", "ended with status 1"),
-    ],
-    ids=["answers what is no request", "ik_llama.cpp", "llama.cpp"],
-)
-def test_a_server_that_was_built_without_tls(programs, monkeypatch, server, how):
-    monkeypatch.setattr(smoke_test, "HEALTH_SECONDS", 1)
-    with pytest.raises(Refusal) as failed:
-        programs(server, tls=True)
-    for part in (f"and {how}. It cannot serve with TLS", "llama_server_tls_certificate_file", "OPENSSL_ROOT_DIR"):
-        assert part in str(failed.value)
-
-
-def test_a_server_with_another_fault_is_not_said_to_lack_tls(programs):
-    with pytest.raises(Refusal) as failed:
-        programs("sys.exit('unknown argument')", tls=True)
-    assert "TLS" not in str(failed.value)

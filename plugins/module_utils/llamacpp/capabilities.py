@@ -9,9 +9,8 @@ it before they serve.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
@@ -91,17 +90,6 @@ def protocol_of(build: int) -> str | None:
     return next((protocol for first, protocol in reversed(PROTOCOLS) if first <= build), None)
 
 
-class Help(NamedTuple):
-    """What a program's help lists.
-
-    :param known: option → whether the help shows a value after it.
-    :param removed: option that the program refuses → what its help says of that.
-    """
-
-    known: dict[str, bool]
-    removed: dict[str, str]
-
-
 HEADING = re.compile(r" {0,16}(?=--?[A-Za-z])")
 """What stands before an option in a help; an explanation is further to the right."""
 WORD = re.compile(r"--?[A-Za-z][\w.-]*")
@@ -111,18 +99,14 @@ VALUE = re.compile(r" [^\s-]")
 REMOVED = "argument has been removed"
 
 
-def parse_help(text: str) -> Help:
-    """The options of a program, from what it prints when asked for help."""
-    parsed = Help({}, {})
+def parse_help(text: str) -> dict[str, bool]:
+    """Option → whether a value follows it, from what a program prints when asked for help."""
+    known: dict[str, bool] = {}
     for lines in _entries(text):
         words, valued, rest = _heading(lines[0].strip())
-        explanation = " ".join(" ".join([rest, *lines[1:]]).split())
-        if REMOVED in explanation:
-            reason = explanation[explanation.index(REMOVED) :].split(" (env:", maxsplit=1)[0]
-            parsed.removed.update(dict.fromkeys(words, reason))
-        else:
-            parsed.known.update(dict.fromkeys(words, valued))
-    return parsed
+        if REMOVED not in " ".join(" ".join([rest, *lines[1:]]).split()):
+            known.update(dict.fromkeys(words, valued))
+    return known
 
 
 def _entries(text: str) -> Iterator[list[str]]:
@@ -153,46 +137,21 @@ def _heading(line: str) -> tuple[list[str], bool, str]:
     return words, valued, line[position:]
 
 
-class Problem(NamedTuple):
-    """An argument that a program would not take.
-
-    :param word: the option.
-    :param why: what is wrong with it, to follow the program's name.
-    :param near: the nearest option that the program lists, or nothing.
-    """
-
-    word: str
-    why: str
-    near: str
-
-
-def problems(program: str, argv: Sequence[str], help_of: Help, fork: str) -> list[Problem]:
-    """What a program that lists these options would not take of its command line.
+def unknown_options(program: str, argv: Sequence[str], known: Mapping[str, bool], fork: str) -> list[str]:
+    """Options of a command line that a program would not take.
 
     :param program: options.SERVER or options.WORKER.
     :param argv: command line without the program itself.
+    :param known: of ``parse_help``.
     """
-    problems = []
+    unknown = []
     arguments = iter(argv)
     for argument in arguments:
         if not WORD.match(argument):
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
-        hidden = program == options.SERVER and options.unlisted(word, fork)
-        why = "" if hidden else _problem(word, help_of)
-        if why:
-            near = difflib.get_close_matches(word, [name for name in help_of.known if name.startswith("--")], 1)
-            problems.append(Problem(argument, why, near[0] if near else ""))
-        if help_of.known.get(word):
+        if word not in known and not (program == options.SERVER and options.unlisted(word, fork)):
+            unknown.append(argument)
+        if known.get(word):
             next(arguments, None)
-    return problems
-
-
-def _problem(word: str, help_of: Help) -> str:
-    if word in help_of.removed:
-        return f"no longer knows {word}: {help_of.removed[word]}"
-    if word not in help_of.known:
-        if "=" in word:
-            return f"does not know {word}: make its value a separate entry"
-        return f"does not know {word}"
-    return ""
+    return unknown

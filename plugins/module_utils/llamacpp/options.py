@@ -57,7 +57,6 @@ class Option(NamedTuple):
     """An option of one program.
 
     :param variable: that sets it; None where the plan decides without one.
-    :param optional: whether the plan does not write it where its variable is left out.
     :param environment: variables that stand for it in the environment of the program.
     :param memory: what it changes: a field of kv_cache.Settings, UNPLANNED, or nothing.
     :param silent: values that are never written.
@@ -70,7 +69,6 @@ class Option(NamedTuple):
     name: str
     spellings: tuple[Spelling, ...]
     variable: str | None = None
-    optional: bool = False
     environment: tuple[str, ...] = ()
     memory: str = ""
     silent: tuple[str, ...] = ()
@@ -133,7 +131,6 @@ TABLE: tuple[Option, ...] = (
         "override-tensor",
         _both("--override-tensor -ot", form=LIST),
         "llama_server_override_tensor",
-        optional=True,
         environment=_split("LLAMA_ARG_OVERRIDE_TENSOR"),
     ),
     Option("model", _both("--model -m"), "llama_model_path", environment=_split("LLAMA_ARG_MODEL")),
@@ -196,7 +193,6 @@ TABLE: tuple[Option, ...] = (
         "cache-type-k",
         _both("--cache-type-k -ctk"),
         "llama_server_cache_type_k",
-        optional=True,
         environment=_split("LLAMA_ARG_CACHE_TYPE_K"),
         silent=("f16",),
     ),
@@ -204,7 +200,6 @@ TABLE: tuple[Option, ...] = (
         "cache-type-v",
         _both("--cache-type-v -ctv"),
         "llama_server_cache_type_v",
-        optional=True,
         environment=_split("LLAMA_ARG_CACHE_TYPE_V"),
         silent=("f16",),
     ),
@@ -215,29 +210,24 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--no-flash-attn -no-fa", form=SWITCH, means="off"),
         ),
         "llama_server_flash_attention",
-        optional=True,
         environment=_split("LLAMA_ARG_FLASH_ATTN"),
         implied=("auto", "on", "off"),
     ),
-    Option(
-        "threads", _both("--threads -t"), "llama_server_threads", optional=True, environment=_split("LLAMA_ARG_THREADS")
-    ),
+    Option("threads", _both("--threads -t"), "llama_server_threads", environment=_split("LLAMA_ARG_THREADS")),
     Option(
         "prompt-cache",
         _both("--cache-ram -cram"),
         "llama_server_prompt_cache_mib",
-        optional=True,
         environment=_split("LLAMA_ARG_CACHE_RAM"),
         implied=("0",),
     ),
-    Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds", optional=True),
+    Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
         (
             _in(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"),
             _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt"),
         ),
-        optional=True,
         environment=_split("LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_SWA_CHECKPOINTS"),
         remedy="remove it: the plan gives as many as the head's memory has room for, and counts them",
     ),
@@ -249,7 +239,6 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
         ),
         "llama_server_load_mode",
-        optional=True,
         environment=_split(
             "LLAMA_ARG_LOAD_MODE LLAMA_ARG_MMAP LLAMA_ARG_NO_MMAP LLAMA_ARG_DIO LLAMA_ARG_NO_DIO LLAMA_ARG_MLOCK"
         ),
@@ -259,7 +248,6 @@ TABLE: tuple[Option, ...] = (
         "api-key-file",
         _both("--api-key-file"),
         "llama_server_api_key_file",
-        optional=True,
         environment=_split("LLAMA_ARG_API_KEY_FILE"),
     ),
     Option(
@@ -273,14 +261,12 @@ TABLE: tuple[Option, ...] = (
         "tls-certificate",
         _both("--ssl-cert-file"),
         "llama_server_tls_certificate_file",
-        optional=True,
         environment=_split("LLAMA_ARG_SSL_CERT_FILE"),
     ),
     Option(
         "tls-key",
         _both("--ssl-key-file"),
         "llama_server_tls_key_file",
-        optional=True,
         environment=_split("LLAMA_ARG_SSL_KEY_FILE"),
     ),
     Option(
@@ -318,14 +304,12 @@ TABLE: tuple[Option, ...] = (
         "models-preset",
         (_in(MAINLINE, "--models-preset"),),
         "llama_models",
-        optional=True,
         environment=_split("LLAMA_ARG_MODELS_PRESET"),
     ),
     Option(
         "models-max",
         (_in(MAINLINE, "--models-max"),),
         "llama_models",
-        optional=True,
         environment=_split("LLAMA_ARG_MODELS_MAX"),
     ),
     Option(
@@ -356,7 +340,6 @@ TABLE: tuple[Option, ...] = (
     Option(
         "log-disable",
         _both("--log-disable", form=SWITCH),
-        optional=True,
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
     Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
@@ -379,7 +362,6 @@ TABLE: tuple[Option, ...] = (
         "micro-batch",
         _both("--ubatch-size -ub"),
         "llama_server_micro_batch",
-        optional=True,
         environment=_split("LLAMA_ARG_UBATCH"),
         silent=("512",),
     ),
@@ -387,7 +369,6 @@ TABLE: tuple[Option, ...] = (
         "batch",
         _both("--batch-size -b"),
         "llama_server_batch",
-        optional=True,
         environment=_split("LLAMA_ARG_BATCH"),
         silent=("2048",),
     ),
@@ -397,7 +378,6 @@ TABLE: tuple[Option, ...] = (
             *_both("--cpu-moe -cmoe", form=SWITCH),
             *_both("--n-cpu-moe -ncmoe"),
         ),
-        optional=True,
         environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE"),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
         r"those of the first ten: the plan counts these",
@@ -405,7 +385,6 @@ TABLE: tuple[Option, ...] = (
     Option(
         "feed-forward-on-the-processor",
         (_in(MAINLINE, "--n-cpu-ffn -ncffn"),),
-        optional=True,
         environment=_split("LLAMA_ARG_N_CPU_FFN"),
         remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for those of the first ten layers: "
         r"the plan counts these",
@@ -571,7 +550,6 @@ TABLE: tuple[Option, ...] = (
         "tensor-cache",
         _both("-c --cache", form=SWITCH, means="on"),
         "llama_worker_endpoints",
-        optional=True,
         program=WORKER,
     ),
 )

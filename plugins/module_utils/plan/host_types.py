@@ -128,8 +128,6 @@ class BuildPlan(NamedTuple):
     """program → path, of a distribution's package"""
     builder: str
     """the host that compiles it for this one, or this one itself"""
-    tls: bool
-    """whether its llama-server has to speak TLS"""
     archives: Absent[tuple[Word, ...]] = None
     """of upstream's compiled programs: the programs, then further libraries"""
 

@@ -259,7 +259,7 @@ def _check(release: ReleasePlan, name: str, archive: Path, wanted: str | None) -
     except archives.DamagedError:
         raise AnsibleError(
             f"llama_release has an archive that cannot be read, {name or release.url or release.path}: its server may send something else; give the "
-            "address or path of a whole tar archive, packed with gzip, bzip2, xz or not at all, or of compiled programs a zip archive"
+            "address or path of a whole tar archive, packed with gzip, bzip2, xz or not at all"
         ) from None
     return actual
 

@@ -30,5 +30,5 @@ def packed_of(archive):
 
 def manifest_of(files):
     """A manifest as a release has it in JSON."""
-    made = manifest.Manifest(BUILD.id, {}, {}, files, {"commit": RELEASE.commit}, 0, ())
+    made = manifest.Manifest(BUILD.id, {}, files, {"commit": RELEASE.commit}, 0)
     return typed_json.dump(made)

@@ -4,7 +4,6 @@ import functools
 from pathlib import Path
 
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 
 WORDS = yaml.safe_load((Path(__file__).parents[1] / "fixtures" / "options.yml").read_text())
@@ -13,12 +12,10 @@ WORDS = yaml.safe_load((Path(__file__).parents[1] / "fixtures" / "options.yml").
 @functools.cache
 def help_of(program, fork=MAINLINE):
     """What its help would list."""
-    known = {
+    return {
         word: valued
         for group in WORDS[program]
         if fork in group["forks"]
         for valued, words in ((True, group.get("with_value", "")), (False, group.get("without", "")))
         for word in words.split()
     }
-    removed = {word: entry["reason"] for entry in WORDS["removed"] for word in entry["words"].split()}
-    return capabilities.Help(known, removed if (program, fork) == (options.SERVER, MAINLINE) else {})

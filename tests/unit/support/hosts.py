@@ -53,7 +53,7 @@ def host_plan(**changes):
 
 
 def build_plan(identity, *targets):
-    return BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here", False)
+    return BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here")
 
 
 def service_plan(argv, listens, **changes):

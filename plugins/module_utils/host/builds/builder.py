@@ -1,27 +1,21 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compiles a release from a source archive. An interrupted build continues where it stopped.
+"""Compiles a release from a source archive. An interrupted build continues where it stopped, one that failed begins anew.
 
-Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
-this account could have turned into a link.
+Everything in the folder of a build is done by an ordinary account. Root only copies the programs from there, and follows no link for that.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pwd
 import re
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
@@ -32,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.insta
     check_sha256,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.manifest import Manifest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
@@ -47,46 +41,8 @@ FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
 LOCK_SECONDS = 6 * 3600
 """How long another process may build the same. The action plugin gives up earlier where the log stands still."""
-END_SECONDS = 10
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that show its progress, as an expression for grep -E: those of ninja and of this module."""
-
-
-def _boot() -> str:
-    """Identity of the current start of the system."""
-    return (
-        text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
-        or commands.output(["sysctl", "-n", "kern.bootsessionuuid"]).strip()
-    )
-
-
-def _processes_of(uid: int) -> list[int]:
-    """Processes of an account outside containers (Linux; none elsewhere)."""
-    processes = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            outside = os.readlink(process / "ns" / "pid") == os.readlink("/proc/self/ns/pid")
-            if outside and f"\nUid:\t{uid}\t" in (process / "status").read_text():
-                processes.append(int(process.name))
-    return processes
-
-
-def end_builds(account: str, cache: str) -> None:
-    """Ends what the building account still runs: a killed run leaves its compilers. What waits for them ends as well."""
-    uid = pwd.getpwnam(account).pw_uid
-    deadline = time.monotonic() + END_SECONDS
-    while (processes := _processes_of(uid)) or store.builds_under_way(cache):
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            if processes:
-                raise Refusal(
-                    f"process {', '.join(map(str, processes))} of the account {account} does not end: end it, or start the host again, and run "
-                    "the playbook again"
-                )
-            return
-        time.sleep(0.1)
 
 
 class Builder(Installer):
@@ -102,6 +58,7 @@ class Builder(Installer):
         self.member = release.member or ""
         self.work = self.cache / "builds" / build.id
         self.log = Path(store.log_path(cache, build.id))
+        self.unpacked = self.log.with_suffix(store.UNPACKED)
 
     def _make_folder(self, path: Path) -> None:
         """Makes a folder of the building account, with all that it holds."""
@@ -151,38 +108,13 @@ class Builder(Installer):
         return process.returncode, printed
 
     def _run(self, step: str, argv: list[str]) -> None:
-        self._require_success(step, *self._run_logged(step, argv))
-
-    def _require_success(self, step: str, status: int, printed: list[str]) -> None:
+        """Fails where the step does. The next run begins anew then: a power cut may have torn the tree, and cmake keeps what it found out wrongly."""
+        status, printed = self._run_logged(step, argv)
         if status:
+            self.unpacked.unlink(missing_ok=True)
             raise Refusal(
                 f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
                 + "\n".join(printed[-LOG_LINES_SHOWN:])
-            )
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Holds the lock of this build. A killed playbook leaves its build running: the next one waits for it here."""
-        path = store.lock_path(self.cache, self.build.id)
-        while True:
-            self._lock = locks.open_file(path)
-            try:
-                self._wait(path)
-                # a prune may have removed the file, and a third process made another
-                if path.exists() and os.path.samestat(os.fstat(self._lock), path.stat()):
-                    yield
-                    return
-            finally:
-                os.close(self._lock)
-
-    def _wait(self, path: Path) -> None:
-        if locks.take(self._lock):
-            return
-        holders = locks.shown_holders(path)
-        self._log(f"waiting for {holders}")
-        if not locks.take(self._lock, LOCK_SECONDS):
-            raise Refusal(
-                f"{holders} on this host builds {self.build.id} for more than {LOCK_SECONDS // 3600} hours: end it, and run the playbook again"
             )
 
     def _log(self, step: str) -> None:
@@ -191,48 +123,54 @@ class Builder(Installer):
             log.write(f"== {step}\n")
 
     def install(self) -> Manifest:
-        """Builds and installs the release where it is missing or damaged."""
+        """Builds and installs the release where it is missing or damaged. A killed playbook leaves its build running: the next one waits for it."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            installed = manifest.installed(self.release, self.build.targets, self.build.builder)
-            if installed:
-                return installed
-            started = time.monotonic()
-            for folder in (self.cache / "ccache", self.work):
-                self._make_folder(folder)
-            self.log.write_bytes(b"")
-            self._prepare()
-            self._configure()
-            jobs = str(os.cpu_count() or 1)
-            self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build.targets])
-            return self._install(round(time.monotonic() - started))
+        lock = store.lock_path(self.cache)
+        if store.under_way(self.cache):
+            self._log(f"waiting for {locks.shown_holders(lock)}")
+        try:
+            with locks.hold(lock, LOCK_SECONDS) as self._lock:
+                return manifest.installed(self.release, self.build.targets, self.build.builder) or self._build()
+        except locks.BusyError:
+            raise Refusal(
+                f"{locks.shown_holders(lock)} on this host builds for more than {LOCK_SECONDS // 3600} hours: end it, and run the playbook again"
+            ) from None
+
+    def _build(self) -> Manifest:
+        started = time.monotonic()
+        for folder in (self.cache / "ccache", self.work):
+            self._make_folder(folder)
+        self.log.write_bytes(b"")
+        self._prepare()
+        self._configure()
+        jobs = str(os.cpu_count() or 1)
+        self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build.targets])
+        return self._install(round(time.monotonic() - started))
 
     def _clear(self) -> None:
         # A tree that is removed in part must not count as unpacked.
-        for ending in (store.UNPACKED, store.CONFIGURED):
-            self.log.with_suffix(ending).unlink()
+        self.unpacked.unlink()
         shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
-        """Unpacks and patches the tree where an interrupted build has not left the same one. After a start of the system that one is not
-        used: a power cut may have torn the tree and what was compiled."""
-        wanted = [_boot(), self.source.sha256, *(patch.sha256 for patch in self.source.patches)]
-        ready = self.log.with_suffix(store.UNPACKED)
-        if text_of(ready).splitlines() == wanted and (self.work / "source").exists():
+        """Unpacks and patches the tree where an interrupted build has not left the same one."""
+        wanted = "".join(
+            f"{digest}\n" for digest in (self.source.sha256, *(patch.sha256 for patch in self.source.patches))
+        )
+        if text_of(self.unpacked) == wanted and (self.work / "source").exists():
             return
-        for ending in (store.UNPACKED, store.CONFIGURED):
-            self.log.with_suffix(ending).unlink(missing_ok=True)
+        self.unpacked.unlink(missing_ok=True)
         self._unpack()
         for patch in self.source.patches:
             self._patch(patch)
         self._write_build_info()
-        ready.write_text("\n".join(wanted) + "\n")
+        self.unpacked.write_text(wanted)
 
     def _unpack(self) -> None:
         archive, folder = Path(self.source.archive), self.member or "its first folder"
         check_sha256(archive, self.source.sha256)
         depth = len(Path(self.member).parts) if self.member else 1
-        self._run("clean", ["rm", "-rf", "source"])
+        self._run("clean", ["rm", "-rf", "source", "build"])
         self._run("clean", ["mkdir", "source"])
         argv = ["tar", "-xmf", str(archive), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
         self._run("unpack", [*argv, *([self.member] if self.member else [])])
@@ -265,32 +203,17 @@ class Builder(Installer):
             "LLAMA_BUILD_COMMIT": self.source.commit[:COMMIT_DIGITS],
             "LLAMA_BUILD_NUMBER": str(self.number or 0),
         }
-        settings = json.dumps([options, dict(self.build.environment)])
-        ready = self.log.with_suffix(store.CONFIGURED)
-        if text_of(ready) != settings:
-            # cmake keeps the results of probing the compilers, even where it could not identify them.
-            ready.unlink(missing_ok=True)
-            self._run("clean", ["rm", "-rf", "build"])
         definitions = [f"-D{name}={value}" for name, value in sorted(options.items())]
         self._run("configure", ["cmake", "-S", "source", "-B", "build", "-G", "Ninja", *definitions])
-        ready.write_text(settings)
 
     def _install(self, seconds: int) -> Manifest:
         with self._begin() as partial:
             for target in self.build.targets:
-                with (partial / "bin" / target).open("wb") as program:
-                    copied = subprocess.run(
-                        ["cat", str(self.work / "build" / "bin" / target)],
-                        stdout=program,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                        check=False,
-                        **commands.as_account(self.account),
-                    )
-                if copied.returncode:
-                    raise Refusal(
-                        f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Fix that (is the disk full?) and run the playbook again"
-                    )
+                with (
+                    reading.open_file(self.work / "build" / "bin" / target) as made,
+                    (partial / "bin" / target).open("wb") as program,
+                ):
+                    shutil.copyfileobj(made, program)
                 (partial / "bin" / target).chmod(0o755)
             source = {
                 "sha256": self.source.sha256,
@@ -299,20 +222,7 @@ class Builder(Installer):
                 "number": self.number,
                 "patches": [patch.sha256 for patch in self.source.patches],
             }
-            return self._publish(partial, source, seconds, self._ignored_options())
-
-    def _ignored_options(self) -> tuple[str, ...]:
-        """Options of the operator that cmake ignored, as the log has them."""
-        unused = re.search(
-            r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
-            self.log.read_text(errors="replace"),
-        )
-        added = {
-            "LLAMA_BUILD_NUMBER",
-            "LLAMA_BUILD_COMMIT",
-            *(set().union(*backends.TLS_OPTIONS.values()) if self.build.tls else ()),
-        }
-        return tuple(sorted(set(unused.group(1).split()) - added)) if unused else ()
+            return self._publish(partial, source, seconds)
 
 
 def step(line: str) -> str:

@@ -146,11 +146,11 @@ class Installer:
         archive = Path(packed.path)
         check_sha256(archive, packed.sha256)
         with self._begin() as partial:
-            files = {manifest.NAME, *(f"bin/{target}" for target in self.build.targets)}
+            files = {
+                name: partial / name for name in (manifest.NAME, *(f"bin/{target}" for target in self.build.targets))
+            }
             try:
-                for member in archives.members(archive):
-                    if str(member.path) in files and not member.link:
-                        archives.copy(member, partial / member.path)
+                archives.take(archive, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
                 raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
             received = manifest.installed(partial, self.build.targets)
@@ -159,9 +159,7 @@ class Installer:
             for target in self.build.targets:
                 (partial / "bin" / target).chmod(0o755)
             (partial / manifest.NAME).unlink()
-            return self._publish(
-                partial, received.source, received.seconds, received.options_ignored, received=self.build.builder
-            )
+            return self._publish(partial, received.source, received.seconds, self.build.builder)
 
     @contextmanager
     def _begin(self) -> Iterator[Path]:
@@ -179,19 +177,15 @@ class Installer:
         partial: Path,
         source: Mapping[str, Any],
         seconds: float = 0,
-        options_ignored: tuple[str, ...] = (),
         received: Optional[str] = None,
     ) -> Manifest:
-        options = self.probe(partial / "bin")
-        self._try(partial, options)
+        self._try(partial)
         made = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
-            options=options,
             files={f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
             source=source,
             seconds=seconds,
-            options_ignored=options_ignored,
             received=received,
         )
         manifest.write(partial, made)
@@ -201,40 +195,29 @@ class Installer:
         return made
 
     def _place(self, partial: Path) -> None:
-        """Moves a release to its place, so that after a power cut whatever is there is whole. A release that is repaired is replaced file by file,
-        the manifest last: a folder cannot replace one that holds something, and services may start what is there."""
+        """Moves a release to its place, so that after a power cut whatever is there is whole."""
         sync(partial, *partial.rglob("*"))
-        if not self.release.is_dir():
-            partial.rename(self.release)
-            sync(self.release.parent)
-            return
-        place = self.release / "bin"
-        place.mkdir(exist_ok=True)
-        names = sorted(path.name for path in (partial / "bin").iterdir())
-        for name in names:
-            (partial / "bin" / name).replace(place / name)
-        (partial / manifest.NAME).replace(self.release / manifest.NAME)
-        for path in [path for path in place.iterdir() if path.name not in names and not path.is_dir()]:
-            path.unlink()
-        sync(place, self.release)
-        os.utime(self.release, NEVER_USED)
+        damaged = self.release.with_name(f".{self.release.name}.damaged")
+        if self.release.exists():
+            shutil.rmtree(damaged, ignore_errors=True)
+            self.release.rename(damaged)
+        partial.rename(self.release)
+        sync(self.release.parent)
+        shutil.rmtree(damaged, ignore_errors=True)
 
     def _clear(self) -> None:
         """Removes what only a build needs, before its release is in place: nothing removes it after that."""
 
-    def _try(self, partial: Path, options: Mapping[str, capabilities.Help]) -> None:
+    def _try(self, partial: Path) -> None:
         """Tries the programs on this host before any running service stops for them."""
         folder = partial / "trial"
         folder.mkdir()
         place = smoke_test.Place(folder, self.build.environment, self.account)
-        try:
-            words = {target: help_.known for target, help_ in options.items()}
-            smoke_test.check(partial / "bin", words, place, self.build.tls)
-        finally:
-            shutil.rmtree(folder)
+        smoke_test.check(partial / "bin", self.probe(partial / "bin"), place)
+        shutil.rmtree(folder)
 
-    def probe(self, programs: Path) -> dict[str, capabilities.Help]:
-        """Program → what it lists in its help; fails for a program that does not start."""
+    def probe(self, programs: Path) -> dict[str, dict[str, bool]]:
+        """Program → the options of its help; fails for a program that does not start."""
         return {target: capabilities.parse_help(self._help(programs / target)) for target in self.build.targets}
 
     def _help(self, program: Path) -> str:

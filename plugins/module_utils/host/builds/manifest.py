@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import Help
 
 NAME = "manifest.json"
 LIMIT_BYTES = 16 << 20
@@ -24,15 +23,11 @@ class Manifest(NamedTuple):
 
     id: str
     cmake_options: Mapping[str, str]
-    options: Mapping[str, Help]
-    """Program → what its help lists."""
     files: Mapping[str, Annotated[str, Text(r"[0-9a-f]{64}")]]
     """File → sha256."""
     source: Mapping[str, Any]
     seconds: float
     """Of the build."""
-    options_ignored: tuple[Annotated[str, Text(r"\w+")], ...]
-    """Of cmake, which the tree does not have."""
     received: Optional[str] = None
     """The host that compiled it, of a release that came from another one."""
 

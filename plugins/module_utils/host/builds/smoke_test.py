@@ -10,11 +10,9 @@ memory.
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import tempfile
 import time
@@ -31,8 +29,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 SECONDS = 60
 """How long the trial of a program may take; one or two are usual."""
-HEALTH_SECONDS = 5
-"""For one question: a server that does not speak TLS waits for more of what it takes for a request."""
 PAUSE_SECONDS = 0.05
 DYING_SECONDS = 10
 """How long a program that no longer answers may take to end: its memory may be written to disk first."""
@@ -48,24 +44,6 @@ ILLEGAL = (
     "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: prebuilt, binary or package), have them compiled here with "
     "source: git"
 )
-WITHOUT_TLS = (
-    "It cannot serve with TLS, which llama_server_tls_certificate_file needs. Where it was compiled here, OpenSSL 3.0 or newer was not found: install its "
-    "development files, or set OPENSSL_ROOT_DIR in llama_build_cmake_options. Where it was compiled elsewhere (source: prebuilt, binary or package), use "
-    "source: git, or serve without TLS"
-)
-TLS_MISSING = "without SSL support"
-"""What llama-server reports then. ik_llama.cpp reports nothing and serves without."""
-TLS_CERTIFICATE = """\
-MIIBdzCCAR2gAwIBAgIUQ8eqm83UeiFnUiwJUlIm0GeiB4owCgYIKoZIzj0EAwIwEDEOMAwGA1UEAwwFdHJpYWwwIBcNMjYxMTIyMDkxNDQwWhgPMjEyNjEwMjkwOTE0
-NDBaMBAxDjAMBgNVBAMMBXRyaWFsMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEv0HXboz4JAxALClCn+tBNADJhmmGqm4Zxs2qwrncLnAujNLZKJMmxjzkUsEU1CaV
-MSNGBIcyFfzjpect12a+FaNTMFEwHQYDVR0OBBYEFNxl+6JcWeV7wEwozCyHzUSvSEsjMB8GA1UdIwQYMBaAFNxl+6JcWeV7wEwozCyHzUSvSEsjMA8GA1UdEwEB/wQF
-MAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIgIhSQX+a7RU4peGff7mhAxh8njN1BhI7mmVL8YRe7bAcCIQCAMBFZnezSmFjRL6/Sa0OQDCyGdL34ensxIN5jZ7JddA==
-"""
-TLS_KEY = """\
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQghefakX5VPfG+uaBV6mylL2p/qqIYkuHEntYhgpy78BOhRANCAAS/QddujPgkDEAsKUKf60E0AMmGaYaq
-bhnGzarCudwucC6M0tkokybGPORSwRTUJpUxI0YEhzIV/OOl5y3XZr4V
-"""
-"""A certificate of nobody and its key, which everybody knows: a trial on loopback needs some. Nothing is served with them."""
 OTHERWISE = "Set llama_release to another build, or fix what the program reports"
 
 MODEL = (1, 128, "q8_0")
@@ -107,19 +85,16 @@ class _Program(NamedTuple):
         descriptor = self.log.fileno()
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
         said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
-        if any(TLS_MISSING in line for line in said):
-            remedy = WITHOUT_TLS
         return Refusal(
             f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and no running service was "
             "touched. Its last output:\n" + "\n".join(said)
         )
 
 
-def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, tls: bool) -> None:
+def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place) -> None:
     """Tries the programs of the release, but not those that only measure.
 
     :param listed: program → options that its help lists.
-    :param tls: whether llama-server has to serve with TLS.
     :raises Refusal: one does not work here.
     """
     home = place.folder / "home"
@@ -128,35 +103,24 @@ def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, t
     os.chown(home, account.get("user", -1), account.get("group", -1))
     for name, words in listed.items():
         if name == options.SERVER:
-            _check_server(programs / name, words, place, tls)
+            _check_server(programs / name, words, place)
         elif name != options.MEASURING and options.render_listed("worker-device", "CPU", words):
             _check_worker(programs / name, words, place)
 
 
-def _tls_files(folder: Path) -> dict[str, str]:
-    """Options of llama-server with the trial's certificate and key, written there."""
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    certificate.write_text(f"{ssl.PEM_HEADER}\n{TLS_CERTIFICATE}{ssl.PEM_FOOTER}\n")
-    key.write_text(f"-----BEGIN PRIVATE KEY-----\n{TLS_KEY}-----END PRIVATE KEY-----\n")
-    return {"tls-certificate": str(certificate), "tls-key": str(key)}
-
-
-def _check_server(program: Path, words: Collection[str], place: Place, tls: bool) -> None:
+def _check_server(program: Path, words: Collection[str], place: Place) -> None:
     model = place.folder / "small.gguf"
     known_answer_file.write(model, *MODEL)
     port = _free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
-    settings.update(parallel="1", threads="2", **(_tls_files(place.folder) if tls else {}))
-    certificate = base64.b64decode(TLS_CERTIFICATE) if tls else None
+    settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     with _start([str(program), *arguments], place) as server:
-        while _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), certificate) is None:
+        while _ask(port, "/health", None, server.left()) is None:
             server.expect()
-            if tls and _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), None) is not None:
-                raise server.failure("answered without TLS", WITHOUT_TLS)
             time.sleep(PAUSE_SECONDS)
         request = {"prompt": question(), "n_predict": ANSWERED, "temperature": 0}
-        reply = _ask(port, "/completion", request, server.left(), certificate)
+        reply = _ask(port, "/completion", request, server.left())
         if reply is None:
             _wait_for_end(server)
             raise server.failure("gave no answer", OTHERWISE)
@@ -218,9 +182,9 @@ def _free_port() -> int:
         return listening.getsockname()[1]
 
 
-def _ask(port: int, path: str, body: dict[str, Any] | None, seconds: float, certificate: bytes | None) -> Any:
+def _ask(port: int, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
     """What llama-server answers, or None where it does not, or not yet."""
-    reply = reading.ask(f"{LOOPBACK}:{port}", path, seconds, body, certificate=certificate)
+    reply = reading.ask(f"{LOOPBACK}:{port}", path, seconds, body)
     with suppress(ValueError):
         return reading.parse(reply.text) if reply.status == 200 else None
     return None

@@ -12,9 +12,9 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
-PACKED, PARTIAL, UNPACKED, CONFIGURED, LOCK = ".tar.gz", ".new", ".unpacked", ".configured", ".lock"
-UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL, LOCK)
-"""Endings of files beside the folder of a build that has not ended. The lock goes last."""
+PACKED, PARTIAL, UNPACKED = ".tar.gz", ".new", ".unpacked"
+UNFINISHED = (UNPACKED, PACKED + PARTIAL)
+"""Endings of files beside the folder of a build that has not ended."""
 
 
 def log_path(cache: str, identity: str) -> str:
@@ -26,14 +26,14 @@ def packed_path(cache: str, identity: str) -> str:
     return f"{cache}/builds/{identity}{PACKED}"
 
 
-def lock_path(cache: str | Path, identity: str) -> Path:
-    """The lock of a build."""
-    return Path(cache) / "builds" / (identity + LOCK)
+def lock_path(cache: str | Path) -> Path:
+    """The lock of a host's builds."""
+    return Path(cache) / "builds.lock"
 
 
-def under_way(cache: str, identity: str) -> bool:
+def under_way(cache: str | Path) -> bool:
     """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
-    path = lock_path(cache, identity)
+    path = lock_path(cache)
     if not path.exists():
         return False
     try:
@@ -43,40 +43,28 @@ def under_way(cache: str, identity: str) -> bool:
         return True
 
 
-def builds_under_way(cache: str) -> list[str]:
-    """Ids of the builds that run on this host now."""
-    identities = (path.name[: -len(LOCK)] for path in Path(cache, "builds").glob("*" + LOCK))
-    return [identity for identity in identities if under_way(cache, identity)]
-
-
 def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
-    """Ids of builds that never ended and do not run now.
+    """Ids of builds that never ended; none while a build runs.
 
     :param exceptions: ids that are planned or installed, and left out.
     """
+    if under_way(cache):
+        return []
     builds = Path(cache) / "builds"
     identities = {path.name for path in builds.glob("*") if path.is_dir()}
     for ending in UNFINISHED:
         identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
-    identities = {identity for identity in identities - set(exceptions) if backends.backend_of(identity)}
-    return sorted(identity for identity in identities if not under_way(cache, identity))
+    return sorted(identity for identity in identities - set(exceptions) if backends.backend_of(identity))
 
 
-def clear_build(cache: str, identity: str) -> bool:
-    """Removes what a build left, apart from sources and ccache; returns False where it runs, or where no build has such an id: the cache has no mark,
-    and an operator may have put that there."""
-    if not backends.backend_of(identity):
-        return False
-    builds = Path(cache) / "builds"
-    if builds.is_dir():
-        try:
-            with locks.hold(lock_path(cache, identity)):
-                shutil.rmtree(builds / identity, ignore_errors=True)
-                for ending in (".log", PACKED, *UNFINISHED):
-                    (builds / (identity + ending)).unlink(missing_ok=True)
-        except locks.BusyError:
-            return False
-    return True
+def clear_build(cache: str, identity: str) -> None:
+    """Removes what a build left, apart from sources and ccache. Of what has no such id nothing: the cache has no mark, and an operator may have put
+    it there."""
+    if backends.backend_of(identity):
+        builds = Path(cache) / "builds"
+        shutil.rmtree(builds / identity, ignore_errors=True)
+        for ending in (".log", PACKED, *UNFINISHED):
+            (builds / (identity + ending)).unlink(missing_ok=True)
 
 
 def remove_release(prefix: str, cache: str, identity: str) -> None:

@@ -204,9 +204,7 @@ def unneeded_releases(planned: HostPlan) -> list[str]:
     wanted = {build.id for build in planned.builds}
     running = processes.of_account(planned.prefix, planned.account)
     held = {*wanted, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
-    free = {
-        name for name in times if name.lstrip(".") not in held and not store.under_way(planned.cache, name.lstrip("."))
-    }
+    free = set() if store.under_way(planned.cache) else {name for name in times if name.lstrip(".") not in held}
     unneeded: list[str] = []
     whole = sorted(
         (name for name in times.keys() | wanted if not name.startswith(".")),

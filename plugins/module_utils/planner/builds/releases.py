@@ -208,7 +208,6 @@ class _Kind(NamedTuple):
     kind: str
     cmake_options: Mapping[str, str]
     environment: Mapping[str, str]
-    tls: bool
     archives: tuple[str, ...] | None = None
 
 
@@ -294,7 +293,6 @@ def _build(
         targets=tuple(targets),
         packaged=paths,
         builder=host.name,
-        tls=kind.tls and "llama-server" in targets,
         archives=kind.archives,
     )
 
@@ -302,7 +300,7 @@ def _build(
 def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tls: bool) -> _Kind:
     """What hosts have in common that share a build, and how they build.
 
-    :param tls: whether llama-server has to speak it. Programs that are compiled already are tried again for it, as another build.
+    :param tls: whether llama-server has to speak it.
     """
     host, facts = equipped.host, equipped.host.facts
     _check_rdma(host, release)
@@ -318,7 +316,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
             archives = prebuilt_archives.archives_of(host, backend, release.build, server)
             kind["archives"] = archives
         ran = {} if archives is None else prebuilt_archives.environment(facts, backend)
-        return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, ran, tls, archives)
+        return _Kind(_sha({**kind, "programs": groups}), {}, ran, archives)
     tools = toolchains.choose(host.name, backend, facts, host.toolchain)
     toolkit = tools["toolkit"]
     kind.update(
@@ -327,7 +325,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
         accelerators=tools["version"],
         toolkit=toolkit["prefix"] if toolkit else None,
     )
-    return _Kind(_sha(kind), _options(host, backend, release, server, tls), tools["environment"], tls)
+    return _Kind(_sha(kind), _options(host, backend, release, server, tls), tools["environment"])
 
 
 def _options(host: Host, backend: str, release: Release, server: Server, tls: bool) -> dict[str, str]:

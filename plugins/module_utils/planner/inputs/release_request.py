@@ -59,10 +59,8 @@ FORMS = {
     "ref": _form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "path": _form(r".+", "the path of a file on the controller"),
-    "archive path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
-    "url": _form(r"https?://\S+", "an address that begins with http:// or https://"),
-    "archive url": _form(r"https?://\S+(?<!\.zip)", "the address of a tar archive"),
+    "path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
+    "url": _form(r"https?://\S+(?<!\.zip)", "the address of a tar archive, which begins with http:// or https://"),
     "prebuilt url": _form(
         r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, as {prebuilt.URL} is one"
     ),
