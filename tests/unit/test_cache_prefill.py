@@ -142,7 +142,7 @@ def test_a_cache_gets_what_it_lacks_and_the_host_has(tmp_path):
     assert cache_prefill.fill(filled) == 2 * BYTES
     assert sorted(file.read_bytes()[:1] for file in filled.folder.iterdir()) == [b"\1", b"\2"]
     assert cache_prefill.fill(filled) == 0
-    assert launcher.remove_cut(filled.folder, [BYTES + 1]) == [], "of another model"
+    assert launcher.tidy(filled.folder, 1 << 40, [BYTES + 1]) == [], "of another model"
     cut = next(filled.folder.iterdir())
     os.truncate(cut, BYTES - 4096)
     assert cache_prefill.fill(filled) == BYTES

@@ -171,7 +171,7 @@ def test_prometheus_takes_the_configuration(plan, tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
     dashboards = {path.stem for path in (tmp_path / "new" / "dashboards").iterdir()}
-    assert dashboards == {"cluster", "hosts", "models"}
+    assert dashboards == {"cluster", "hosts"}
 
 
 def test_whose_monitoring_is_refused(plan, pair):

@@ -353,19 +353,19 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
     old, used, new = (cached(tmp_path, name, 100, age) for name, age in (("old", 300), ("used", 900), ("new", 1)))
     os.utime(used, (time.time(), used.stat().st_mtime))
     (tmp_path / "link").symlink_to(new)
-    assert workers.prune(tmp_path, 300) == []
-    assert workers.prune(tmp_path, 250) == ["old"]
+    assert workers.tidy(tmp_path, 300) == []
+    assert workers.tidy(tmp_path, 250) == ["old"]
     assert not old.exists()
-    assert sorted(workers.prune(tmp_path, 0)) == ["new", "used"]
-    assert workers.prune(tmp_path / "no-such-folder", 0) == []
+    assert sorted(workers.tidy(tmp_path, 0)) == ["new", "used"]
+    assert workers.tidy(tmp_path / "no-such-folder", 0) == []
 
 
-def test_a_cache_that_cannot_be_pruned_does_not_end_its_worker(small_disk, capfd):
-    cached(small_disk, "kept", 5000, 1)
+def test_a_cache_that_cannot_be_tidied_does_not_end_its_worker(small_disk, capfd):
+    kept = cached(small_disk, "kept", 5000, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert workers.run([sys.executable, "-c", ""], small_disk, 1000) == 1
     said = capfd.readouterr().out
-    assert f"{small_disk} could not be brought below 0 MiB: Read-only file system" in said
+    assert f"{kept} could not be removed: Read-only file system" in said
     assert "the worker ended with status 0" in said
 
 
@@ -388,45 +388,31 @@ def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_conne
     kept, gone = cached(cache, "kept", 1 << 20, 1), cached(cache, "gone", 1 << 20, 99)
     process = worker_service(cache)
     said = lines_until(process, "SIG_IGN")
-    assert any("removed 1 files" in line and "below 1 MiB" in line for line in said)
+    assert any("removed 1 files" in line and "beyond its 1 MiB" in line for line in said)
     assert kept.exists()
     assert not gone.exists()
 
 
-def test_the_cache_is_bounded_while_the_worker_runs(tmp_path):
-    cache = tmp_path / "cache"
-    program = f"import pathlib, time; pathlib.Path({str(cache / 'x')!r}).write_bytes(bytes(9)); time.sleep(0.5)"
-    cache.mkdir()
-    assert workers.run([sys.executable, "-c", program], cache, 5, pause=0.1) == 1
-    assert not (cache / "x").exists()
-
-
-def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_before_are_known(tmp_path, capfd):
+def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_before_are_known(tmp_path):
     cache = tmp_path / "cache" / "rpc"
-    for name, size in (("a", 100), ("b", 70), ("c", 200)):
-        cached(cache, name, size)
-    assert workers.remove_cut(cache, [100, 200]) == ["b"]
-    assert "removed 1 files" in capfd.readouterr().out
-    assert workers.remove_cut(cache, [300]) == []
-    assert workers.remove_cut(tmp_path / "missing", [300]) == []
+    for name, size, age in (("a", 100, 99), ("b", 70, 99), ("c", 200, 99), ("written now", 9, 1)):
+        cached(cache, name, size, age)
+    assert workers.tidy(cache, 1 << 20, [100, 200], 30) == ["b"]
+    assert workers.tidy(cache, 1 << 20, [300]) == ["written now"]
 
 
-def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_path):
-    cached(tmp_path, "now", 10, age=1)
-    cached(tmp_path, "long ago", 10, age=40)
-    assert workers.remove_cut(tmp_path, [20], 30) == ["long ago"]
-
-
-@pytest.mark.parametrize("sizes, left", [([20], ["whole"]), ([], ["cut", "whole"])])
-def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, monkeypatch, sizes, left):
-    monkeypatch.setattr(workers, "WHOLE_SECONDS", 0.1)
+@pytest.mark.parametrize(
+    "sizes, limit, left",
+    [([20], 99, ["whole"]), ([], 99, ["cut", "later", "whole"]), ([20], 19, []), ([], 15, ["cut"])],
+)
+def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, sizes, limit, left):
     cache = tmp_path / "cache" / "rpc"
     cached(cache, "whole", 20)
-    cached(cache, "cut", 10)
+    cached(cache, "cut", 10, 99)
     later = str(cache / "later")
-    program = f"import os, time; open({later!r}, 'wb').write(bytes(5)); os.utime({later!r}, (1, 1)); time.sleep(1)"
-    workers.run([sys.executable, "-c", program], cache, 1 << 20, look=0.1, sizes=sizes)
-    assert sorted(path.name for path in cache.iterdir()) == sorted([*left, *([] if sizes else ["later"])])
+    program = f"import os, time; open({later!r}, 'wb').write(bytes(15)); os.utime({later!r}, (1, 1)); time.sleep(1)"
+    workers.run([sys.executable, "-c", program], cache, limit, look=0.1, pause=0.1, sizes=sizes)
+    assert sorted(path.name for path in cache.iterdir()) == left
 
 
 def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):

@@ -119,10 +119,6 @@ class Description(NamedTuple):
     """Of a head: endpoint → host and name of each worker that it may use."""
     planned: Mapping[str, Mapping[str, float | None]] = {}
     """Of a head: model → metric → what is predicted."""
-    weights: Mapping[str, Sequence[tuple[str | None, float]]] = {}
-    """Of a head: model, or what a fallback leaves out → endpoint of a worker, or None of the head's own memory, and MiB of weights there."""
-    cached: bool = False
-    """Whether a worker has a cache."""
 
 
 class Figures:

@@ -155,14 +155,6 @@ def _connection(shown: Shown, endpoint: str) -> str:
     return _tag("li", f"{html.escape(_worker(shown, endpoint))} {_tag('span', state, look)}{told}")
 
 
-def _expected(shown: Shown) -> loading.Expected:
-    """Of a load; nothing where it is not known which of several models is loaded."""
-    told = shown.told
-    names = [*shown.without, *(told.planned if len(told.planned) == 1 else ())]
-    name = next((name for name in names if name in told.weights), "")
-    return loading.expected(told.weights[name], told.cached) if name else loading.Expected()
-
-
 def _verified(shown: Shown, now: float) -> str:
     when, passed = shown.figures.get("verified_timestamp_seconds"), shown.figures.get("verified_passed")
     if when is None:
@@ -200,7 +192,7 @@ def of(shown: Shown | None, now: float) -> str:
         _list("p", _problems(shown), "told bad"),
     ]
     if shown.state == serving.LOADING and shown.load:
-        body.append(_list("p", [loading.sentence(loading.progress_of(shown.load, _expected(shown)))], "told warn"))
+        body.append(_list("p", [loading.sentence(loading.progress_of(shown.load, loading.Expected()))], "told warn"))
     models = "".join(_model(shown, model) for model in told.planned)
     body += [_tag("h2", "Models"), _tag("div", models, "cards")]
     if connections := "".join(_connection(shown, endpoint) for endpoint in told.workers):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,7 +26,7 @@ FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 """Where it is looked for, whatever the service's PATH is."""
 SHARED_MEMORY = "/dev/shm"
 """Where the configuration is written, if it can: a full disk is no matter there, and nothing tidies up."""
-STOP_SECONDS, CONNECT_SECONDS = 2.0, 1.0
+STOP_SECONDS = 2.0
 RESTART_SECONDS = 5.0
 """Between two starts of stunnel, which logs some lines each time."""
 GLOBAL = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
@@ -153,16 +152,11 @@ class Tunnels:
         return look._replace(links=links, traffic=traffic)
 
     def explained(self, endpoint: str, detail: str) -> str:
-        """What is known of a worker that does not answer, with what its tunnel says: stunnel accepts every connection on this host."""
-        outer = next((tunnel.connect for tunnel in self.tunnels if tunnel.accept == endpoint), None)
-        if not outer:
-            return detail
-        address, port = outer.rsplit(":", 1)
-        try:
-            socket.create_connection((address, int(port)), CONNECT_SECONDS).close()
-        except OSError as error:
-            return f"the other end of its tunnel, {outer}, cannot be reached: {error.strerror or error}"
-        return f"the other end of its tunnel, {outer}, has another key, or no worker behind it answers ({detail})"
+        """What is known of a worker that does not answer: stunnel accepts every connection on this host."""
+        for tunnel in self.tunnels:
+            if tunnel.accept == endpoint:
+                return f"its tunnel ends at {tunnel.connect}, which is away, has another key, or no worker behind it ({detail})"
+        return detail
 
 
 NONE = Tunnels([])

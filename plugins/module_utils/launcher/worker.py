@@ -24,48 +24,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
-PRUNE_SECONDS = 300
-WHOLE_SECONDS = 30.0
-"""So often files are compared with the sizes of tensors; one that was written to meanwhile may be on its way."""
+TIDY_SECONDS = 60.0
+"""So often the cache is looked through; a file that was written to meanwhile may be on its way."""
 STOP_SECONDS = 2.0
 """A worker has nothing to put away. As long as llama-server is given."""
 GONE_SECONDS = 30.0
 NOT_EXPORTED = exporter.Exporter()
-
-
-def prune(folder: Path, limit: int) -> list[str]:
-    """Removes files, those that were used longest ago first, until the folder holds no more than so many bytes; returns their names."""
-    files = []
-    for place, _folders, inside in os.walk(folder):
-        for name in inside:
-            path = Path(place, name)
-            try:
-                found = path.lstat()
-            except OSError:
-                continue
-            if stat.S_ISREG(found.st_mode):
-                files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
-    held = sum(size for _used, size, _path in files)
-    removed, reason = [], None
-    for _used, size, path in sorted(files):
-        if held <= limit:
-            break
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            reason = error.strerror
-            continue
-        held -= size
-        removed.append(path.name)
-    if reason:
-        journal.say(f"{folder} could not be brought below {limit // rpc.MIB} MiB: {reason}")
-    return removed
-
-
-def _bound(cache: Path, limit: int) -> None:
-    removed = prune(cache, limit)
-    if removed:
-        journal.say(f"removed {len(removed)} files from {cache} to keep it below {limit // rpc.MIB} MiB")
 
 
 def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
@@ -80,24 +44,35 @@ def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
     return known
 
 
-def remove_cut(cache: Path, sizes: Iterable[int], age: float = 0.0) -> list[str]:
-    """Removes files of sizes that no tensor has, and returns their names: a full disk or a power failure cut them off, and a worker does
-    not notice that when it reads them.
+def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
+    """Removes files of sizes that no tensor has, which a full disk or a power failure cut off: a worker does not notice that when it reads them. Then
+    those that were used longest ago, until there are no more than so many bytes. Returns the names of all of them.
 
-    :param age: seconds for which nobody has written to a file that is removed.
+    :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
+    :param age: seconds for which nobody has written to a file that was cut off.
     """
-    known, removed = known_sizes(cache, sizes), []
-    with suppress(OSError), os.scandir(cache) as entries:
-        for entry in entries:
+    known = known_sizes(cache, sizes) if sizes else set()
+    files, removed = [], []
+    for place, _folders, inside in os.walk(cache):
+        for path in (Path(place, name) for name in inside):
             with suppress(OSError):
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and found.st_size not in known and time.time() - found.st_mtime >= age:
-                    os.unlink(entry.path)
-                    removed.append(entry.name)
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode):
+                    cut = known and found.st_size not in known and time.time() - found.st_mtime >= age
+                    files.append((not cut, max(found.st_atime, found.st_mtime), found.st_size, path))
+    held = sum(size for _whole, _used, size, _path in files)
+    for whole, _used, size, path in sorted(files):
+        if whole and held <= limit:
+            break
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            journal.say_once(f"{path} could not be removed: {error.strerror}")
+            continue
+        held -= size
+        removed.append(path.name)
     if removed:
-        journal.say(
-            f"removed {len(removed)} files from {cache}, whose sizes are not those of a tensor: they were cut off"
-        )
+        journal.say(f"removed {len(removed)} files from {cache}: cut off, or beyond its {limit // rpc.MIB} MiB")
     return removed
 
 
@@ -132,7 +107,7 @@ def run(
     argv: list[str],
     cache: Path | None,
     limit: int,
-    pause: float = PRUNE_SECONDS,
+    pause: float = TIDY_SECONDS,
     port: str = "",
     look: float = 1.0,
     sizes: Sequence[int] = (),
@@ -141,23 +116,21 @@ def run(
 ) -> int:
     """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
 
-    :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
+    :param sizes: as of tidy.
     :param port: at which the worker listens; empty where nobody watches it.
     :param look: seconds between two looks at it.
     :param exports: what writes its metrics.
     """
     progress.end_when_asked()
-    if cache and sizes:
-        remove_cut(cache, sizes)
     if cache:
-        _bound(cache, limit)
+        tidy(cache, limit, sizes)
     # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
     )
     exports.begins()
     guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
-    bounded = compared = time.monotonic()
+    tidied = time.monotonic()
     try:
         while process.poll() is None:
             journal.alive()
@@ -172,12 +145,9 @@ def run(
                 process.wait()
                 exports.ended("hung")
                 break
-            if cache and sizes and time.monotonic() - compared >= WHOLE_SECONDS:
-                remove_cut(cache, sizes, WHOLE_SECONDS)
-                compared = time.monotonic()
-            if cache and process.poll() is None and time.monotonic() - bounded >= pause:
-                _bound(cache, limit)
-                bounded = time.monotonic()
+            if cache and time.monotonic() - tidied >= pause:
+                tidy(cache, limit, sizes, pause)
+                tidied = time.monotonic()
             exports.of_worker()
         else:
             journal.say(f"the worker ended {progress.ended_how(process.returncode)}")

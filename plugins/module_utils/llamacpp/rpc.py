@@ -12,8 +12,6 @@ import ipaddress
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple, Optional, Union
 
 HELLO = 14
@@ -52,27 +50,6 @@ class Foreign(Exception):
     """The other side sent something that is no reply of an RPC worker."""
 
 
-class Unreachable(Exception):
-    """No connection came about, and nobody refused one either."""
-
-
-class Lost(OSError):
-    """The network lost a connection that stood."""
-
-
-@contextmanager
-def _over_network() -> Iterator[None]:
-    """:raises Closed, Lost, socket.timeout: a connection that stood can be used no more."""
-    try:
-        yield
-    except socket.timeout:
-        raise
-    except ConnectionError as error:
-        raise Closed from error
-    except OSError as error:
-        raise Lost(error.errno, error.strerror or str(error)) from error
-
-
 class Connection:
     """To a worker, until a moment of time.monotonic."""
 
@@ -80,10 +57,8 @@ class Connection:
         self.deadline = deadline
         try:
             self.socket = socket.create_connection((address, port), timeout=self._left())
-        except ConnectionRefusedError:
-            raise
-        except OSError as error:
-            raise Unreachable(error.strerror or str(error)) from error
+        except socket.timeout as error:
+            raise OSError("the attempt of a connection timed out") from error
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
@@ -101,8 +76,10 @@ class Connection:
         received = b""
         while len(received) < size:
             self.socket.settimeout(self._left())
-            with _over_network():
+            try:
                 part = self.socket.recv(size - len(received))
+            except ConnectionError as error:
+                raise Closed from error
             if not part:
                 raise Closed
             received += part
@@ -110,8 +87,10 @@ class Connection:
 
     def send(self, data: Union[bytes, memoryview]) -> None:
         self.socket.settimeout(self._left())
-        with _over_network():
+        try:
             self.socket.sendall(data)
+        except ConnectionError as error:
+            raise Closed from error
 
     def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
         """Sends one command and returns its reply, which must have one of the given sizes."""
@@ -196,15 +175,13 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
         if connected:
             return Handshake("not_rpc", "it closed the connection on the handshake and accepts no other")
         return Handshake("refused", "nothing listens there")
-    except Unreachable as error:
-        return Handshake("unreachable", f"no connection was possible: {error}")
     except socket.timeout:
         return Handshake(
             "silent",
             f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or not an RPC worker",
         )
     except OSError as error:
-        return Handshake("unreachable", f"the connection was lost: {error.strerror or error}")
+        return Handshake("unreachable", f"no connection was possible, or it was lost: {error.strerror or error}")
     if protocol and reply.protocol and not compatible(protocol, reply.protocol):
         detail = f"it speaks protocol {reply.protocol}, the head speaks {protocol}"
         return reply._replace(state="protocol_mismatch", detail=detail)

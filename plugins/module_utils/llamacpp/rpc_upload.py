@@ -159,7 +159,7 @@ def _reported() -> Iterator[None]:
         yield
     except rpc.Closed as error:
         raise TransferError("closed the connection: its log says why") from error
-    except (rpc.Foreign, rpc.Unreachable, OSError) as error:
+    except (rpc.Foreign, OSError) as error:
         raise TransferError(f"does not answer as a worker: {error}") from error
 
 

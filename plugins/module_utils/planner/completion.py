@@ -21,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ServicePlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    DevicePlacement,
     Estimate,
     Plan,
 )
@@ -138,7 +137,6 @@ def _metrics(plan: Plan, name: str) -> str:
                 {entry.device for part in services.placements_of(plan) for entry in part if not entry.endpoint}
             ),
             "planned": _planned(plan),
-            **(_of_page(plan) if plan.head.page_port else {}),
         }
     return json.dumps({"services": told}, indent=1) + "\n"
 
@@ -151,20 +149,6 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
         for entry in placement
         if entry.endpoint
     }
-
-
-def _of_page(plan: Plan) -> dict[str, Any]:
-    """Where the weights of each model are, and where a fallback has them."""
-    placed = {name: _weights(one, one.placement) for name, one in zip(_called(plan), plan.each())}
-    if plan.head.fallback_after is not None:
-        placed.update({other.without: _weights(plan, other.placement) for other in plan.fallbacks})
-    used = {entry.endpoint for placement in services.placements_of(plan) for entry in placement}
-    cached = any(worker.cache and worker.endpoint in used for host in plan.hosts.values() for worker in host.workers)
-    return {"weights": placed, "cached": cached}
-
-
-def _weights(plan: Plan, placement: Sequence[DevicePlacement]) -> list[tuple[str | None, float]]:
-    return [*((entry.endpoint, entry.weights_mib) for entry in placement), (None, plan.head.cpu.weights_mib)]
 
 
 def _called(plan: Plan) -> list[str]:
