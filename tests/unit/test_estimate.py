@@ -29,7 +29,7 @@ def test_where_nothing_was_measured_the_assumption_stands(pair):
     cost = given["links"][1].pop("ms_per_token")
     assert given["network_ms_per_token"] == pytest.approx(2 * cost, rel=0.01)
     assert cost > 2 * round_trip
-    assert (given["visits"], given["crossings"]) == (2, 4)
+    assert given["crossings"] == 4
     assert given["links"][1] == {
         "host": "worker2",
         "endpoint": "192.0.2.12:50052",
@@ -103,7 +103,7 @@ def test_each_kind_that_can_be_declared_has_a_time_and_a_rate_of_its_own():
     assert len({link.round_trip_ms for link in cables}) == len({link.gbit for link in cables}) == 3
 
 
-def test_a_host_with_a_small_board_or_macos_takes_longer(pair):
+def test_a_host_with_a_small_board_takes_longer(pair):
     plain = estimate_of(pair)["links"][0]["ms_per_token"]
     pair.hosts["worker1"]["facts"].update(architecture="aarch64", memory_mib=8192)
     board = estimate_of(pair)

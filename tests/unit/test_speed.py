@@ -63,7 +63,7 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     known = rates.FAMILIES[family]
     assert given.source == cost_model.ASSUMED
     assert least < given.gb_per_s / known.share < most
-    assert (given.node_us, given.quantised) == (known.node_us, known.quantised)
+    assert given.node_us == known.node_us
     rows = [row for row in rates.NVIDIA if row.family == family]
     ratios = (row.gb_per_s * known.share / given.gb_per_s for row in rows)
     assert statistics.mean(1 / given.factor <= ratio <= given.factor for ratio in ratios) >= 0.8
@@ -81,7 +81,7 @@ def test_measured_figures_are_predicted_within_their_bounds_and_half_of_them_clo
 
 
 def test_published_figures_are_predicted_and_in_ranges_that_say_something():
-    figures = published_speed.figures()
+    figures = published_speed.figures(published_speed.published())
     errors = [abs(figure.predicted / figure.measured - 1) for figure in figures if figure.test == "tg"]
     assert statistics.mean(error <= 0.2 for error in errors) >= 0.9
     inside = [1 / figure.factor <= figure.predicted / figure.measured <= figure.factor for figure in figures]
@@ -170,29 +170,17 @@ def test_nodes_follow_the_architecture():
     plain = models.known_answer_model(4, 64, "f16")
     assert cost_model.nodes_per_layer(plain) == 31
     assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3moe", keys=EXPERTS)) == 50
-    hyper = TensorGroup("blk.*.hc_attn_fn.weight", "F32", (64, 24), 6144, (0, 1, 2, 3))
-    assert cost_model.nodes_per_layer(plain._replace(tensors=(*plain.tensors, hyper))) == 31 + 118
-    latent = cost_model.nodes_per_layer(plain._replace(architecture="deepseek2", keys=EXPERTS))
-    recurrent = cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS))
-    assert 50 < latent < recurrent
-
-
-def release(build, protocol=None):
-    made = predicted_speed.release_of(build)
-    return made._replace(protocol=protocol or made.protocol)
+    assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS)) > 50
 
 
 ETHERNET = cost_model.LINKS["ethernet"]
 
 
-def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
-    here, there = (cost_model.worker_ms(500, cost_model.LINKS[kind]) for kind in ("loopback", "ethernet"))
-    assert here < 1 < 2 < there < 8
-    assert cost_model.worker_ms(500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
-    slower = cost_model.worker_ms(500, ETHERNET._replace(gbit=0.1)) - there
-    assert slower == pytest.approx(8 * cost_model.TOKEN_BYTES * (10 - 0.4) / 1e6)
-    assert 8 < cost_model.worker_ms(90, ETHERNET._replace(board=True)) < 20
-    assert cost_model.worker_ms(500, ETHERNET._replace(mac=True)) == pytest.approx(there + cost_model.MAC_MS)
+def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
+    here, there = (cost_model.worker_ms(cost_model.LINKS[kind]) for kind in ("loopback", "ethernet"))
+    assert here < 2 < there < 8
+    assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
+    assert 8 < cost_model.worker_ms(ETHERNET._replace(board=True)) < 20
 
 
 def test_the_page_has_the_tables_of_the_scripts():
@@ -229,17 +217,6 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     assert bits_of(load_of(unknown))[1] == pytest.approx(cost_model.ASSUMED_BITS)
 
 
-@pytest.mark.parametrize(
-    "devices, measured", [([["h200", 32]], 27680), ([["h200", 16, "loopback"], ["h200", 16]], 16470)]
-)
-def test_prompts_on_two_gpus_are_predicted_as_they_were_measured(devices, measured):
-    summary = models.known_answer_model(32, 4096, "f16")
-    works = predicted_speed.works_of({"devices": devices, "build": 11063}, summary)
-    works = [work._replace(multiplied=work.weights / 2) for work in works]
-    predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms(works, 4096)
-    assert predicted == pytest.approx(measured, rel=0.1)
-
-
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
@@ -250,7 +227,9 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     costs = cost_model.prompt_costs(work._replace(link=link), 4096)
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     works = [work, work._replace(link=link)]
-    assert cost_model.load_s(release(6170), works) == pytest.approx(8 / cost_model.DISK_GB_PER_S + 8 / 0.125)
+    assert cost_model.load_s(predicted_speed.release_of(11063), works) == pytest.approx(
+        8 / cost_model.DISK_GB_PER_S + 8 / 0.125
+    )
 
 
 def rates_of(pair, **rates):
@@ -294,24 +273,6 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     few = cost_model.processor_rate(facts)
     assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED)
     assert cost_model.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == cost_model.TABLE
-
-
-def test_prompts_depend_on_the_vectors_of_few_cores(pair):
-    """2 cores of EPYCs with and without AVX-512, known answer 16 x 2048: figures of docs/performance.md that the constants follow from."""
-    summary = models.known_answer_model(16, 2048, "f16")
-    load = load_of(summary)
-    weights = sum(part.bytes for part in load.parts) / 2
-    for avx512, measured in ((True, 350), (False, 136.6)):
-        cpu = {"model": "AMD EPYC", "cores": 2, "features_id": "f", "avx512": avx512}
-        pair.hosts["worker1"]["facts"]["cpu"] = cpu
-        made = cost_model.processor_rate(cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts)._replace(
-            gb_per_s=24
-        )
-        work = cost_model.Work("a", "", made, 0, 2 * weights, weights, 0)
-        predicted = 1000 * cost_model.PROMPT / cost_model.prompt_ms([work], 2048)
-        assert predicted == pytest.approx(measured, rel=0.15)
-        slower = cost_model.prompt_ms([work._replace(quantised=weights)], 2048)
-        assert slower == pytest.approx(1000 * cost_model.PROMPT / predicted * made.quantised, rel=0.05)
 
 
 def test_a_processor_beside_known_graphics_shares_their_memory(pair):
@@ -366,25 +327,22 @@ def test_memory_is_not_measured_where_there_is_too_little_of_it(monkeypatch):
     assert memory_bandwidth.measured() is None, "other programs had all the time"
 
 
-@pytest.mark.parametrize("kind, measured", [("f16", 27680), ("q8_0", 17140)])
-def test_prompts_with_quantised_weights_take_longer_on_h200(pair, kind, measured):
-    """docs/hardware.md: f16 and q8_0 on one H200."""
+def test_prompts_on_h200_are_predicted_as_they_were_measured(pair):
+    """docs/hardware.md: q8_0 on one H200."""
     h200 = {"backend": "cuda", "name": "NVIDIA H200", "architecture": "9.0", "memory_mib": 143771, "unified": False}
     pair.hosts["head"]["facts"].update(
         accelerators=[h200], toolchain={**pair.hosts["head"]["facts"]["toolchain"], "nvcc": "12.9"}
     )
     for name in ("worker1", "worker2"):
         del pair.hosts[name]
-    pair.set("head", llama_backend="cuda", llama_model_known_answer={"layers": 32, "width": 4096, "type": kind})
+    pair.set("head", llama_backend="cuda", llama_model_known_answer={"layers": 32, "width": 4096, "type": "q8_0"})
     plan = pair.plan()
-    assert plan["estimate"]["prompt_tokens_per_s"] == pytest.approx(measured, rel=0.1), plan["reasons"]
+    assert plan["estimate"]["prompt_tokens_per_s"] == pytest.approx(17140, rel=0.1), plan["reasons"]
     assert plan["estimate"]["best_single_host"]["prompt_tokens_per_s"] == plan["estimate"]["prompt_tokens_per_s"]
 
 
-@pytest.mark.parametrize(
-    "used, generation, prompt", [((), 51.9, 350), (("worker1",), 46.8, 351), (("worker1", "worker2"), 48.2, 352)]
-)
-def test_two_cores_are_predicted_as_they_were_measured(pair, used, generation, prompt):
+@pytest.mark.parametrize("used, generation", [((), 51.9), (("worker1",), 46.8), (("worker1", "worker2"), 48.2)])
+def test_two_cores_are_predicted_as_they_were_measured(pair, used, generation):
     """docs/performance.md: 2 cores of an EPYC, alone and as workers behind links of 1 Gbit/s."""
     for name in {"worker1", "worker2"}.difference(used):
         del pair.hosts[name]
@@ -392,6 +350,4 @@ def test_two_cores_are_predicted_as_they_were_measured(pair, used, generation, p
     for given in pair.hosts.values():
         cpu = {**given["facts"]["cpu"], "model": "AMD EPYC", "cores": 2}
         given["facts"].update(cpu=cpu, accelerators=[], rates={"CPU": {"name": "AMD EPYC", "gb_per_s": 89}})
-    estimate = pair.plan()["estimate"]
-    assert estimate["generation_tokens_per_s"] == pytest.approx(generation, rel=0.15)
-    assert estimate["prompt_tokens_per_s"] == pytest.approx(prompt, rel=0.15)
+    assert pair.plan()["estimate"]["generation_tokens_per_s"] == pytest.approx(generation, rel=0.15)

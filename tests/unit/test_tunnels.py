@@ -143,23 +143,6 @@ def test_stunnel_costs_a_token_its_share(pair):
     assert link["kind"] == plain["kind"]
 
 
-def test_stunnel_limits_a_fast_link(encrypted):
-    encrypted.hosts["worker1"]["facts"]["link_gbit_per_s"] = 25
-    encrypted.hosts["worker2"]["facts"]["link_gbit_per_s"] = 25
-    plan = encrypted.plan()
-    link, other = plan["estimate"]["links"]
-    assert (link["gbit_per_s"], link["plain_gbit_per_s"], other["gbit_per_s"]) == (3.0, 25, 25)
-    assert "plain_gbit_per_s" not in other
-    text = " ".join(plan_text.plan_page(typed(plan)).split())
-    assert text.count("stunnel carries") == 1
-    assert "stunnel carries 3 of the 25 Gbit/s of the link to worker1." in text
-
-
-def test_what_stunnel_takes_of_a_slower_link_is_not_said(encrypted):
-    encrypted.hosts["worker1"]["facts"]["link_gbit_per_s"] = 3.3
-    assert "stunnel carries" not in plan_text.plan_page(typed(encrypted.plan()))
-
-
 def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
     plan = typed(encrypted.plan())
     launcher = " ".join(services.behind_tunnels(plan, ["program", "job"]))

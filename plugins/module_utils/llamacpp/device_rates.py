@@ -27,8 +27,6 @@ class Family(NamedTuple):
     prompt_share: float
     """Of the 16-bit rate, in prompts."""
     source: str
-    quantised: float = 1.0
-    """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
     factor: float = 1.26
     """The speed is that of the table times or through this, in four of five measurements of machines that the table was not fitted to."""
 
@@ -36,19 +34,10 @@ class Family(NamedTuple):
 FITTED = "fitted with docs/performance.md"
 FAMILIES = {
     "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
-    "nvidia": Family(0.86, 1.2, 1.05, FITTED, 0.85),
-    "turing": Family(
-        0.82, 2.0, 0.68, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 0.85, factor=1.34
-    ),
+    "nvidia": Family(0.86, 1.2, 1.2, FITTED),
+    "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.34),
     "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED),
-    "datacenter": Family(
-        0.82,
-        1.9,
-        0.36,
-        "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017); range of H100 and H200",
-        2.1,
-        factor=1.36,
-    ),
+    "datacenter": Family(0.82, 1.9, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 1.36),
     "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.4),
     "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.34),
     "spark": Family(0.83, 1.6, 0.75, FITTED + ": GB10"),
@@ -65,8 +54,8 @@ FAMILIES = {
     "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.34),
     "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34),
     "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", factor=1.5),
-    "processor": Family(0.7, 1.5, 1.0, FITTED, 1.35, factor=1.34),
-    "server": Family(0.42, 2.0, 1.0, FITTED, 1.35, factor=1.5),
+    "processor": Family(0.7, 1.5, 0.74, FITTED, factor=1.34),
+    "server": Family(0.42, 2.0, 0.74, FITTED, factor=1.5),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
 }
@@ -345,9 +334,9 @@ def assumed_card(architecture: str) -> Known:
 
 CORE_GB_PER_S = 5.0
 """So much one core reads per second, threads counted each: 4 to 6 on processors with 4 to 24 cores."""
-CORE_GFLOPS = {True: 150.0, False: 65.0, None: 50.0}
-"""Whether it has AVX-512, None of an ARM one → so much one core computes in prompts: 153 and 64 were measured with 2 cores of EPYCs with f16
-(docs/performance.md)."""
+CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
+"""Whether it has AVX-512, None of an ARM one → so much one core computes in prompts: with f16 153 and 64 were measured with 2 cores of EPYCs
+(docs/performance.md), and quantised weights take a third longer."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 

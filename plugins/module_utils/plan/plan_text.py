@@ -491,8 +491,8 @@ def speed_notes(plan: Plan) -> list[str]:
     return [
         f"{best.host} alone: {speed}",
         f"Of five measurements, four lay in the range that was predicted for them. "
-        f"Rates of devices are {_rates(estimate)}; that the head reads {estimate.disk.gb_per_s:g} GB per second of the "
-        "model is assumed. Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
+        f"Rates of devices are {_rates(estimate)}; how fast the head reads the model is assumed. "
+        "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         *_correction(estimate),
         _conversations(plan),
         *_sleep(plan),
@@ -544,17 +544,8 @@ def _network(plan: Plan) -> list[str]:
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{estimate.bound} {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "
-        f"network {estimate.crossings} times, one way {ways}.{''.join(_slowed(estimate))}",
-    )
-
-
-def _slowed(estimate: Estimate) -> Iterable[str]:
-    """Of each link that is faster than stunnel, a sentence."""
-    rates = {link.host: (link.gbit_per_s, link.plain_gbit_per_s) for link in estimate.links if link.plain_gbit_per_s}
-    return (
-        f" stunnel carries {own:g} of the {whole:g} Gbit/s of the link to {host}."
-        for host, (own, whole) in rates.items()
+        f"about {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "
+        f"network {estimate.crossings} times, one way {ways}.",
     )
 
 

@@ -262,15 +262,6 @@ class NoFallback(NamedTuple):
     """why"""
 
 
-class DiskEstimate(NamedTuple):
-    """The disk of the head, as the predicted load counts with it."""
-
-    gb_per_s: float
-    """bytes (1e9) that it reads per second"""
-    measured: bool
-    """false: it is assumed"""
-
-
 class DeviceEstimate(NamedTuple):
     """Rates of a device that is used."""
 
@@ -328,8 +319,6 @@ class LinkEstimate(NamedTuple):
     """whether the round trip was measured, or assumed for this kind"""
     ms_per_token: float
     """milliseconds of a token that the worker takes besides computing"""
-    plain_gbit_per_s: Absent[float] = None
-    """Gbit/s without stunnel, where that takes more than a tenth of them"""
 
 
 class ContextSpeed(NamedTuple):
@@ -396,8 +385,6 @@ class Estimate(NamedTuple):
     """the same of prompts, like `memory of HOST`, `computing on HOST` or `link to HOST`"""
     load_limited_by: Optional[str]
     """the same of loading, like `disk of HOST` or `link to HOST`"""
-    disk: DiskEstimate
-    """of the head, as the predicted load counts with it"""
     rates: Optional[Annotated[str, ("measured", "table", "assumed")]]
     """the least sure source of the rates of devices that are used"""
     devices: tuple[DeviceEstimate, ...]
@@ -406,19 +393,14 @@ class Estimate(NamedTuple):
     """the host on which the model alone would be the fastest; the one with the most memory where none holds it"""
     network_ms_per_token: float
     """milliseconds of a token that the workers take besides computing: the sum of `links[].ms_per_token`"""
-    bound: Annotated[str, ("about", "at least")]
-    """`at least` where tensors were moved to other devices than their layers"""
-    visits: int
-    """how often a token comes to a worker"""
     crossings: int
-    """of the network for one token: there and back at each visit of a worker, twice before protocol 3.5"""
+    """of the network for one token: there and back at each visit of a worker"""
     links: tuple[LinkEstimate, ...]
     """of each worker with layers"""
     at_context: tuple[ContextSpeed, ...] = ()
     """with half and all of a request's context filled; empty where the model does not fit"""
     prompt: Optional[PromptEstimate] = None
     """a prompt of a quarter of the context; null where the model does not fit"""
-    """generation with `llama_server_speculation`"""
     correction: Absent[Correction] = None
     """by what the cluster itself measured last; missing where it measured nothing with these devices"""
 

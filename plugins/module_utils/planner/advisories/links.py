@@ -9,7 +9,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 
 DEFAULT_MTU = 1500
 LARGEST_MTU = 65522
@@ -67,9 +66,7 @@ def rpc_in_clear(context: AdvisoryContext) -> Cases:
             continue
         address = link.endpoint.split(":")[0]
         if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
-            limit = f", of whose {link.gbit_per_s:g} Gbit/s stunnel would carry {cost_model.STUNNEL_GBIT:g}"
-            slowed = limit if cost_model.stunnel_limits(link.gbit_per_s) else ""
-            where = f"{host.name} over {link.kind}{slowed}"
+            where = f"{host.name} over {link.kind}"
             transport = names.STUNNEL if possible else None
             cases.append((host.name, {"where": where, "head": context.cluster.head, "transport": transport}))
     return cases

@@ -33,8 +33,6 @@ class Rate(NamedTuple):
     """MEASURED, TABLE or ASSUMED."""
     node_us: float = 2.0
     """Microseconds that each node of the graph takes besides reading."""
-    quantised: float = 1.0
-    """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
     factor: float = 1.26
     """By which generation may be faster or slower; see device_rates.Family."""
 
@@ -48,14 +46,7 @@ def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CP
     family = device_rates.family_of(row.family, backend)
     reached = 1000 * row.tflops * family.prompt_share
     factor = max(FACTORS.get(source, family.factor), row.spread)
-    return Rate(
-        round(row.gb_per_s * family.share, 1),
-        round(reached, 1),
-        source,
-        round(family.node_us, 2),
-        family.quantised,
-        factor,
-    )
+    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(family.node_us, 2), factor)
 
 
 MEMORY_SHARE = 0.6
@@ -127,8 +118,6 @@ def active_share(summary: ModelSummary) -> float:
 ASSUMED_BITS = 4.85
 """Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
 LAYER = re.compile(r"^blk\.\d+\.")
-QUANTISED_BITS = 15
-"""A weight with fewer is quantised."""
 
 
 PROMPT = 512
@@ -144,8 +133,6 @@ class PartCost(NamedTuple):
     """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
     multiplied: float
     """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
-    quantised: float
-    """Of those, quantised ones."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -177,9 +164,7 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
     of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
     used = size - experts + experts * active * of_experts
-    multiplied = 8 * used / bits * cost.multiplied
-    read = (size - experts * (1 - active)) * cost.read
-    return PartCost(read, multiplied, multiplied if bits < QUANTISED_BITS else 0.0)
+    return PartCost((size - experts * (1 - active)) * cost.read, 8 * used / bits * cost.multiplied)
 
 
 def units_read(load: device_load.Load) -> list[float]:
@@ -191,11 +176,9 @@ def units_read(load: device_load.Load) -> list[float]:
     return read
 
 
-NODES = {"layer": 31, "experts": 19, "latent": 15, "recurrent": 33, "hyper": 118}
-"""Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, latent
-attention, a state in place of attention, or hyper-connections take besides reading: backends compute many of them together."""
-HYPER = "blk.*.hc_"
-"""How names of tensors of hyper-connections begin."""
+NODES = {"layer": 31, "experts": 19, "recurrent": 33}
+"""Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, or with
+a state in place of attention, take besides reading: backends compute many of them together."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -203,9 +186,7 @@ def nodes_per_layer(summary: ModelSummary) -> float:
     """About how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
     nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
-    nodes += NODES["experts"] if active_share(summary) < 1 else 0
-    nodes += NODES["hyper"] if any(row.name.startswith(HYPER) for row in summary.named_tensors) else 0
-    return nodes + (NODES["latent"] if summary.architecture in kv_cache.LATENT else 0)
+    return nodes + (NODES["experts"] if active_share(summary) < 1 else 0)
 
 
 def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
@@ -216,20 +197,12 @@ def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
     return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
 
 
-VISIT_MS = 0.7
-"""Each visit to a worker, besides round trips: 0.73 to 1.1 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
-WAKE_MS = 1.4
+VISIT_MS = 1.1
+"""Each visit to a worker, besides the round trip: 0.73 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
+WAKE_MS = 1.5
 """So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
-MAC_MS = 2.0
-"""So much more where a worker on macOS is reached over a network: most owners measure 0.5 to 3, one pair 32."""
 BOARD = 4
 """So many times as long takes a small board: 16 ms were seen for each worker."""
-WAITS = 1
-"""Round trips of each visit: the head waits for what the worker's graph gives, and sends inputs without an answer (docs/performance.md)."""
-NODE_US = 0.3
-"""For each node of a worker's part of the graph, which it keeps from token to token."""
-TOKEN_BYTES = 5000
-"""Bytes on the wire for each worker besides: protocol 8, counted on loopback."""
 
 
 class Link(NamedTuple):
@@ -243,9 +216,6 @@ class Link(NamedTuple):
     """Whether the round trip was; ``gbit`` may still be assumed."""
     board: bool = False
     """Whether the worker's host is a small board."""
-    mac: bool = False
-    plain_gbit: float | None = None
-    """Without stunnel, where that takes more than a tenth of it."""
 
 
 LINKS = {
@@ -270,21 +240,14 @@ STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
 
 
-def stunnel_limits(gbit: float) -> bool:
-    """Whether stunnel takes more than a tenth of what a link carries."""
-    return 0.9 * gbit > STUNNEL_GBIT
-
-
-def worker_ms(nodes: float, link: Link, visits: int = 1) -> float:
+def worker_ms(link: Link, visits: int = 1) -> float:
     """Milliseconds that a token costs for a worker, besides what its device computes.
 
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
-    work = visits * VISIT_MS + nodes * NODE_US / 1e3
-    if link.kind != "loopback":
-        work += WAKE_MS + visits * WAITS * link.round_trip_ms
-    wire = 8 * visits * TOKEN_BYTES / link.gbit / 1e6
-    return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
+    if link.kind == "loopback":
+        return visits * VISIT_MS
+    return (WAKE_MS + visits * (VISIT_MS + link.round_trip_ms)) * (BOARD if link.board else 1)
 
 
 class Work(NamedTuple):
@@ -306,14 +269,8 @@ class Work(NamedTuple):
     """Of a worker."""
     visits: int = 1
     """How often a token comes to it."""
-    quantised: float = 0.0
-    """Of the weights that a token is multiplied with, those of less than 16 bits."""
-    cached: float = 0.0
-    """Of what a token reads, the bytes of KV cache, as if they were weights."""
     attended: float = 0.0
     """Numbers that each token of a prompt is multiplied with by attention."""
-    masked: float = 0.0
-    """Bytes of the mask of attention for each token of a prompt."""
 
 
 def device_ms(work: Work) -> float:
@@ -324,7 +281,7 @@ def link_ms(work: Work) -> float:
     """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(work.nodes, work.link, work.visits)
+    return worker_ms(work.link, work.visits)
 
 
 def token_ms(works: Sequence[Work]) -> float:
@@ -335,10 +292,11 @@ def token_ms(works: Sequence[Work]) -> float:
 CACHE_SHARE = 0.45
 """Of the rate of weights, at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
 (ggml-org/llama.cpp#15405)."""
-ATTENTION_COST = 2.0
-"""So many times as long as one of weights takes a multiplication of attention in prompts: 3.8 on Strix Halo, 0.9 on GB10 by the same reports."""
-CACHE_FACTOR, ATTENTION_FACTOR = 1.25, 2.2
-"""By which these two may be larger or smaller besides, as in these reports."""
+ATTENTION_COST = 2.5
+"""So many times as long as one of weights takes a multiplication of attention in prompts, with the mask that workers get: 3.8 on Strix Halo, 0.9 on GB10
+by the same reports."""
+ATTENTION_FACTOR = 2.2
+"""By which that may be larger or smaller besides, as in these reports."""
 LINK_FACTOR = 1.4
 """By which the time for a worker, besides what its device computes, may be shorter or longer."""
 PROMPT_SURE = 1.15
@@ -356,11 +314,9 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
 
 def token_factor(works: Sequence[Work]) -> float:
     """By which generation may be faster or slower than token_ms says."""
-    costs = [(link_ms(work), LINK_FACTOR) for work in works]
-    for work in works:
-        cached = generation_ms(work.rate, work.cached, 0)
-        costs += [(device_ms(work) - cached, work.rate.factor), (cached, work.rate.factor * CACHE_FACTOR)]
-    return _factor(costs)
+    return _factor(
+        [cost for work in works for cost in ((link_ms(work), LINK_FACTOR), (device_ms(work), work.rate.factor))]
+    )
 
 
 LEAST_GAIN = 1.05
@@ -390,17 +346,16 @@ def prompt_costs(work: Work, width: int, tokens: int = PROMPT) -> dict[str, floa
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
     with those that it uses.
 
-    :param width: of the model, of which each token crosses the network as 32-bit numbers, with the mask of attention.
+    :param width: of the model, of which each token crosses the network as 32-bit numbers.
     """
     rate = work.rate
-    multiplied = work.multiplied + work.quantised * (rate.quantised - 1) + work.attended
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * tokens * multiplied / rate.prompt_gflops / 1e6
+        "computing on": 2 * tokens * (work.multiplied + work.attended) / rate.prompt_gflops / 1e6
         + work.nodes * rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
-        wire = work.visits * 8 * tokens * (2 * 4 * width + work.masked) / work.link.gbit / 1e6
+        wire = work.visits * 8 * tokens * 2 * 4 * width / work.link.gbit / 1e6
         costs[LINK] = link_ms(work) + wire
     return costs
 
@@ -423,33 +378,21 @@ def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> fl
 
 DISK_GB_PER_S = 0.8
 """A model's files are taken to be read so fast: 138 and 205 GiB took 190 and 285 s in the field notes."""
+SEND_S_PER_GB = {False: 3.1, True: 0.75}
+"""Whether the collection's patch is in → what head and worker take to hash and copy what is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the
+same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""
 
 
-DISPATCHED_PROTOCOL = 6
-"""From this RPC protocol on the head hands its messages to a thread; older builds are those of the field notes, whose loads are in DISK_GB_PER_S."""
-HASH_S_PER_GB = 0.7
-"""llama.cpp's own hash of what a worker gets, before it is sent: 0.3.36, 9.0 GB in 27 to 30 s, and 23 s with a hash at the speed of memory."""
-COPY_S_PER_GB = {False: 2.4, True: 0.75}
-"""Whether the collection's patch is in → copies on head and worker while it is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the same machine
-in 29.0 and 7.9 s without a cache, alone in 1.2 s (docs/performance.md)."""
-
-
-def load_costs(release: Release, work: Work) -> dict[str, float]:
-    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time; it is hashed before."""
-    gb = work.weights / 1e9
-    read = {"disk of": gb / DISK_GB_PER_S}
-    if not work.link:
-        return read
-    together = {**read, "link to": gb * 8 / work.link.gbit}
-    before = 0.0
-    if release.mainline and release.protocol and int(release.protocol.split(".")[0]) >= DISPATCHED_PROTOCOL:
-        together["RPC on"] = gb * COPY_S_PER_GB[release.loads_fast]
-        before = 0.0 if release.loads_fast else gb * HASH_S_PER_GB
-    slowest = max(together, key=together.__getitem__)
-    costs = {slowest: together[slowest]}
-    return {**costs, "RPC on": costs.get("RPC on", 0.0) + before} if before else costs
+def load_cost(release: Release, work: Work) -> tuple[str, float]:
+    """What limits the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
+    each = {"disk of": 1 / DISK_GB_PER_S}
+    if work.link:
+        each["link to"] = 8 / work.link.gbit
+        each["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
+    kind = max(each, key=each.__getitem__)
+    return kind, each[kind] * work.weights / 1e9
 
 
 def load_s(release: Release, works: Sequence[Work]) -> float:
-    """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other; see load_costs."""
-    return sum(sum(load_costs(release, work).values()) for work in works)
+    """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other."""
+    return sum(load_cost(release, work)[1] for work in works)

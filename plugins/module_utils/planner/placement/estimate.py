@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DeviceEstimate,
-    DiskEstimate,
     Estimate,
     LinkEstimate,
     SingleHostEstimate,
@@ -76,8 +75,6 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
         min(gbit, cost_model.STUNNEL_GBIT) if encrypted else gbit,
         bool(round_trip),
         cost_model.is_board(host.facts),
-        host.facts.system == "Darwin",
-        gbit if encrypted and cost_model.stunnel_limits(gbit) else None,
     )
 
 
@@ -109,12 +106,11 @@ class Case(NamedTuple):
 class _Share(NamedTuple):
     """What a device has of the model. Numbers are those of cost_model.Work."""
 
-    read: float
-    weights: int
-    multiplied: float
-    quantised: float
-    nodes: float
-    visits: int
+    read: float = 0
+    weights: int = 0
+    multiplied: float = 0
+    nodes: float = 0
+    visits: int = 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,7 +120,7 @@ def _shares(
     """What each device has, by its place among those that are used; None is the head's processor."""
     names = {buffer: index for index, buffer in enumerate(buffers)}
     owners = device_load.assign(load.layers, gpu_layers, split if buffers else ())
-    shares = {index: _Share(0, 0, 0, 0, 0, 0) for index in (None, *names.values())}
+    shares = {index: _Share() for index in (None, *names.values())}
     beside: list[list[int | None]] = [[] for _unit in range(load.units)]
     for part, cost in zip(load.parts, cost_model.part_costs(load)):
         layer = IN_A_LAYER.match(part.name)
@@ -136,7 +132,6 @@ def _shares(
             read=share.read + cost.read,
             weights=share.weights + part.bytes,
             multiplied=share.multiplied + cost.multiplied,
-            quantised=share.quantised + cost.quantised,
         )
         if layer and part.unit is None:
             beside[int(layer[1])].append(owner)
@@ -221,8 +216,8 @@ def _limit_of_prompts(case: Case, works: Sequence[cost_model.Work]) -> str:
 def _limit_of_load(case: Case, works: Sequence[cost_model.Work]) -> str:
     costs = []
     for work in works:
-        for kind, seconds in cost_model.load_costs(case.release, work).items():
-            costs.append((f"{kind} {{}}", work.host if kind == "link to" else case.head, seconds))
+        kind, seconds = cost_model.load_cost(case.release, work)
+        costs.append((f"{kind} {{}}", work.host if kind == "link to" else case.head, seconds))
     return _most(costs)
 
 
@@ -257,10 +252,9 @@ def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     )
 
 
-def of_plan(case: Case, moved: bool, alone: Mapping[str, Sequence[device_load.Placed]]) -> Estimate:
+def of_plan(case: Case, alone: Mapping[str, Sequence[device_load.Placed]]) -> Estimate:
     """``estimate`` of the plan.
 
-    :param moved: whether tensors are on other devices than their layers.
     :param alone: host → placements with which it holds the model alone.
     """
     works = works_of(case) if case.fits else []
@@ -271,7 +265,6 @@ def of_plan(case: Case, moved: bool, alone: Mapping[str, Sequence[device_load.Pl
     lent = [
         by_buffer[device.buffer] for device in case.placed.devices if device.endpoint and device.buffer in by_buffer
     ]
-    visits = sum(work.visits for work in lent)
     return Estimate(
         generation_tokens_per_s=speeds.generation if speeds else None,
         prompt_tokens_per_s=speeds.prompt if speeds else None,
@@ -281,14 +274,11 @@ def of_plan(case: Case, moved: bool, alone: Mapping[str, Sequence[device_load.Pl
         limited_by=_limit_of_generation(works) if works else None,
         prompt_limited_by=_limit_of_prompts(case, works) if works else None,
         load_limited_by=_limit_of_load(case, works) if works else None,
-        disk=DiskEstimate(cost_model.DISK_GB_PER_S, False),
         rates=max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index, default=None),
         devices=tuple(_device(work) for work in works),
         best_single_host=_best(case, works, alone),
         network_ms_per_token=round(sum(cost_model.link_ms(work) for work in lent), 3),
-        bound="at least" if moved and links else "about",
-        visits=visits,
-        crossings=2 * cost_model.WAITS * visits,
+        crossings=2 * sum(work.visits for work in lent),
         links=links,
     )
 
@@ -323,7 +313,6 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
                     gbit_per_s=link.gbit,
                     measured=link.measured,
                     ms_per_token=rounded(cost_model.link_ms(work)) if work else 0.0,
-                    plain_gbit_per_s=link.plain_gbit,
                 )
             )
     return tuple(links)

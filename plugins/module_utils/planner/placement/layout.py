@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
@@ -32,29 +31,24 @@ ALL, FASTEST = "all", "fastest"
 
 
 class DeviceCost(NamedTuple):
-    """What a device's part of a token costs, in milliseconds; the last three are 0 of the head's own devices."""
+    """What a device's part of a token costs, in milliseconds; the last two are 0 of the head's own devices."""
 
     rate: cost_model.Rate
     worker: float = 0.0
     """For using the worker that lends it."""
     visit: float = 0.0
     """For each further time that a token comes to it."""
-    layer: float = 0.0
-    """For each layer, besides what the device takes for it."""
 
 
-def device_costs(devices: Sequence[Device], hosts: Mapping[str, Host], summary: ModelSummary) -> dict[str, DeviceCost]:
+def device_costs(devices: Sequence[Device], hosts: Mapping[str, Host]) -> dict[str, DeviceCost]:
     """Device, as the log names it → its cost."""
-    nodes = cost_model.nodes_per_layer(summary)
     costs_of = {}
     for device in devices:
         cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
             link = estimate.link_of(device.wire, hosts[device.host], hosts)
-            once = cost_model.worker_ms(0, link)
-            twice = cost_model.worker_ms(0, link, visits=2)
-            layer = cost_model.worker_ms(nodes, link) - once
-            cost = cost._replace(worker=once, visit=twice - once, layer=layer)
+            once = cost_model.worker_ms(link)
+            cost = cost._replace(worker=once, visit=cost_model.worker_ms(link, visits=2) - once)
         costs_of[device.buffer] = cost
     return costs_of
 
@@ -173,7 +167,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers), True
     else:
-        candidates = _candidates(load, devices, device_costs(devices, case.hosts, model.summary))
+        candidates = _candidates(load, devices, device_costs(devices, case.hosts))
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
     few = not fits and len(placed.devices) < len(devices)
@@ -236,8 +230,7 @@ def _candidates(
     for group in set(groups):
         members = [index for index, other in enumerate(groups) if other == group]
         rate = each[min(members, key=lambda index: whole[index])].rate
-        layer = sum(each[index].layer for index in members) / len(members)
-        ms = [cost_model.generation_ms(rate, size, nodes) + layer for size in read[: load.layers]]
+        ms = [cost_model.generation_ms(rate, size, nodes) for size in read[: load.layers]]
         ms += [cost_model.generation_ms(rate, size, 0) for size in read[load.layers :]]
         costs[group] = [solver.cost_of(time) for time in ms]
     visits = {buffer: solver.cost_of(cost.visit) for buffer, cost in costs_of.items()}

@@ -40,8 +40,6 @@ WORTH = 0.9
 """llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
 NOISE = 1.02
 """Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
-MASK_BYTES = {True: 2, False: 4}
-"""With flash attention or without → of the mask, for each token of a prompt and each before it. It is sent to every worker with each micro-batch."""
 PART = 4
 """Prompts are planned for this part of the context."""
 
@@ -63,13 +61,10 @@ def at_depth(
     for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.build, max(1, depth))):
         read[name] = read.get(name, 0.0) + cached
         attended[name] = attended.get(name, 0.0) + cells
-    mask = depth * MASK_BYTES[settings.flash()]
     return [
         work._replace(
             read=work.read + read.get(work.device, 0.0) / cost_model.CACHE_SHARE,
-            cached=read.get(work.device, 0.0) / cost_model.CACHE_SHARE,
             attended=attended.get(work.device, 0.0) * cost_model.ATTENTION_COST,
-            masked=mask if attended.get(work.device) else 0.0,
         )
         for work in works
     ]

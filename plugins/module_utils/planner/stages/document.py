@@ -36,7 +36,7 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
     cluster, placed, model, release = draft.cluster, draft.placed, draft.model, draft.release
     laid, case = lay(draft, placed), draft.estimated()
     spare = [(entry.loss, lay(draft, entry.placed)) for entry in lost if entry.placed]
-    predicted = estimate.of_plan(case, bool(cluster.server.override_tensor), layout.alone(draft.case, case))
+    predicted = estimate.of_plan(case, layout.alone(draft.case, case))
     if case.fits:
         works = estimate.works_of(case)
         predicted = predicted._replace(
