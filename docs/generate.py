@@ -48,13 +48,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
     memory.VULKAN_MEMORY: {
         "where": "*device* of *host* gets 90112 MiB, and *limit* MiB are shown",
-        "places": "environment in llama_worker_endpoints of *hosts*",
-        "serving": "hip",
-        "building": "hip",
     },
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
-    "link-peer": {"where": "llama_links[*index*].peer of *host*"},
-    "thunderbolt-mtu": {"where": "llama_links[*index*] of *host* (*interface*)"},
     "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
     "accelerator-unused": {"where": "*devices* on *host*"},
@@ -64,7 +59,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
     },
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
-    "context-shared": {"more": "With *whole* each gets *context*."},
+    "architecture-unknown": {"who": "build *build*"},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }

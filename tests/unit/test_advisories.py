@@ -1,7 +1,5 @@
 """Every advisory is met where it must be, says what to do, and is silent once that was done and on healthy plans."""
 
-import re
-
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import Cluster, known_answer_of
@@ -83,9 +81,6 @@ def spark(**variables):
     return with_model(cluster_of(0, head_facts=facts, **variables))
 
 
-YARN = ["--rope-scaling", "yarn", "--rope-scale", "4"]
-
-
 def quantised(source, build):
     return cluster_of(
         1,
@@ -116,25 +111,6 @@ def by_thunderbolt(facts=None, **link):
 OUTSIDE = [{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]
 
 
-def linked(head, *worker):
-    """A head and a worker with these links, as address and peer."""
-    cluster = cluster_of(1)
-    for name, links in (("head", head), ("worker1", worker)):
-        own = [{"address": address, "peer": peer} for address, peer in links]
-        cluster.hosts[name]["variables"]["llama_links"] = own
-    return cluster
-
-
-def by_link(worker="198.51.100.2/24", head="198.51.100.1/24", peer="head"):
-    """A head and a worker with these addresses on a link; the worker's names this peer."""
-    return linked([(head, "worker1")], (worker, peer))
-
-
-def with_a_link_to_others(cluster, peer):
-    cluster.hosts["head"]["variables"]["llama_links"] = [{"address": "203.0.113.1/24", "peer": peer}]
-    return cluster
-
-
 def link_of(cluster, name, **more):
     """Says that the address of a worker is that of a link whose other end is the head."""
     host = cluster.hosts[name]
@@ -144,11 +120,6 @@ def link_of(cluster, name, **more):
 def through_a_tunnel(cluster):
     cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"tunnel": "127.0.0.1:60052"}]
     return cluster
-
-
-def mtu_set(cluster):
-    for host in cluster.hosts.values():
-        host["variables"]["llama_links"][0]["mtu"] = 65520
 
 
 def with_unknown_variables(cluster, meant="llama_backend"):
@@ -168,15 +139,6 @@ def graphics_of_workers(backend):
 
 def with_option_for_worker(cluster, **options):
     cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = options
-    return cluster
-
-
-def without_hip(cluster):
-    """Hosts whose graphics only Vulkan drives."""
-    for host in cluster.hosts.values():
-        host["facts"]["accelerators"] = [
-            accelerator for accelerator in host["facts"]["accelerators"] if accelerator["backend"] == "vulkan"
-        ]
     return cluster
 
 
@@ -295,38 +257,6 @@ CASES = [
         ["MiB on ROCm0 of strix0. ", "30720", "llama_server_load_mode to dio"],
     ),
     (
-        "vulkan-shared-memory",
-        lambda: strix_halos(1, 90, "vulkan"),
-        {
-            "set llama_backend of {hosts}": setting("strix0", llama_backend="hip"),
-            "set radv_enable_unified_heap_on_apu: 'true' in": by_endpoint("strix0"),
-        },
-        ["Vulkan0 of strix0 has 126976 MiB, and 84650 MiB are shown", "llama_backend of strix0 to hip"],
-    ),
-    (
-        "vulkan-shared-memory",
-        lambda: without_hip(strix_halos(2, 200, "vulkan")),
-        {"set radv_enable_unified_heap_on_apu: 'true' in": by_endpoint("strix0", "strix1")},
-        ["environment in llama_worker_endpoints of strix0 and strix1"],
-    ),
-    (
-        "vulkan-shared-memory",
-        lambda: strix_halos(
-            1,
-            90,
-            ["vulkan", "hip"],
-            llama_server_backend="vulkan",
-            llama_server_environment={"radv_enable_unified_heap_on_apu": "false"},
-        ),
-        {
-            "set llama_server_backend to {serving}": setting("strix0", llama_server_backend="hip"),
-            "set radv_enable_unified_heap_on_apu: 'true' in": setting(
-                "strix0", llama_server_environment={"radv_enable_unified_heap_on_apu": "true"}
-            ),
-        },
-        ["Vulkan0 of strix0 has", "llama_server_backend to hip", "in llama_server_environment"],
-    ),
-    (
         "cache-kernels",
         lambda: quantised_by_head_without_graphics("binary"),
         {
@@ -349,30 +279,6 @@ CASES = [
         lambda: with_model(cluster_of(build=11063), architecture="not-yet"),
         {"set {variables} to a newer": released(**TREE, build=11434)},
         ["architecture not-yet, which build 11063 does not know"],
-    ),
-    (
-        "ollama-architecture",
-        lambda: with_model(cluster_of(), architecture="glm4moelite", keys={"expert_count": 64}),
-        {"set llama_model_huggingface to a": lambda cluster: with_model(cluster, architecture="deepseek2")},
-        ["The model path:/srv/m.gguf has the architecture glm4moelite", "in place of llama_model_path"],
-    ),
-    *[
-        (
-            "link-peer",
-            lambda peer=peer: with_a_link_to_others(cluster_of(), peer),
-            {
-                "set peer to the": setting("head", llama_links=[{"address": "203.0.113.1/24", "peer": "worker1"}]),
-                "remove the link where": setting("head", llama_links=[]),
-            },
-            [f"no other host of it: llama_links[0].peer of head ('{peer}')."],
-        )
-        for peer in ("wroker1", "head")
-    ],
-    (
-        "thunderbolt-mtu",
-        by_thunderbolt,
-        {"set mtu of these": mtu_set},
-        ["llama_links[0] of head (thunderbolt0), llama_links[0] of worker1 (thunderbolt0)", "65522"],
     ),
     (
         "slow-load",
@@ -450,17 +356,6 @@ CASES = [
         ["llama_server_context is 16384", "on paper was trained for 4096 tokens"],
     ),
     (
-        "context-cut",
-        lambda: with_model(cluster_of(llama_server_context=16384, llama_server_extra_args=YARN)),
-        {
-            "set llama_server_context to {context}": setting("head", llama_server_context=4096),
-            "add --override-kv {key}=int:{wanted} to": setting(
-                "head", llama_server_extra_args=[*YARN, "--override-kv", "llama.context_length=int:16384"]
-            ),
-        },
-        ["--override-kv llama.context_length=int:16384 to llama_server_extra_args"],
-    ),
-    (
         "context-shared",
         lambda: with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4)),
         {
@@ -468,10 +363,7 @@ CASES = [
             "add --kv-unified to llama_server_extra_args,": setting("head", llama_server_extra_args=["--kv-unified"]),
             "accept this advisory if": accepts("context-shared"),
         },
-        [
-            "llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens",
-            "on paper was trained for no more.",
-        ],
+        ["llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens"],
     ),
     (
         "variable-unknown",
@@ -489,23 +381,8 @@ CASES = [
         ["Similar name: none."],
     ),
     (
-        "accepted-unknown",
-        lambda: cluster_of(1, llama_accept_advisories=["open-servers"]),
-        {
-            "replace {identifier} by {similar}": setting("head", llama_accept_advisories=["open-server"]),
-            "remove {identifier} from llama_accept_advisories": setting("head", llama_accept_advisories=[]),
-        },
-        ["has open-servers, and no advisory has this id", "Similar id: open-server."],
-    ),
-    (
-        "accepted-unknown",
-        lambda: cluster_of(1, llama_accept_advisories=["zz"]),
-        {"remove {identifier} from llama_accept_advisories": setting("head", llama_accept_advisories=[])},
-        ["Similar id: none."],
-    ),
-    (
         "rpc-in-clear",
-        lambda: cluster_of(2, {"link_gbit_per_s": 25}),
+        lambda: cluster_of(2),
         {
             "set llama_transport of": given({"llama_transport": "stunnel"}),
             "name the other end": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
@@ -513,7 +390,7 @@ CASES = [
         },
         [
             "Between head and its workers weights and activations, so in effect the conversation, cross the network in clear: ",
-            "worker1 over ethernet, of whose 25 Gbit/s stunnel would carry 3, worker2 over",
+            "worker1 over ethernet, worker2 over ethernet",
             "Set llama_transport of worker1 and worker2 to stunnel",
         ],
     ),
@@ -532,15 +409,24 @@ CASES = [
         {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},
         ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
     ),
+    (
+        "vulkan-shared-memory",
+        lambda: strix_halos(1, 90, "vulkan"),
+        {
+            "set llama_backend of {hosts}": setting("strix0", llama_backend="hip"),
+            "set radv_enable_unified_heap_on_apu: 'true' in": by_endpoint("strix0"),
+        },
+        ["Vulkan0 of strix0 has 126976 MiB, and 84650 MiB are shown", "llama_backend of strix0 to hip"],
+    ),
+    (
+        "architecture-unknown",
+        lambda: with_model(cluster_of(), architecture="glm4moelite", keys={"expert_count": 64}),
+        {"set llama_model_huggingface to a": lambda cluster: with_model(cluster, architecture="deepseek2")},
+        ["architecture glm4moelite, which only Ollama has and llama.cpp does not know", "in place of llama_model_path"],
+    ),
 ]
-"""Id of an advisory, a cluster that meets it, the beginning of each remedy that it offers → what that changes, and parts of the text."""
+"""Id of an advisory, a cluster that meets it, the beginning of each remedy → what that changes, and parts of the text."""
 IN_THE_TABLE = {advisory.id: advisory for advisory in table.ADVISORIES}
-
-
-def remedy_of(identifier, begin):
-    """The text of the one remedy in the table that begins so."""
-    (text,) = (text for text in IN_THE_TABLE[identifier].remedies if text.startswith(begin))
-    return text
 
 
 IN_CLEAR = {"rpc-in-clear"}
@@ -557,15 +443,6 @@ def test_a_unit_whose_filter_is_not_known_closes_no_port():
     assert "the host is down and its facts are those of an older version of the collection" in met["message"]
 
 
-def test_each_advisory_has_an_id_of_its_own_and_each_of_its_remedies_a_case():
-    assert len(IN_THE_TABLE) == len(table.ADVISORIES)
-    tested = {
-        (identifier, remedy_of(identifier, begin)) for identifier, _make, fixes, _said in CASES for begin in fixes
-    }
-    of_systems = {("compute-over-capacity", text) for text in IN_THE_TABLE["compute-over-capacity"].remedies}
-    assert tested | of_systems == {(entry.id, text) for entry in table.ADVISORIES for text in entry.remedies}
-
-
 def test_what_several_hosts_have_in_common_is_said_once():
     plan = strix_halos(2, 400, "vulkan").plan()
     (met,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "vulkan-shared-memory"]
@@ -573,16 +450,6 @@ def test_what_several_hosts_have_in_common_is_said_once():
     for name in met["hosts"]:
         assert f"Vulkan0 of {name}" in met["message"]
     assert sum("vulkan-shared-memory" in reason for reason in plan["reasons"]) == 1
-
-
-def offered(advisory):
-    """The remedies of the table that an advisory of a plan offers, by their text there."""
-    texts = IN_THE_TABLE[advisory["id"]].remedies
-    chosen = []
-    for clause in (advisory["remedy"][0].lower() + advisory["remedy"][1:-1]).split(", or "):
-        known = [text for text in texts if re.fullmatch(re.sub(r"\\{\w+\\}", ".+", re.escape(text)), clause)]
-        chosen.append(min(known, key=lambda text: -len(re.sub(r"{\w+}", "", text))))
-    return chosen
 
 
 @pytest.mark.parametrize("identifier, make, fixes, said", CASES, ids=[case[0] for case in CASES])
@@ -601,7 +468,6 @@ def test_an_advisory_is_met_and_its_remedies_help(identifier, make, fixes, said)
     else:
         assert not plan["refused"] or not plan["fits"]
         assert found["message"] not in reasons
-    assert set(offered(found)) == {remedy_of(identifier, begin) for begin in fixes}, found["remedy"]
     for text, fix in fixes.items():
         cluster = make()
         fix(cluster)
@@ -640,15 +506,7 @@ HEALTHY = {
     "Vulkan on Intel": lambda: cluster_of(
         1, {**CARD, "accelerators": [accelerator("vulkan", "Intel x", "", 32768, unified=True)]}
     ),
-    "a link whose ends name each other": by_link,
-    "ends of which one has no prefix length": lambda: by_link("198.51.100.2"),
-    "a link without a prefix length on either end": lambda: by_link("203.0.113.2", "198.51.100.1"),
-    "a link whose networks have one address each": lambda: by_link("203.0.113.2/32", "198.51.100.1/32"),
-    "a worker that is reached through a tunnel": lambda: through_a_tunnel(by_link("198.51.101.2/24")),
-    "a link to a worker that others run": lambda: with_a_link_to_others(
-        accepting(cluster_of(1, llama_external_workers=OUTSIDE), "external-worker"), "192.0.2.77"
-    ),
-    "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
+    "a worker that is reached through a tunnel": lambda: through_a_tunnel(cluster_of(1)),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }
 
@@ -704,14 +562,6 @@ def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
     assert plan["head"]["load_mode"] == "none"
 
 
-@pytest.mark.parametrize("trained, said", [(8192, "With 8192 each gets 2048."), (4096, "was trained for no more.")])
-def test_a_longer_context_for_several_requests_is_one_that_the_model_has(trained, said):
-    cluster = with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4), context=trained)
-    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
-    assert "each request gets 1024 of the 4096 tokens of llama_server_context. " in found["message"]
-    assert found["message"].endswith(said)
-
-
 def by_wireguard(cluster):
     for name, number in (("head", 1), ("worker1", 2)):
         own = {"interface": "wg0", "address": f"10.8.0.{number}/24", "kind": "wireguard", "manage": False}
@@ -728,8 +578,6 @@ def by_rdma(cluster):
     "change, said",
     [
         (lambda cluster: None, ["over ethernet."]),
-        (being("worker1", link_gbit_per_s=3.3), ["over ethernet."]),
-        (being("worker1", link_gbit_per_s=3.4), ["of whose 3.4 Gbit/s stunnel would carry 3."]),
         (lambda cluster: link_of(cluster, "worker1", peer=None), ["over ethernet."]),
         (lambda cluster: link_of(cluster, "worker1", peer=None, manage=True, interface="eth1"), []),
         (lambda cluster: link_of(cluster, "worker1", peer=None, interface="thunderbolt0"), []),

@@ -7,7 +7,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from conftest import FACTS, RELEASE, Cluster, known_answer_of
 from machines import Machine
-from support.clusters import accelerator, serving, sized
+from support.clusters import accelerator
 
 RTX_4070 = accelerator("cuda", "RTX 4070", "8.9", 12282)
 MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
@@ -217,48 +217,3 @@ def test_declared_devices_that_are_one_and_the_same(one, other, same):
     accelerators = [{**declared, **one, "backend": "hip"}, {**declared, **other, "backend": "vulkan"}]
     facts = entry.facts_of({**FACTS, "accelerators": accelerators})
     assert (same_device.canonical_device_names(facts)["Vulkan0"] == "ROCm0") is same
-
-
-# What a refusal says of memory that is not offered
-
-
-def reason(cluster):
-    return " ".join(cluster.plan()["reasons"])
-
-
-def test_a_refusal_names_the_memory_of_the_head_and_what_would_offer_it(big_model):
-    cluster = serving(box("head", llama_backend="cuda"), sized(big_model, 80))
-    said = reason(cluster)
-    assert (
-        "31115 MiB of MI50 (ROCm0) of box (add box to llama_workers and set its llama_backend to [cuda, hip])" in said
-    )
-    assert "of the processor of box (add box to llama_workers and set its llama_backend to [cuda, cpu])" in said
-    cluster.hosts["box"]["groups"].append("worker")
-    cluster.hosts["box"]["variables"]["llama_backend"] = ["cuda", "cpu"]
-    plan = cluster.accepted()
-    assert {entry["device"] for entry in plan["placement"]} == {"RPC0[127.0.0.1:50052]", "CUDA0"}
-
-
-def test_a_refusal_names_what_further_endpoints_would_lend(big_model):
-    cluster = box("worker", llama_backend="cuda", llama_worker_endpoints=[{"device": "CUDA0"}])
-    cluster.add("head", "head", address="192.0.2.10", facts={"memory_mib": 8192})
-    serving(cluster, sized(big_model, 60))
-    assert "of the processor of box (add {device: CPU} to its llama_worker_endpoints)" in reason(cluster)
-    assert "of head (add head to llama_workers)" in reason(cluster)
-    cluster.hosts["box"]["variables"]["llama_worker_endpoints"].append({"device": "CPU"})
-    assert not cluster.plan()["refused"]
-
-
-def test_a_refusal_names_no_memory_where_all_is_offered(big_model):
-    alone = serving(Cluster().add("alone", "head"), big_model)
-    assert "not offered" not in reason(alone)
-    cluster = serving(mac(llama_backend=["metal", "cpu"]), big_model)
-    assert "MiB are missing" in reason(cluster)
-    assert "not offered" not in reason(cluster)
-
-
-def test_a_refusal_names_a_device_whose_release_is_another_one(big_model):
-    cluster = box("head", "worker", llama_backend=["cuda", "hip", "cpu"], llama_release_hip=ARCHIVE)
-    assert "MI50 (ROCm0) of box (give llama_release_hip the release of the head)" in reason(
-        serving(cluster, sized(big_model, 140))
-    )

@@ -223,9 +223,8 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
 
 
 def test_remedies_of_one_advisory_that_differ_stand_beside_each_other(pair):
-    pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["unknown"]
     plan = typed(pair.plan())
-    (one,) = [entry for entry in plan.advisories if entry.id == "accepted-unknown"]
+    (one,) = [entry for entry in plan.advisories if entry.id == "rpc-in-clear"]
     plans = [
         plan._replace(advisories=(one._replace(remedy=remedy),)) for remedy in ("Set llama_model_path.", "B.", "B.")
     ]

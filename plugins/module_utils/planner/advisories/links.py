@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 
-DEFAULT_MTU = 1500
-LARGEST_MTU = 65522
-"""Of a Thunderbolt link between hosts (docs.kernel.org/admin-guide/thunderbolt.html)."""
 SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 """Kinds of links that have more than two ends, unless llama_links says otherwise."""
 
@@ -70,27 +66,3 @@ def rpc_in_clear(context: AdvisoryContext) -> Cases:
             transport = names.STUNNEL if possible else None
             cases.append((host.name, {"where": where, "head": context.cluster.head, "transport": transport}))
     return cases
-
-
-def strange_peers(context: AdvisoryContext) -> Cases:
-    """Links to a host that this cluster does not have, or to the host itself."""
-    known = {*context.cluster.hosts, *(worker.host for worker in context.cluster.external)}
-    return [
-        (name, {"where": f"llama_links[{index}].peer of {name} ({validation.show(link.peer)})"})
-        for name, host in context.cluster.hosts.items()
-        for index, link in enumerate(host.links)
-        if link.peer and link.peer not in known - {name}
-    ]
-
-
-def _by_thunderbolt(link: LinkPlan) -> bool:
-    return link.kind in ("thunderbolt", "usb4") or str(link.interface or "").startswith("thunderbolt")
-
-
-def default_mtu_on_thunderbolt(context: AdvisoryContext) -> Cases:
-    return [
-        (name, {"where": f"llama_links[{index}] of {name} ({link.interface})", "mtu": LARGEST_MTU})
-        for name, host in context.plan.hosts.items()
-        for index, link in enumerate(host.links)
-        if _by_thunderbolt(link) and link.manage and (link.mtu or DEFAULT_MTU) <= DEFAULT_MTU
-    ]

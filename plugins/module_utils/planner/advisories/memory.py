@@ -8,7 +8,6 @@ from __future__ import annotations
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 
@@ -43,22 +42,7 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
             places.append((device, f"gets {share} MiB, and {shown}"))
         elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:
             places.append((device, f"has {accelerator.memory_mib} MiB, and {shown}"))
-    ways = _ways_around_vulkan(context, [device for device, _place in places])
-    return [(device.host, {**ways, "where": f"{device.name} of {device.host} {place}"}) for device, place in places]
-
-
-def _ways_around_vulkan(context: AdvisoryContext, met: list[devices.Holder]) -> dict[str, str | None]:
-    hosts = list(dict.fromkeys(device.host for device in met))
-    builds = [backends.HIP.name in context.backends_of(name) for name in hosts]
-    could = all(context.cluster.places[name].facts.of_backend(backends.HIP.name) for name in hosts)
-    lending = [name for name in hosts if any(device.host == name and device.endpoint for device in met)]
-    heaps = [f"environment in llama_worker_endpoints of {remedies.listed(lending)}"] * bool(lending)
-    heaps += ["llama_server_environment"] * any(not device.endpoint for device in met)
-    return {
-        "serving": backends.HIP.name if all(builds) else None,
-        "building": backends.HIP.name if could and not any(builds) else None,
-        "places": " and in ".join(heaps),
-    }
+    return [(device.host, {"where": f"{device.name} of {device.host} {place}"}) for device, place in places]
 
 
 def untuned(context: AdvisoryContext) -> Cases:

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
@@ -56,24 +53,18 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def ollama(context: AdvisoryContext) -> Cases:
-    architecture = context.summary.architecture
-    source = context.cluster.model.source
-    if architecture not in OLLAMA_ARCHITECTURES or source is None:
-        return []
-    values = {"source": context.plan.model.source, "variable": source.variable, "architecture": architecture}
-    return [(context.plan.head.host, values)]
-
-
 def unknown_architecture(context: AdvisoryContext) -> Cases:
     """A file that llama-server refuses when it starts."""
-    name, release = context.summary.architecture, context.release
+    name, release, source = context.summary.architecture, context.release, context.cluster.model.source
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    lacks = release.mainline and capabilities.lacks_architecture(release.build, name)
-    if not lacks or patched or name in OLLAMA_ARCHITECTURES:
+    if name in OLLAMA_ARCHITECTURES and source:
+        values = {"who": "only Ollama has and llama.cpp", "variable": source.variable, "variables": None}
+    elif release.mainline and capabilities.lacks_architecture(release.build, name) and not patched:
+        variables = remedies.listed(context.variables_of(release.id))
+        values = {"who": f"build {release.build}", "variable": None, "variables": variables}
+    else:
         return []
-    variables = remedies.listed(context.variables_of(release.id))
-    return [(context.plan.head.host, {"build": release.build, "architecture": name, "variables": variables})]
+    return [(context.plan.head.host, {**values, "architecture": name})]
 
 
 def unknown_variables(context: AdvisoryContext) -> Cases:
@@ -85,12 +76,3 @@ def unknown_variables(context: AdvisoryContext) -> Cases:
         for name, host in context.cluster.hosts.items()
         if host.unknown_variables.get(variable) == meant
     ]
-
-
-def unknown_ids(context: AdvisoryContext, known: Collection[str]) -> Cases:
-    """What llama_accept_advisories has that is no advisory's id."""
-    cases: Cases = []
-    for name in sorted(context.cluster.accepted.difference(known)):
-        similar = next(iter(difflib.get_close_matches(name, known, 1)), None)
-        cases.append((None, {"identifier": name, "meant": similar or "none", "similar": similar}))
-    return cases

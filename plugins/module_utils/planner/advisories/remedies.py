@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -21,8 +20,8 @@ Attempt = Callable[[Cluster], Optional[Plan]]
 
 LEAST_CONTEXT = 1024
 """Tokens of a slot below which a shorter context is no remedy."""
-COUNTED_LAYERS = 4
-"""So many fewer layers than computed are tried."""
+STEPS = 8
+"""So many numbers of layers on devices are tried, all of them first, where the head alone does not hold the model."""
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -106,23 +105,13 @@ def for_more_room(trial: Trial) -> list[str]:
     }
     own = [name for name, none in unset.items() if getattr(server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
-    start = _layers_beside_the_processor(trial)
-    counted = range(start, max(start - COUNTED_LAYERS, -1), -1)
+    every, best = trial.plan.model.layers, trial.plan.estimate.best_single_host
+    alone = best.gpu_layers if best.host == trial.cluster.head else None
+    counted = range(every, -1, -max(1, every // STEPS)) if alone is None else (alone,)
     layers = next((number for number in counted if trial.fits(serving(gpu_layers=number))), None)
     if layers is not None:
         clauses.append(f"set llama_server_gpu_layers to {layers}")
     return clauses
-
-
-def _layers_beside_the_processor(trial: Trial) -> int:
-    """``llama_server_gpu_layers`` with which a head without workers holds the model, or with workers may hold it; -1 where the head has no such."""
-    best, entries = trial.plan.estimate.best_single_host, trial.plan.placement
-    if not any(entry.endpoint for entry in entries):
-        return best.gpu_layers if best.host == trial.cluster.head and best.gpu_layers is not None else -1
-    held = [entry.weights_mib + entry.kv_mib for entry in entries]
-    missing = [max(0, mib - entry.capacity_mib) for mib, entry in zip(held, entries)]
-    layers = sum(entry.layers for entry in entries)
-    return max(0, layers + 1 - sum(math.ceil(mib * layers / max(1, sum(held))) for mib in missing))
 
 
 def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[str]:

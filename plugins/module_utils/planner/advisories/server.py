@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -19,8 +18,6 @@ RPC_LIMITS = "RPC on "
 """What limits such a load, as the estimate names it."""
 DEFAULT_CONTEXT = 8192
 """Of llama_server_context: who leaves it out asks for no more than the model has."""
-EXTENDING = ("--rope-scal", "--rope-freq-", "--yarn-orig-ctx")
-"""How options of llama-server begin with which a model serves a longer context than it was trained for."""
 
 
 def open_server(context: AdvisoryContext) -> Cases:
@@ -103,23 +100,13 @@ def cut_context(context: AdvisoryContext) -> Cases:
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    extends = any(option in word for word in server.extra_args for option in EXTENDING)
-    key = server_settings.context_key(context.summary) if extends else None
-    return [(head.host, {"wanted": server.context, "context": head.context, "model": context.summary.name, "key": key})]
+    return [(head.host, {"wanted": server.context, "context": head.context, "model": context.summary.name})]
 
 
 def shared_context(context: AdvisoryContext) -> Cases:
-    """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
-    head, server, summary = context.plan.head, context.server, context.summary
+    """A context that requests at the same time divide among them."""
+    head = context.plan.head
     if head.context_per_request == head.context:
         return []
-    longest = server_settings.context_of(server._replace(context=head.context * server.parallel), summary)
-    each = server_settings.context_per_request(server._replace(context=longest), summary)
-    more = longest > head.context
-    values = {
-        "parallel": server.parallel,
-        "context": head.context,
-        "each": head.context_per_request,
-        "more": f"With {longest} each gets {each}." if more else f"{summary.name} was trained for no more.",
-    }
-    return [(head.host, values)]
+    values = {"context": head.context, "each": head.context_per_request}
+    return [(head.host, {**values, "parallel": context.server.parallel})]

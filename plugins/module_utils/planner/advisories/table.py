@@ -29,10 +29,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 THREAD = "ggml-org/llama.cpp#{}"
 
 
-def _unknown_ids(context: AdvisoryContext) -> Cases:
-    return releases.unknown_ids(context, [advisory.id for advisory in ADVISORIES])
-
-
 ADVISORIES = (
     Advisory(
         "rpc-remote-code-execution",
@@ -119,9 +115,8 @@ ADVISORIES = (
         "Mesa's Vulkan driver shows two thirds of the memory that a device shares with the processor: {where}. Larger shares were seen to fail "
         "with out of memory while loading.",
         (
-            "set llama_server_backend to {serving}",
-            "set llama_backend of {hosts} to {building}",
-            f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}",
+            "set llama_backend of {hosts} to hip, and llama_server_backend where the head is one of them",
+            f"set {backends.UNIFIED_HEAP}: 'true' in environment of llama_worker_endpoints of {{hosts}}, and in llama_server_environment for the head",
         ),
         THREAD.format(28571),
     ),
@@ -139,19 +134,14 @@ ADVISORIES = (
         THREAD.format(27905),
     ),
     Advisory(
-        "ollama-architecture",
-        "error",
-        releases.ollama,
-        "The model {source} has the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
-        ("set llama_model_huggingface to a repository with this model, in place of {variable}",),
-        "https://github.com/ollama/ollama",
-    ),
-    Advisory(
         "architecture-unknown",
         "error",
         releases.unknown_architecture,
-        "The model has the architecture {architecture}, which build {build} does not know: llama-server refuses the file.",
-        ("set {variables} to a newer build that knows it",),
+        "The model has the architecture {architecture}, which {who} does not know: llama-server refuses the file.",
+        (
+            "set {variables} to a newer build that knows it",
+            "set llama_model_huggingface to a repository with this model, in place of {variable}",
+        ),
         "docs/models.md",
     ),
     Advisory(
@@ -165,25 +155,6 @@ ADVISORIES = (
             "trust that network, and accept this advisory",
         ),
         "docs/security.md",
-    ),
-    Advisory(
-        "link-peer",
-        "warning",
-        links.strange_peers,
-        "No worker of this cluster uses a link whose peer is no other host of it: {where}.",
-        (
-            "set peer to the inventory name of the host at the other end",
-            "remove the link where that host is not of this cluster",
-        ),
-        "docs/variables.md",
-    ),
-    Advisory(
-        "thunderbolt-mtu",
-        "warning",
-        links.default_mtu_on_thunderbolt,
-        "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
-        ("set mtu of these links to {mtu}, on both ends",),
-        "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(
         "graphics-memory-limit",
@@ -262,7 +233,7 @@ ADVISORIES = (
         "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
         (
             "set llama_server_context to {context} or less",
-            "add --override-kv {key}=int:{wanted} to llama_server_extra_args",
+            "add --rope-scaling and --override-kv with the context of the model's header to llama_server_extra_args, and accept this advisory",
         ),
         "docs/plan.md",
     ),
@@ -270,7 +241,7 @@ ADVISORIES = (
         "context-shared",
         "warning",
         server.shared_context,
-        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. {more}",
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context.",
         (
             "set llama_server_parallel to 1",
             "add --kv-unified to llama_server_extra_args, so that requests share the tokens",
@@ -288,17 +259,6 @@ ADVISORIES = (
             "use a name from docs/variables.md; a variable of your own may stay",
         ),
         "docs/variables.md",
-    ),
-    Advisory(
-        "accepted-unknown",
-        "warning",
-        _unknown_ids,
-        "llama_accept_advisories has {identifier}, and no advisory has this id, so it accepts nothing. Similar id: {meant}.",
-        (
-            "replace {identifier} by {similar}",
-            "remove {identifier} from llama_accept_advisories",
-        ),
-        "docs/plan.md",
     ),
     Advisory(
         "no-fallback",

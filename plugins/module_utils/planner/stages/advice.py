@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import unused_memory as idle
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
     AdvisoryContext,
 )
@@ -22,8 +21,6 @@ class Advised(NamedTuple):
     """A plan with its advisories, and what makes room where its model does not fit."""
 
     plan: Plan
-    unused: Sequence[idle.UnusedMemory]
-    """What could hold layers."""
     offered: Sequence[Quantisation]
     """That the repository of the model has."""
 
@@ -31,8 +28,7 @@ class Advised(NamedTuple):
 def evaluate(draft: Draft, plan: Plan) -> Advised:
     """The plan with the advisories that it meets."""
     findings = table.evaluate(context_of(draft, plan, lay(draft, draft.placed)))
-    unused = idle.devices_of(draft.equipped, draft.case.devices, draft.placed) if draft.placed.reasons else []
-    return Advised(plan._replace(advisories=tuple(map(table.as_plan, findings))), unused, draft.model.offered)
+    return Advised(plan._replace(advisories=tuple(map(table.as_plan, findings))), draft.model.offered)
 
 
 def context_of(draft: Draft, plan: Plan, laid: Laid) -> AdvisoryContext:
@@ -54,7 +50,7 @@ def with_remedies(advised: Advised, cluster: Cluster, attempt: Callable[[Cluster
     if not plan.fits:
         room = [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, advised.offered)]
         fitting = [f"it fits this way: {', or '.join(room)}"] if room else []
-        return plan._replace(reasons=(*plan.reasons, *idle.sentence(advised.unused), *fitting))
+        return plan._replace(reasons=(*plan.reasons, *fitting))
     return plan
 
 
