@@ -15,7 +15,7 @@ import pytest
 import test_services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, manifest
-from ansible_collections.llamacpp.cluster.plugins.modules import rpc_info
+from ansible_collections.llamacpp.cluster.plugins.modules import link
 from support import builds
 from test_services import HEAD, OTHER, WORKER
 
@@ -88,18 +88,8 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
     assert " on / and run" in errors.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
 
 
-def test_a_module_ends_with_a_sentence(call, monkeypatch):
-    def fail(*_arguments, **_named):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "/proc/1/fd")
-
-    monkeypatch.setattr(rpc_info.rpc, "probe", fail)
-    said = call(module=rpc_info, address="192.0.2.1", port=50052)
-    assert said["failed"]
-    assert re.match(r"/proc/1/fd: Input/output error. .*\.$", said["msg"])
-
-
 def test_every_module_that_runs_on_hosts_does():
-    texts = {path.stem: path.read_text() for path in Path(rpc_info.__file__).parent.glob("*.py")}
+    texts = {path.stem: path.read_text() for path in Path(link.__file__).parent.glob("*.py")}
     ways = re.compile(r"(errors\.)?reported\(module|except OSError as error")
     assert [name for name, text in texts.items() if "def main()" in text and not ways.search(text)] == []
 

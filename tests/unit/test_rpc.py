@@ -7,12 +7,10 @@ import socket
 import struct
 import threading
 import time
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-from ansible_collections.llamacpp.cluster.plugins.modules import rpc_info
 from cache_worker import CacheWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,30 +183,6 @@ def test_a_connection_that_the_network_loses_is_unreachable(monkeypatch, number,
 def test_endpoints_that_cannot_be(address, port):
     with pytest.raises(ValueError, match=r"Expected 4 octets|not a TCP port|Only decimal"):
         rpc.probe(address, port)
-
-
-STARTS = ("refused", "silent", "unreachable", "ok")
-
-
-@pytest.mark.parametrize(
-    "wait, said, state",
-    [
-        (0.0, STARTS, "refused"),
-        (0.6, STARTS, "silent"),
-        (5.0, STARTS, "ok"),
-        (5.0, ("refused", "protocol_mismatch", "ok"), "protocol_mismatch"),
-    ],
-)
-def test_the_module_asks_again_while_nothing_answers_until_the_time_is_over(monkeypatch, wait, said, state):
-    clock, states = SimpleNamespace(now=0.0), iter(said)
-
-    def sleep(seconds):
-        clock.now += seconds
-
-    monkeypatch.setattr(rpc_info, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
-    monkeypatch.setattr(rpc, "probe", lambda *_arguments: SimpleNamespace(state=next(states)))
-    answer = rpc_info.ask({"address": "127.0.0.1", "port": 1, "timeout": 5.0, "protocol": None, "wait": wait})
-    assert answer.state == state
 
 
 class Scripted:
