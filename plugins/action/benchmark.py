@@ -200,12 +200,7 @@ class ActionModule(Action):
                 cells = [cell for cell in self._record.cells if cell.hosts == one.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
                 record = speed_record.of_plan(one.plan, next(iter(speeds), None))
-                problem = record and self.leave(self._host.prefix, names.MEASURED_SPEED, record)
-                if problem:
-                    display.warning(
-                        f"the next plan does not count with the measured speed, since the head cannot keep it: {problem}"
-                    )
-                return
+                self.leave(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call(self, **arguments: Any) -> dict:
         """What the module returns on the head. It is called again where that cannot be reached.

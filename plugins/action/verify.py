@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Report,
     Subject,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import FIRST_WAIT, Waiting
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 
@@ -107,22 +107,21 @@ class ActionModule(Action):
         other = rollback.other_plan(plan, drifts)
         if other:
             display.warning(other)
-        self._record_speed(plan.each()[0], evidence)
-        evidence = next((one for one in (evidence, *more) if not judge.left_asleep(one)), evidence)
-        self._record(plan, report, evidence)
+        asleep = all(map(judge.left_asleep, (evidence, *more)))
+        self._record(plan, report, evidence, asleep)
         self._write(plan, report)
-        return _show(plan, report, evidence)
+        return _show(plan, report, evidence, asleep)
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
         """The evidence of the head, once its server is healthy or waiting makes no sense any more.
 
         :param patience: seconds to wait at most.
         """
-        plan, wait, started = typed_json.dump(subject), FIRST_WAIT, time.monotonic()
+        plan, started = typed_json.dump(subject), time.monotonic()
         waiting = Waiting(subject, patience)
         wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
-            answer = self.module(plan=plan, wait=wait, wake=wake)
+            answer = self.module(plan=plan, wake=wake)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
@@ -133,31 +132,16 @@ class ActionModule(Action):
             line = waiting.line(evidence, elapsed)
             if line:
                 display.display(f"  {line}")
-            wait = waiting.next_wait(time.monotonic() - started)
 
-    def _record(self, plan: Plan, report: Report, evidence: Evidence) -> None:
-        """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
+    def _record(self, plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> None:
+        """Leaves the result on the head, and the speed of the completion for the next plan. Of a benchmark more is known."""
         if self.check_mode:
             return
-        problem = self.leave(
-            plan.hosts[plan.head.host].prefix, names.VERIFIED, judge.outcome_of(plan, report, evidence)
-        )
-        if problem:
-            display.warning(
-                f"status.yml cannot show this verification, since it could not be recorded on the head: {problem}"
-            )
-
-    def _record_speed(self, plan: Plan, evidence: Evidence) -> None:
-        """Leaves the speed of the completion there, for the next plan. Of a benchmark more is known."""
+        prefix = plan.hosts[plan.head.host].prefix
+        self.leave(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
         completion = evidence.server.completion if evidence.server and not evidence.fallback else None
-        if self.check_mode or self._arguments.benchmark or not completion or completion.error:
-            return
-        record = speed_record.of_plan(plan, completion.tokens_per_second)
-        problem = record and self.leave(plan.hosts[plan.head.host].prefix, names.MEASURED_SPEED, record)
-        if problem:
-            display.warning(
-                f"the next plan does not count with the measured speed, since the head cannot keep it: {problem}"
-            )
+        if completion and not completion.error and not self._arguments.benchmark:
+            self.leave(prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second))
 
     def _write(self, plan: Plan, report: Report) -> None:
         """Writes the files of the controller that were asked for."""
@@ -168,10 +152,10 @@ class ActionModule(Action):
             output.write_report(page, plan, report, self._arguments.benchmark)
 
 
-def _show(plan: Plan, report: Report, evidence: Evidence) -> dict[str, Any]:
+def _show(plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
     """Shows the result to the operator; returns that of the task."""
     display.display(report_text.checks_table(report) + "\n")
-    if report.passed and judge.left_asleep(evidence):
+    if report.passed and asleep:
         display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
     elif report.passed:
         display.display("\n".join(["  The server answers. Ask it:", *plan_text.request_lines(plan), ""]))

@@ -58,10 +58,6 @@ options:
       - The action plugin always wakes it where O(gate) is set, or O(changed) names a host.
     type: bool
     default: false
-  wait:
-    description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
-    type: float
-    default: 5.0
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.host_info
@@ -95,6 +91,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 
+WAIT_SECONDS = 5.0
+"""For the server, in one call."""
+
 
 def main():
     module = AnsibleModule(
@@ -108,14 +107,13 @@ def main():
             "gate": {"type": "bool", "default": False},
             "fallback_wait": {"type": "int", "default": 0},
             "wake": {"type": "bool", "default": False},
-            "wait": {"type": "float", "default": 5.0},
         },
         supports_check_mode=True,
         no_log=True,
     )
     with errors.reported(module):
         subject = typed_json.parse(Subject, module.params["plan"])
-        collected = evidence.collect(subject, module.params["wait"], module.params["wake"])
+        collected = evidence.collect(subject, WAIT_SECONDS, module.params["wake"])
     module.exit_json(changed=False, evidence=typed_json.dump(collected))
 
 

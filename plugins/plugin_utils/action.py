@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
@@ -99,12 +100,16 @@ class Action(ActionBase):
         stdin = {} if data is None else {"in_data": data}
         return self._low_level_execute_command(text, sudoable=True, **stdin)
 
-    def leave(self, prefix: str, name: str, value: Any) -> str:
-        """Writes a record as JSON below the prefix; why that was not possible, or nothing."""
+    def leave(self, prefix: str, name: str, value: Any) -> None:
+        """Writes a record as JSON below the prefix, unless it is None. A host that cannot be written on is no reason to fail."""
+        if value is None:
+            return
         partial, path = (shlex.quote(f"{prefix}/{one}") for one in (f"{files.TEMPORARY}{name}", name))
         content = json.dumps(typed_json.dump(value)) + "\n"
         answer = self.command(f"umask 022 && cat > {partial} && mv {partial} {path}", content.encode())
-        return validation.printable(answer["stderr"]) if answer["rc"] else ""
+        if answer["rc"]:
+            why_not = validation.printable(answer["stderr"])
+            Display().warning(f"{name} could not be recorded on {self.host}, for status and the next plan: {why_not}")
 
     def action(self, name: str, /, **arguments: Any) -> dict:
         """What another action plugin returns."""

@@ -378,7 +378,9 @@ class Measuring:
         monkeypatch.setattr(action.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
         monkeypatch.setattr(action.display, "display", self.said.append)
         monkeypatch.setattr(action.display, "warning", self.said.append)
-        monkeypatch.setattr(action.Action, "leave", lambda _self, _prefix, name, value: self.left.update({name: value}))
+        monkeypatch.setattr(
+            action.Action, "leave", lambda _self, _prefix, name, value: self.left.update({name: value} if value else {})
+        )
         monkeypatch.setattr(
             action.ActionModule,
             "module",

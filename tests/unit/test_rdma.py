@@ -114,16 +114,6 @@ def test_a_silent_way_back_to_tcp_is_a_failure(rdma, connections, status):
     assert (f"planned: {ENDPOINT}" in found.evidence) == (status == "failed")
 
 
-@pytest.mark.parametrize("connections, status", [(2, "passed"), (1, "not tested"), (0, "failed")])
-def test_a_connection_to_an_external_worker_may_be_the_one_over_rdma(rdma, connections, status):
-    outside = {"endpoint": "192.0.2.77:50052", "memory_mib": 65536}
-    rdma.hosts["head"]["variables"]["llama_external_workers"] = [outside]
-    plan = typed(rdma.plan())
-    report = judged(plan, with_server(healthy(plan), rdma=connections))
-    (found,) = checks(report, "rdma")
-    assert (found.status, "192.0.2.77:50052" in found.evidence) == (status, status == "not tested")
-
-
 def test_who_plans_no_rdma_is_not_asked_for_it(pair):
     plan = typed(pair.plan())
     assert not checks(judged(plan, with_server(healthy(plan), rdma=0)), "rdma")

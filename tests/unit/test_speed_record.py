@@ -132,9 +132,9 @@ def test_verify_leaves_it_on_the_head(plan):
     speed = plan.estimate.generation_tokens_per_s * 0.9
     evidence = evidence._replace(server=evidence.server._replace(completion=RIGHT._replace(tokens_per_second=speed)))
     verify(described, evidence, recorded=record, answers=answers)
-    assert [name for name, _value in left] == ["speed.json", "verified.json"]
-    assert speed_record.readable(left[0][1]).measured == pytest.approx(speed)
-    after = speed_record.corrected(plan, speed_record.readable(left[0][1]))
+    assert [name for name, _value in left] == ["verified.json", "speed.json"]
+    assert speed_record.readable(left[1][1]).measured == pytest.approx(speed)
+    after = speed_record.corrected(plan, speed_record.readable(left[1][1]))
     left.clear()
     verify(typed_json.dump(after), evidence, recorded=record, answers=answers)
     verify(described, evidence, recorded=record, answers=answers, check_mode=True)

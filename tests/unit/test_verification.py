@@ -362,7 +362,7 @@ def test_the_head_is_judged_by_how_it_is_now(local, plan, monkeypatch):
 def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
     """For status.yml; a run without a change stays one, and check mode writes nothing."""
     described, left, warned = local.plan(), [], []
-    monkeypatch.setattr(verify_action.display, "warning", warned.append)
+    monkeypatch.setattr(verify_action.Display, "warning", lambda _self, text: warned.append(text))
     monkeypatch.setattr(verify_action.display, "display", lambda _text: None)
 
     def record(text, data):
@@ -383,7 +383,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
     assert [path.name for path in (tmp_path / "it's").iterdir()] == ["verified.json"]
     assert len(left) == 3
     assert len(warned) == 1
-    assert "could not be recorded on the head" in warned[0]
+    assert "verified.json could not be recorded on here" in warned[0]
     assert "\x1b" not in warned[0]
 
 

@@ -84,14 +84,9 @@ def _loaded(load: Load, planned: Expected) -> int:
     return sent + min(max(0, (load.read or 0) - sent), planned.head)
 
 
-def progress_of(load: Load, planned: Expected, before: Optional[Load] = None) -> Progress:
-    """:param before: an earlier one of the same start, from which on the rate is counted."""
-    if before and before.seconds >= load.seconds:
-        before = None
+def progress_of(load: Load, planned: Expected) -> Progress:
     loaded = _loaded(load, planned)
-    seconds = load.seconds - (before.seconds if before else 0)
-    moved = loaded - (_loaded(before, planned) if before else 0)
-    rate = round(moved / seconds) if seconds >= metrics.LEAST_SECONDS and moved > 0 else None
+    rate = round(loaded / load.seconds) if load.seconds >= metrics.LEAST_SECONDS and loaded > 0 else None
     whole = planned.head + sum(planned.workers.values())
     endpoints = planned.workers or load.sent
     return Progress(

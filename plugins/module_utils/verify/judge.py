@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
@@ -103,10 +103,10 @@ def left_asleep(evidence: Evidence) -> bool:
     return bool(evidence.server and not evidence.server.completion)
 
 
-def outcome_of(plan: Plan, report: Report, evidence: Evidence) -> VerificationStatus:
+def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
     """What the head keeps of a report."""
     failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
-    return VerificationStatus(0, report.passed, failed, plan.release.ref, left_asleep(evidence))
+    return VerificationStatus(0, report.passed, failed, plan.release.ref, asleep)
 
 
 def gate(subject: Subject, evidence: Evidence) -> str | None:
@@ -155,10 +155,6 @@ def as_served(plan: Plan, evidence: Evidence) -> Plan:
     }
     external = tuple(worker._replace(used=worker.endpoint in served.workers) for worker in plan.external_workers)
     return plan._replace(placement=served.placement, hosts=hosts, external_workers=external)
-
-
-def _used(plan: Plan) -> list[WorkerPlan]:
-    return [worker for host in plan.hosts.values() for worker in host.workers if worker.used]
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check:
@@ -233,69 +229,45 @@ class Attempt(NamedTuple):
     connected: bool
 
 
-def _attempts(plan: Plan, observed: Observed, counts: Callable[[str, str], bool]) -> dict[str, list[Attempt]]:
-    """Endpoint → the attempts of the controller and of other hosts.
-
-    :param counts: whether what a host found out of an endpoint counts.
-    """
-    attempts = {
-        endpoint: [Attempt("the controller", source or "", source is not None)]
-        for endpoint, source in observed.probes.items()
-    }
+def _attempts(plan: Plan, observed: Observed, owner: str, end: str) -> Iterator[Attempt]:
+    """Of the controller, and of hosts that were asked to try, after the owner of the port was changed."""
+    if end in observed.probes:
+        source = observed.probes[end]
+        yield Attempt("the controller", source or "", source is not None)
     for name, report in observed.hosts.items():
-        for probe in report.knocks:
-            if name in plan.hosts and counts(name, probe.endpoint):
-                attempts.setdefault(probe.endpoint, []).append(Attempt(name, probe.source, probe.open))
-    return attempts
+        is_stale = owner in observed.changed and name not in observed.changed
+        if name in plan.hosts and end in plan.hosts[name].knocks and not is_stale:
+            yield from (Attempt(name, probe.source, probe.open) for probe in report.knocks if probe.endpoint == end)
 
 
 def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
-    accepted = {
-        host
-        for advisory in plan.advisories
-        if advisory.id == "unprotected-worker" and advisory.accepted
-        for host in advisory.hosts
-    }
-    owners = {_open_end(worker): name for name, host in plan.hosts.items() for worker in host.workers}
-
-    def counts(name: str, endpoint: str) -> bool:
-        """A host was asked to try an endpoint, and has tried after that endpoint's host was changed."""
-        is_stale = owners.get(endpoint) in observed.changed and name not in observed.changed
-        return endpoint in plan.hosts[name].knocks and not is_stale
-
-    attempts = _attempts(plan, observed, counts)
     for name, host in plan.hosts.items():
         for worker in host.workers:
-            planned = {end.rsplit(":", 1)[0] for end in (worker.listens, _open_end(worker))}
-            service = observed.service(name, names.service(f"worker-{worker.name}"))
-            listening = [
-                other for other in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(other))
-            ]
-            passed: bool | None
-            if not planned.issuperset(listening):
-                passed, text = False, f"it listens on {', '.join(listening)}"
-            elif not worker.tunnel and is_loopback(worker.listens) and listening:
-                passed, text = True, "listens on loopback only"
-            elif worker.tunnel and not (host.unit_closes or host.firewall_manager):
-                passed, text = None, "open to the network: its key alone lets in"
-            else:
-                passed, text = _judge_attempts(host, attempts.get(_open_end(worker), []), name in accepted)
-            yield _check("closed", worker.endpoint, passed, text)
+            yield _check("closed", worker.endpoint, *_judge_port(plan, observed, name, host, worker))
     for external in plan.external_workers:
         text = f"{external.host} runs it by itself: only a look there can tell"
         yield _check("closed", external.endpoint, None, text)
 
 
-def _open_end(worker: WorkerPlan) -> str:
-    """Where others would reach a worker."""
-    return worker.tunnel or worker.endpoint
-
-
-def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool) -> tuple[bool | None, str]:
+def _judge_port(
+    plan: Plan, observed: Observed, name: str, host: HostPlan, worker: WorkerPlan
+) -> tuple[bool | None, str]:
+    end = worker.tunnel or worker.endpoint
+    service = observed.service(name, names.service(f"worker-{worker.name}"))
+    listening = [
+        other for other in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(other))
+    ]
+    if not {one.rsplit(":", 1)[0] for one in (worker.listens, end)}.issuperset(listening):
+        return False, f"it listens on {', '.join(listening)}"
+    if not worker.tunnel and is_loopback(worker.listens) and listening:
+        return True, "listens on loopback only"
+    if worker.tunnel and not (host.unit_closes or host.firewall_manager):
+        return None, "open to the network: its key alone lets in"
+    attempts = list(_attempts(plan, observed, name, end))
     heads = {source for rule in host.firewall if rule.protocol == "tcp" for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
-            if accepted:
+            if _accepts_open(plan, name):
                 return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
             return False, f"{attempt.by} can connect from {attempt.source}: close the port to all hosts but the head"
     for attempt in attempts:
@@ -303,6 +275,10 @@ def _judge_attempts(host: HostPlan, attempts: Sequence[Attempt], accepted: bool)
             origin = f" from {attempt.source}" if attempt.source else ""
             return True, f"{attempt.by} reaches the host{origin}, but not this port"
     return None, "neither another host nor the controller could try to connect to this address"
+
+
+def _accepts_open(plan: Plan, host: str) -> bool:
+    return any(one.id == "unprotected-worker" and one.accepted and host in one.hosts for one in plan.advisories)
 
 
 # --------------------------------------------------------------------------------------------------------------- links
@@ -346,20 +322,16 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
     """That no worker is reached over TCP that shall be over RDMA: llama.cpp goes back to it without a word. Connections do not say whose they are."""
     endpoints = {entry.endpoint for entry in plan.placement}
-    planned = [worker.endpoint for worker in _used(plan) if worker.rdma and worker.endpoint in endpoints]
-    others = [worker.endpoint for worker in plan.external_workers if worker.endpoint in endpoints]
-    possible = len(planned) + len(others)
-    text = f"{server.rdma} of {possible} workers are reached over RDMA"
-    if server.rdma < len(planned):
-        text += (
-            f", planned: {', '.join(planned)}. llama-server went back to TCP without a word: look where «RDMA» ends in start.log of the head and in the "
-            "logs of these workers"
-        )
-    elif server.rdma < possible:
-        text += f", and these may be the external ones ({', '.join(others)}): try without them"
+    workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.used and worker.rdma]
+    planned = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
     if planned:
-        unclear = len(planned) <= server.rdma < possible
-        yield _check("rdma", plan.head.host, None if unclear else server.rdma >= possible, text)
+        text, enough = f"{server.rdma} of {len(planned)} workers are reached over RDMA", server.rdma >= len(planned)
+        if not enough:
+            text += (
+                f", planned: {', '.join(planned)}. llama-server went back to TCP without a word: look where «RDMA» ends in start.log of the head and in "
+                "the logs of these workers"
+            )
+        yield _check("rdma", plan.head.host, enough, text)
 
 
 def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
@@ -416,35 +388,27 @@ def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuf
 def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> Check:
     if not (model.known_answer or known_answer.is_name(model.name)):
         return _check("known answer", url, None, f"{model.name} is served, not the known-answer model")
-    if not completion:
-        return _check("known answer", url, None, LEFT_ASLEEP)
-    if completion.error:
-        return _check("known answer", url, False, completion.error)
+    if not completion or completion.error:
+        return _check(
+            "known answer", url, False if completion else None, completion.error if completion else LEFT_ASLEEP
+        )
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
     if words == expected:
-        return _check(
-            "known answer",
-            url,
-            True,
-            f"{len(words)} of {len(expected)} words right, through {model.layers} layers (small faults of attention go unnoticed)",
-        )
-    pairs = zip(expected, words)
-    wrong = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(words)))
-    return _check(
-        "known answer",
-        url,
-        False,
-        f"word {wrong + 1} is {' '.join(words[wrong : wrong + 1]) or 'missing'!r}, "
-        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: at least one layer computes wrong. "
-        f"The answer is {completion.text[:300]!r}",
+        text = f"all {len(words)} words right, through {model.layers} layers (small faults of attention go unnoticed)"
+        return _check("known answer", url, True, text)
+    right = next(
+        (n for n, pair in enumerate(zip(expected, words)) if pair[0] != pair[1]), min(len(expected), len(words))
     )
+    text = (
+        f"word {right + 1} is {' '.join(words[right : right + 1]) or 'missing'!r}, expected {' '.join(expected[right : right + 1]) or 'the end'!r}: at least "
+        f"one layer computes wrong. The answer is {completion.text[:300]!r}"
+    )
+    return _check("known answer", url, False, text)
 
 
 def _completion(url: str, completion: Completion | None) -> Check:
-    if not completion:
-        return _check("completion", url, None, LEFT_ASLEEP)
-    if completion.error:
-        return _check("completion", url, False, completion.error)
+    if not completion or completion.error:
+        return _check("completion", url, False if completion else None, completion.error if completion else LEFT_ASLEEP)
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     return _check("completion", url, completion.tokens > 0, text)

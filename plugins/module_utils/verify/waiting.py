@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -18,7 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 WORKER_SECONDS = 45
 """How long a worker whose process runs may stay without an answer to the head."""
-FIRST_WAIT = 5.0
 LINE_SECONDS = 10.0
 """Between two lines of what is waited for. Who waits for less sees none."""
 EXITS_BEFORE_GIVING_UP = 3
@@ -36,7 +34,6 @@ class Waiting:
         self._expected = expected_of(subject)
         self._exits_before: int | None = None
         self._shown_at = 0.0
-        self._shown_load: Load | None = None
 
     def end(self, evidence: Evidence, elapsed: float) -> Evidence | None:
         """The evidence to judge, with a health that says why waiting has ended; None while it makes sense to wait."""
@@ -45,49 +42,32 @@ class Waiting:
         if evidence.health.healthy or evidence.health.detail == reading.OTHER_CERTIFICATE:
             return evidence
         if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
-            return describe_crash_loop(evidence, self._exits_before)
+            exits = evidence.exits
+            number = exits.number - self._exits_before
+            detail = f"llama-server ended {number} times while verify waited for it, the last time {exits.how}"
+            return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
         limit = self._patience
         if evidence.waits_for:
             limit = min(limit, WORKER_SECONDS + (self._subject.head.fallback_after or 0))
         if elapsed < limit:
             return None
         if limit and not evidence.waits_for and evidence.health.detail == LOADING:
-            return describe_start_timeout(evidence, limit, self._progress(evidence.load))
+            set_by = "llama_server_start_timeout, or several times the predicted load where that is not set"
+            texts = [f"{LOADING}, and the limit of {limit:.0f} s is over ({set_by})", *self._progress(evidence)]
+            texts.append(
+                "set llama_server_start_timeout to more where it goes on, else look at the log of the service on the head"
+            )
+            return evidence._replace(health=Health(False, "; ".join(texts)))
         return evidence
 
     def line(self, evidence: Evidence, elapsed: float) -> str | None:
         """What a person is shown now, where it is time for another line."""
         if elapsed - self._shown_at < LINE_SECONDS:
             return None
-        progress = self._progress(evidence.load)
-        texts = evidence.waits_for or [evidence.health.detail, *([loading.sentence(progress)] if progress else [])]
-        self._shown_at, self._shown_load = elapsed - elapsed % LINE_SECONDS, evidence.load
+        self._shown_at = elapsed - elapsed % LINE_SECONDS
+        texts = evidence.waits_for or [evidence.health.detail, *self._progress(evidence)]
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed:.0f} s"
 
-    def next_wait(self, elapsed: float) -> float:
-        """Seconds that the head waits before it answers again."""
-        return max(FIRST_WAIT, LINE_SECONDS - (elapsed - self._shown_at))
-
-    def _progress(self, load: Load | None) -> loading.Progress | None:
-        """Its rate is counted from one line to the next."""
-        return loading.progress_of(load, self._expected, self._shown_load) if load else None
-
-
-def describe_crash_loop(evidence: Evidence, before: int) -> Evidence:
-    exits = evidence.exits
-    detail = f"llama-server ended {exits.number - before} times while verify waited for it, the last time {exits.how}"
-    return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
-
-
-def describe_start_timeout(evidence: Evidence, limit: float, progress: loading.Progress | None) -> Evidence:
-    """The evidence of a server that still loads its model when the time is over: how far it came, and what to do.
-
-    :param limit: seconds.
-    """
-    set_by = "llama_server_start_timeout, or several times the predicted load where that is not set"
-    texts = [f"{evidence.health.detail}, and the limit of {limit:.0f} s is over ({set_by})"]
-    texts += [loading.sentence(progress)] if progress else []
-    texts.append(
-        "set llama_server_start_timeout to more where it goes on, else look at the log of the service on the head"
-    )
-    return evidence._replace(health=Health(False, "; ".join(texts)))
+    def _progress(self, evidence: Evidence) -> list[str]:
+        """How far the model is loaded, where that is known."""
+        return [loading.sentence(loading.progress_of(evidence.load, self._expected))] if evidence.load else []

@@ -111,4 +111,4 @@ def verify(plan, *evidence, recorded=None, asked=lambda _arguments: None, check_
     with mock.patch.object(
         verify_action, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _seconds: None)
     ):
-        return action.run(task_vars={"hostvars": hostvars})
+        return action.run(task_vars={"hostvars": hostvars, "inventory_hostname": plan["head"]["host"]})
