@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery, generation
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery
 
 
 class ActionModule(Action):
     ARGUMENTS = ModelArguments
 
     def perform(self, arguments: ModelArguments) -> dict:
-        return generation.run(self, arguments) if arguments.known_answer else delivery.run(self, arguments)
+        return self.module(**typed_json.dump(arguments)) if arguments.known_answer else delivery.run(self, arguments)

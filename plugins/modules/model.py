@@ -18,8 +18,8 @@ extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
     description:
-      - The files as the plan has them in C(model.files). C(url) says where one comes from, C(file:) is a file of the controller. A file without it
-        is left as it is. Without C(sha256) an interrupted download starts again from the first byte.
+      - Those files of C(model.files) in the plan that have a C(url), which says where one comes from. C(file:) is a file of the controller. Without
+        C(sha256) an interrupted download starts again from the first byte.
     type: list
     elements: dict
     default: []
@@ -27,19 +27,15 @@ options:
     description: Folder of all models, C(models) below the prefix. It may be a symbolic link. Needed with O(files).
     type: str
     default: ""
-  records:
-    description: Files C(.source.json) as the plan has them in C(model.records). They are written when all files beside them are whole.
-    type: list
-    elements: dict
-    default: []
   known_answer:
     description:
-      - The known-answer model, in place of O(files). C(layers), C(width), a multiple of 64, and C(type), V(f32), V(f16) or V(q8_0).
-      - The action plugin writes it on the controller and copies it to the host, with its sha256 in a file beside it.
+      - The known-answer model, in place of O(files), which is written where it is missing or has another size. C(layers), C(width), a multiple of
+        64, and C(type), V(f32), V(f16) or V(q8_0).
     type: dict
   path:
     description: Path of the known-answer model on the host.
     type: path
+    default: ""
   token_file:
     description: File on the controller with a token, which is sent to the server of the first file, not to others, and not to where it redirects.
     type: str
@@ -71,7 +67,7 @@ EXAMPLES = r"""
 RETURN = r"""
 fetch:
   description: Files that were missing or not yet checked, with how much of each was there, and where it comes from.
-  returned: success
+  returned: with O(files)
   type: list
   elements: dict
   sample:
@@ -81,7 +77,7 @@ fetch:
       from: https://models.example.org/some-model.gguf
 bytes:
   description: How much was missing of all files.
-  returned: success
+  returned: with O(files)
   type: int
 """
 
@@ -91,6 +87,8 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sync
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 
@@ -103,24 +101,42 @@ def run(arguments, check_mode):
 
     :raises Refusal: it cannot be done.
     """
-    folder, records = Path(arguments.folder), arguments.records
-    files = model_files.of_plan(arguments.files)
-    pending, stale = model_files.pending(files), model_files.stale_records(files, records)
+    if arguments.known_answer:
+        return write(Path(arguments.path), arguments.known_answer, check_mode)
+    folder, pending = Path(arguments.folder), model_files.pending(arguments.files)
     rows = [
-        {"path": str(file.path), "bytes": file.bytes, "have": present, "from": web.shown(file.url)}
+        {"path": file.path, "bytes": file.bytes, "have": present, "from": web.shown(str(file.url))}
         for file, present in pending
     ]
-    after = [f"{row['path']} ({row['bytes']} bytes)\n" for row in rows] + [f"{path}\n" for path in stale]
     if check_mode:
         download.check_room(pending, folder)
-    elif after:
-        download.download(files, folder, records, arguments.token, DOWNLOAD_SECONDS)
+    elif rows:
+        download.download(arguments.files, folder, arguments.token, DOWNLOAD_SECONDS)
     return {
-        "changed": bool(after),
+        "changed": bool(rows),
         "fetch": rows,
-        "bytes": sum(file.bytes - present for file, present in pending),
-        "diff": {"before": "", "after": "".join(after)},
+        "bytes": sum((file.bytes or 0) - present for file, present in pending),
+        "diff": {"before": "", "after": "".join(f"{row['path']} ({row['bytes']} bytes)\n" for row in rows)},
     }
+
+
+def write(path, size, check_mode):
+    """Writes a known-answer model that is missing or has another size."""
+    problem = known_answer.problem(*size)
+    if problem:
+        raise Refusal(f"The known-answer model cannot be made: {problem}")
+    changed = model_files.size_of(path) != known_answer_file.file_bytes(*size)
+    if changed and not check_mode:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        part = Path(f"{path}.part")
+        try:
+            known_answer_file.write(part, *size)
+            sync(part)
+        except OSError:
+            part.unlink()
+            raise
+        part.replace(path)
+    return {"changed": changed}
 
 
 def main():
@@ -129,15 +145,15 @@ def main():
     module = AnsibleModule(argument_spec=specification, supports_check_mode=True)
     os.umask(0o022)
     arguments = typed_json.parse(ModelArguments, module.params)
-    folder, seconds = arguments.folder, CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
+    folder = arguments.folder or arguments.path
+    seconds = CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
     try:
         result = reading.from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(
-            msg=f"{errors.sentence(error, folder)} What was downloaded is kept, and the next run continues there."
-        )
+        kept = "" if arguments.known_answer else " What was downloaded is kept, and the next run continues there."
+        module.fail_json(msg=errors.sentence(error, folder) + kept)
     module.exit_json(**result)
 
 

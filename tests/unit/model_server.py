@@ -6,8 +6,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 
 SIZE = 3_000_000
 DATA = bytes(range(256)) * (SIZE // 256)
@@ -88,17 +88,9 @@ def planned(server, models, name="m.gguf", data=DATA, **more):
     return {**file, "role": "model", **more}
 
 
-def download_record_of(folder, **more):
-    """The record of a folder, as the plan has it."""
-    path = str(folder / download_record.RECORD)
-    record = {"path": path, "schema": 1, "asked": {"url": ["it"]}, "source": "url:it", "revision": None, "resolved": []}
-    return {**record, **more}
-
-
-def parsed(files, records=()):
-    """Files and records as a module takes them."""
-    records = [typed_json.parse(DownloadRecordPlan, record) for record in records]
-    return model_files.of_plan([typed_json.parse(ModelFilePlan, file) for file in files]), records
+def parsed(*files):
+    """Files as a module takes them."""
+    return [typed_json.parse(ModelFilePlan, file) for file in files]
 
 
 def below(models):

@@ -19,12 +19,6 @@ from test_git import Repository
 
 pytestmark = pytest.mark.programs
 
-SIZE = (1, 64, "f32")
-SHA = "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2"
-"""Of the model of that size, see test_known_answer.py."""
-PAGE_KIB = 4
-LARGE = "size=64m,nr_inodes=10000"
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
@@ -32,17 +26,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache" / "llamacpp"
 
 
-def model():
-    """sha256 of the known-answer model in the cache, and what is recorded of it."""
-    path, record = sources.known_answer_model(*SIZE)
-    return hashlib.sha256(path.read_bytes()).hexdigest(), record.read_text()
-
-
 def process(code):
     """A further controller; ``sources`` is imported when it prints its first line."""
     module = "ansible_collections.llamacpp.cluster.plugins.plugin_utils"
     utils = module.replace("plugin_utils", "module_utils")
-    imports = f"from {utils}.llamacpp.model import known_answer_file\nfrom {utils}.planner.inputs.release_request import request_of\n"
+    imports = f"from {utils}.planner.inputs.release_request import request_of\n"
     imports += f"from {utils}.plan.types import ReleasePlan\nfrom {module}.sources import sources, git"
     text = f"{imports}\nprint('ready', flush=True)\ninput()\n{code}"
     made = subprocess.Popen(
@@ -67,24 +55,12 @@ def at_once(code, count=3):
     return [answer for lines in answers for answer in lines]
 
 
-KEPT = r"\.lock|.*\.(tar\.gz|json|build|gguf|gguf\.sha256)"
+KEPT = r"\.lock|.*\.(tar\.gz|json|build)"
 
 
 def leftovers(folder):
     """What the folders of the cache have beside files that are kept."""
     return [path.name for path in folder.glob("*/*") if path.is_dir() or not re.fullmatch(KEPT, path.name)]
-
-
-def test_a_model_that_is_not_as_recorded_is_written_again():
-    path, record = sources.known_answer_model(*SIZE)
-    for recorded in ("", "0" * 64, "\xff\xfe"):
-        record.write_text(recorded)
-        assert model() == (SHA, SHA + "\n"), recorded
-    path.write_bytes(b"x" + path.read_bytes()[1:])
-    assert model() == (SHA, SHA + "\n")
-    path.write_bytes(path.read_bytes()[:100])
-    record.write_text(hashlib.sha256(path.read_bytes()).hexdigest() + "\n")
-    assert model() == (SHA, SHA + "\n"), "the record of a torn file is right, and its size is not"
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +87,12 @@ def of_path(tmp_path):
 
 def test_controllers_that_fetch_the_same_at_once(repository, tmp_path, folder):
     path, commit = repository
-    size = (4, 512, "f16")
     request = {"source": "git", "repository": str(path), "ref": commit}
     code = f"""
 found = sources.resolve(request_of({request!r}), str)
 (fetched,) = sources.fetch({of_git(path, commit)!r})
 (kept,) = sources.fetch({of_path(tmp_path)!r})
-model, record = sources.known_answer_model(*{size})
-whole = [sources.sha256(fetched.path) == fetched.sha256, sources.sha256(model) == record.read_text().strip()]
-print(found.build, fetched.commit, all(whole), kept.sha256, fetched.changed + kept.changed)
+print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha256, kept.sha256, fetched.changed + kept.changed)
 """
     answers = [answer.split() for answer in at_once(code, count=4)]
     assert {tuple(answer[:4]) for answer in answers} == {
@@ -139,16 +112,14 @@ def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     assert f"sources is in use: waiting for process {os.getpid()}" in said[0]
 
 
-@pytest.mark.parametrize(
-    "work", ["sources.fetch(SOURCE)", "sources.resolve(request_of(REQUEST), str)", "sources.known_answer_model(*SIZE)"]
-)
+@pytest.mark.parametrize("work", ["sources.fetch(SOURCE)", "sources.resolve(request_of(REQUEST), str)"])
 def test_what_a_killed_run_left_is_removed_by_the_next(repository, folder, work):
     path, commit = repository
     source, request = of_git(path, commit), {"source": "git", "repository": str(path), "ref": commit}
     code = f"""
 import os, signal
-SOURCE, REQUEST, SIZE = {source!r}, {request!r}, {SIZE!r}
-git._run = known_answer_file._attention = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+SOURCE, REQUEST = {source!r}, {request!r}
+git._run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 {work}
 """
     killed = process(code)
@@ -157,32 +128,28 @@ git._run = known_answer_file._attention = lambda *_: os.kill(os.getpid(), signal
     assert leftovers(folder)
     sources.resolve(release_request.request_of(request), str)
     assert sources.fetch(source)[0].commit == commit
-    assert model() == (SHA, SHA + "\n")
     assert leftovers(folder) == []
 
 
 def test_what_is_in_the_cache_needs_no_lock_and_no_space(tmp_path, monkeypatch):
     sources.fetch(of_path(tmp_path))
-    sources.known_answer_model(*SIZE)
     monkeypatch.setattr(cache, "exclusive_folder", None)
     assert not sources.fetch(of_path(tmp_path))[0].changed
-    assert model() == (SHA, SHA + "\n")
 
 
 def test_a_cache_of_another_account_is_refused(folder, monkeypatch):
+    release = of_path(folder.parent.parent)
     cache.folder("sources", "llama_release")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(cache.os, "geteuid", lambda: 65534)
     said = f"cache {folder} belongs to uid .*, and this run to uid 65534.*set XDG_CACHE_HOME to a folder of uid 65534"
     with pytest.raises(AnsibleError, match=said):
-        sources.known_answer_model(*SIZE)
+        sources.fetch(release)
 
 
-@pytest.mark.parametrize("place", ["cache", "cache/llamacpp", "cache/llamacpp/models"])
+@pytest.mark.parametrize("place", ["cache", "cache/llamacpp", "cache/llamacpp/sources"])
 def test_a_cache_that_cannot_be_a_folder(tmp_path, place):
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_text("")
-    with pytest.raises(
-        AnsibleError, match=r"llama_model_known_answer needs .*/models on the controller, which cannot be used"
-    ):
-        sources.known_answer_model(*SIZE)
+    with pytest.raises(AnsibleError, match=r"llama_release needs .*/sources on the controller, which cannot be used"):
+        sources.fetch(of_path(tmp_path))

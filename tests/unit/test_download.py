@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import fill_disk
-from model_server import DATA, SHA, SIZE, Server, answer, below, download_record_of, parsed, planned
+from model_server import DATA, SHA, SIZE, Server, answer, below, parsed, planned
 
 MODULE = model
 WHOLE = [".fetching", "source/.source.json", "source/m.gguf"]
@@ -32,9 +32,8 @@ def reset(handler):
 
 @pytest.fixture
 def fetch(server, models):
-    def run(*files, token=None, seconds=30, **content):
-        files, records = parsed(files or [planned(server, models)], [download_record_of(models / "source", **content)])
-        download.download(files, models, records, token, seconds)
+    def run(*files, token=None, seconds=30):
+        download.download(parsed(*(files or [planned(server, models)])), models, token, seconds)
 
     return run
 
@@ -48,15 +47,14 @@ def part(models):
 
 
 def test_a_file_is_whole_and_recorded_last(server, models, fetch):
-    fetch(revision="c0ffee")
+    fetch(planned(server, models, revision="c0ffee"))
     file = models / "source" / "m.gguf"
     assert file.read_bytes() == DATA
     assert file.stat().st_mode & 0o777 == 0o644
     assert below(models) == WHOLE
     record = json.loads((models / "source" / ".source.json").read_text())
-    entry = {"bytes": SIZE, "sha256": SHA, "modified": int(file.stat().st_mtime)}
-    assert record.pop("checked") == {str(file): entry}
-    assert record == {"schema": 1, "asked": {"url": ["it"]}, "source": "url:it", "revision": "c0ffee", "resolved": []}
+    whole = {"name": "m.gguf", "bytes": SIZE, "sha256": SHA, "modified": int(file.stat().st_mtime)}
+    assert record == {"files": [{**whole, "revision": "c0ffee"}]}
 
 
 def test_a_recorded_file_is_neither_read_nor_requested_again(server, models, fetch, monkeypatch):
@@ -136,7 +134,7 @@ def test_a_refusal_is_not_tried_again(server, models, fetch, status, token, reas
 @pytest.mark.parametrize(
     "content, reason",
     [
-        (DATA[:2000], rf"has 2000 bytes, and had {SIZE} when it was planned: it was replaced"),
+        (DATA[:2000], rf"has 2000 bytes, planned are {SIZE}: what was downloaded is removed"),
         (DATA[:-1] + b"x", rf"has the sha256 [0-9a-f]{{64}}, planned is {SHA}: what was downloaded is removed"),
     ],
 )
@@ -165,6 +163,24 @@ def test_what_is_not_right_is_downloaded_again(server, models, fetch, part, name
     assert server.sent == sent
 
 
+def test_a_server_that_sends_more_than_planned_in_chunks_is_refused(server, models, fetch):
+    """curl cannot know then how much will come, and what has no checksum is checked by its size alone."""
+
+    def send(handler):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        data = DATA + b"x" * 1000
+        handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        handler.connection.close()
+        handler.close_connection = True
+
+    server.faults["/m.gguf"] = send
+    with pytest.raises(Refusal, match=r"m\.gguf (has \d+ bytes, planned are|cannot be downloaded)"):
+        fetch(planned(server, models, sha256=None))
+    assert below(models) == [".fetching"]
+
+
 def test_without_a_checksum_nothing_of_an_earlier_run_is_believed(server, models, fetch, part):
     part.write_bytes(bytes(1000))
     file = planned(server, models, sha256=None)
@@ -186,9 +202,7 @@ def test_a_token_goes_to_one_server(server, models):
         other.files.update({"/m.gguf": DATA, "/n.gguf": DATA})
         server.faults["/m.gguf"] = answer(302, Location=f"{other.url}/m.gguf?signature=1")
         second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
-        records = [download_record_of(models / "source"), download_record_of(models / "second")]
-        files, records = parsed([planned(server, models), second], records)
-        download.download(files, models, records, "secret", 30)
+        download.download(parsed(planned(server, models), second), models, "secret", 30)
         sent = [[headers.get("Authorization") for _path, headers in one.asked] for one in (server, other)]
         assert sent == [["Bearer secret"], [None, None]]
     finally:
@@ -231,12 +245,11 @@ def test_a_host_without_curl_is_named(fetch, monkeypatch):
 
 def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_downloaded(server, small_disk):
     models = small_disk / "models"
-    files, _records = parsed([planned(server, models)])
     with pytest.raises(
         Refusal,
         match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was written",
     ):
-        download.download(files, models, [], None, 30)
+        download.download(parsed(planned(server, models)), models, None, 30)
     assert not server.asked
 
 
@@ -247,9 +260,8 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
     models, data = small_disk / "models", DATA[:20_000]
     server.files["/m.gguf"] = data
     arguments = {
-        "files": [planned(server, models, data=data)],
+        "files": [planned(server, models, data=data, revision="x" * 4000)],
         "folder": str(models),
-        "records": [download_record_of(models / "source", asked={"url": ["x" * 6000]})],
     }
     filler = small_disk / "filler"
     fill_disk(filler, left)

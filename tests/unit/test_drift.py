@@ -22,13 +22,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
-    FetchedModelPlan,
     FilePlan,
     FolderPlan,
     LinkPlan,
+    ModelFilePlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
-from model_server import download_record_of
 from support import builds
 from support.hosts import build_plan, free_port, host_plan, service_plan
 
@@ -170,24 +169,6 @@ STOPPED = (
 )
 
 
-def test_a_file_that_is_made_when_it_is_applied_is_compared_with_its_record(planned):
-    path = planned.prefix / "model"
-    planned.change(files=(FilePlan(str(path), 5, record=f"{path}.1.sha256"),))
-    for model, record, changed in (
-        ("model", "model", False),
-        ("other", "model", True),
-        ("longer", "longer", True),
-        (None, "model", True),
-        ("model", None, True),
-        ("model", "", True),
-    ):
-        for file, text in ((path, model), (Path(f"{path}.1.sha256"), record)):
-            file.unlink(missing_ok=True)
-            if text is not None:
-                file.write_text(text if file == path or not text else hashlib.sha256(text.encode()).hexdigest() + "\n")
-        assert planned.drift().changed_files == ((str(path),) if changed else ()), (model, record)
-
-
 def test_only_what_does_not_run_differs(planned):
     found = planned.drift()
     assert found.differences == STOPPED
@@ -208,21 +189,16 @@ def without_lingering(monkeypatch, planned):
     monkeypatch.setattr(state.os.path, "exists", lambda path: False)
 
 
-def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64, source="there"):
+def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64):
     """A model that is fetched: planned with this sha256, and recorded with another, or not at all."""
     path = planned.prefix / "models" / "it" / "m.gguf"
-    record = path.with_name(".source.json")
     path.parent.mkdir(parents=True)
     path.write_text("a model"[:size])
-    entry = {"bytes": 7, "sha256": recorded, "modified": int(path.stat().st_mtime)}
+    entry = {"name": "m.gguf", "bytes": 7, "sha256": recorded, "modified": int(path.stat().st_mtime)}
     if recorded:
-        content = download_record_of(path.parent, source="there")
-        del content["path"]
-        record.write_text(json.dumps({**content, "checked": {str(path): entry}}))
+        path.with_name(".source.json").write_text(json.dumps({"files": [entry]}))
     url = "https://models.example.org/m.gguf"
-    file = {"name": "m.gguf", "path": str(path), "url": url, "bytes": 7, "sha256": sha256, "role": "model"}
-    fetched = {"files": [file], "records": [download_record_of(path.parent, source=source)]}
-    planned.change(model=typed_json.parse(FetchedModelPlan, fetched))
+    planned.change(model=(ModelFilePlan("m.gguf", "model", str(path), url, 7, sha256),))
     return str(path)
 
 
@@ -235,7 +211,6 @@ def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64, source="ther
         ({"sha256": "b" * 64}, "of the model is missing or has other content"),
         ({"recorded": None}, "of the model has not been checked, or was changed since"),
         ({"recorded": None, "sha256": None}, "of the model has not been checked, or was changed since"),
-        ({"source": "elsewhere"}, "does not say where the model comes from"),
     ],
 )
 def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text):

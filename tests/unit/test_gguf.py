@@ -374,7 +374,6 @@ def with_key(name, kind, value):
         (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
         (with_key("llama.block_count", files.ARRAY, (files.STRING, ["x" * 999])), "its number of layers is 'xxx"),
         (with_key("llama.block_count", files.U32, 1 << 30), "has 1073741824 layers, llama.cpp loads 512 at most"),
-        (with_key("llama.block_count", files.U32, 512), "claims 512 layers and holds 4 tensors"),
         (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers are for predicting further"),
     ],
 )

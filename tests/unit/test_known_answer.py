@@ -1,9 +1,4 @@
 import hashlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -12,7 +7,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     known_answer,
     known_answer_file,
 )
+from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import SCHEMA, complete, known_answer_of
+
+MODULE = model
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("gguf")
@@ -82,48 +80,44 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
 
 
 def test_a_written_file_is_one_of_this_form(tmp_path):
-    """Where this fails and is meant to, FORM counts up: hosts and caches have files of the form before."""
     digests = {}
     for kind in known_answer.BLOCKS:
         known_answer_file.write(tmp_path / kind, 1, 64, kind)
         digests[kind] = hashlib.sha256((tmp_path / kind).read_bytes()).hexdigest()
-    assert (known_answer.FORM, digests) == (
-        2,
-        {
-            "f32": "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2",
-            "f16": "4124d8e96e1950119f4c3512b24ff1bed80afca76d848765266bce53c20fa488",
-            "q8_0": "3a466f741801a1cb499a3b87b2a4726c23ccfaa550dff8cc88fabe210b94869d",
-        },
-    )
+    assert digests == {
+        "f32": "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2",
+        "f16": "4124d8e96e1950119f4c3512b24ff1bed80afca76d848765266bce53c20fa488",
+        "q8_0": "3a466f741801a1cb499a3b87b2a4726c23ccfaa550dff8cc88fabe210b94869d",
+    }
 
 
-def test_planning_writes_no_model(local, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_plan_says_how_large_the_file_is(local):
     local.hosts["here"]["variables"]["llama_model_known_answer"] = known_answer_of(8, 1024, "q8_0")
     plan = complete(local.plan())
     SCHEMA.validate(plan)
     model = "/opt/llamacpp/models/known-answer-8x1024-q8_0.gguf"
     size = known_answer_file.file_bytes(8, 1024, "q8_0")
-    assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size, "record": f"{model}.2.sha256"}
-    assert list(tmp_path.iterdir()) == []
+    assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size}
+
+
+def test_a_model_is_written_where_it_is_missing_or_has_another_size(call, tmp_path):
+    path, size = tmp_path / "models" / "m.gguf", {"layers": 2, "width": 64, "type": "f32"}
+    assert call(path=str(path), known_answer=size, check=True)["changed"]
+    assert not path.parent.exists()
+    for content in (None, b"x"):
+        if content:
+            path.write_bytes(content)
+        assert call(path=str(path), known_answer=size)["changed"]
+        assert path.stat().st_size == known_answer_file.file_bytes(2, 64, "f32")
+    assert not call(path=str(path), known_answer=size)["changed"]
+    assert [file.name for file in path.parent.iterdir()] == ["m.gguf"]
+    said = call(path=str(path), known_answer={**size, "width": 65})["msg"]
+    assert "cannot be made: its width is 65: use a multiple of 64" in said
 
 
 @pytest.mark.programs
-def test_a_model_for_which_a_host_has_no_room(small_disk, tmp_path):
-    """Ansible's own copy hands over a chain of events in place of a message."""
-    target = small_disk / "known-answer.gguf"
-    argv = [Path(sys.executable).parent / "ansible", "localhost", "-i", "localhost,", "-c", "local"]
-    argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-m", "llamacpp.cluster.model"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "ANSIBLE_LOCAL_TEMP": str(tmp_path)}
-    said = subprocess.run(
-        [*argv, "-a", json.dumps({"path": str(target), "known_answer": {"layers": 2, "width": 128, "type": "f32"}})],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 2
-    assert f"The known-answer model could not be copied to {target}: " in said.stdout + said.stderr
-    assert "No space left on device" in said.stdout + said.stderr
-    assert "Make room there, or choose a smaller one with llama_model_known_answer" in said.stdout + said.stderr
-    assert not target.exists()
+def test_a_model_for_which_a_host_has_no_room(call, small_disk):
+    path = small_disk / "known-answer.gguf"
+    said = call(path=str(path), known_answer={"layers": 4, "width": 512, "type": "f32"})["msg"]
+    assert "No space left on device. Free some space on " in said
+    assert list(small_disk.iterdir()) == []

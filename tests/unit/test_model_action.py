@@ -10,20 +10,16 @@ import time
 import types
 from contextlib import suppress
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.action import model as model_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import delivery
-from model_server import DATA, SIZE, answer, below, download_record_of, parsed, planned
-from support import actions, playbook_runs
+from model_server import DATA, SIZE, answer, below, parsed, planned
+from support import playbook_runs
 
 
 class Playbook:
@@ -31,7 +27,7 @@ class Playbook:
 
     def __init__(self, folder, models):
         self.folder, self.models = folder, models
-        self.arguments = {"folder": str(models), "records": [download_record_of(models / "source")]}
+        self.arguments = {"folder": str(models)}
 
     def start(self, files, *options, **more):
         task = {"llamacpp.cluster.model": {**self.arguments, "files": files, **more}}
@@ -116,12 +112,12 @@ def test_a_file_of_the_controller_is_copied(models, playbook, tmp_path):
 
 
 def test_a_copy_that_is_not_what_was_planned_is_refused(models):
-    (file,), _records = parsed([planned(FROM, models, url="file:///srv/m.gguf")])
+    (file,) = parsed(planned(FROM, models, url="file:///srv/m.gguf"))
     for content in (DATA[:-1], bytes(SIZE)):
-        file.path.parent.mkdir(parents=True, exist_ok=True)
-        file.path.write_bytes(content)
+        Path(file.path).parent.mkdir(parents=True, exist_ok=True)
+        Path(file.path).write_bytes(content)
         with pytest.raises(Refusal, match="is not the file of the controller that was planned: run the playbook again"):
-            download.download([file], models, [], None, 1)
+            download.download([file], models, None, 1)
 
 
 @pytest.mark.programs
@@ -197,35 +193,15 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
         done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
         return {"stdout": done.stdout}
 
-    files, _records = parsed([planned(server, models), planned(server, models, "n n.gguf")])
+    files = parsed(planned(server, models), planned(server, models, "n n.gguf"))
     progress = delivery.Progress(types.SimpleNamespace(host="head", command=command), files)
     assert progress.show(0) == "0"
-    files[0].path.parent.mkdir(parents=True)
-    files[0].path.write_bytes(bytes(SIZE))
+    Path(files[0].path).parent.mkdir(parents=True)
+    Path(files[0].path).write_bytes(bytes(SIZE))
     for clock[0], size in ((5, 1_000_000), (10, 1_000_000), (12, 1_500_000), (20, 2_000_000)):
-        files[1].part.write_bytes(bytes(size))
+        model_files.part_of(files[1]).write_bytes(bytes(size))
         assert progress.show(clock[0]) == str(SIZE + size)
     assert shown == [
         "  [head] m.gguf and 1 more: 4.0 MB of 6.0 MB, 0.4 MB/s, 4 s left",
         "  [head] m.gguf and 1 more: 5.0 MB of 6.0 MB, 0.1 MB/s, 9 s left",
     ]
-
-
-@pytest.mark.parametrize("left, written", [(0, False), (1, True)])
-def test_a_large_known_answer_model_that_is_there_is_not_written_again(monkeypatch, tmp_path, left, written):
-    path, size = tmp_path / "model", known_answer_file.file_bytes(1, 64, "f32")
-    path.write_bytes(bytes(size - left))
-    path.with_name("model.2.sha256").touch()
-    monkeypatch.setattr(state, "HASHED_BYTES", 0)
-    made = mock.Mock(return_value=(tmp_path / "made", tmp_path / "record"))
-    monkeypatch.setattr(model_action.generation.sources, "known_answer_model", made)
-    action = actions.made(model_action, path=str(path), known_answer={"layers": 1, "width": 64, "type": "f32"})
-    action.copy = lambda source, target: {"changed": True}
-
-    def stat(module_args, **_more):
-        place = Path(module_args["path"])
-        return {"stat": {"exists": place.exists(), **({"size": place.stat().st_size} if place.exists() else {})}}
-
-    action._execute_module = stat
-    assert action.run(None, {"inventory_hostname": "head"})["changed"] is written
-    assert made.called is written

@@ -16,14 +16,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model
 from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup, resolver
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, SourceFile
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query
 from support.model_sources import (
     PREFIX,
     REPO,
     looked_up,
     on_huggingface,
     play,
-    refusal,
     repo,
     request_of,
     run,
@@ -59,9 +58,14 @@ def store(tmp_path, request, found):
     for file in found.files:
         content = (tmp_path / "hub" / REPO / file.name).read_bytes()
         (folder / download_record.base_name(file.name)).write_bytes(content)
-    entry = {"source": found.source, "revision": found.revision}
-    record = model_source.record(source, entry, [file._asdict() for file in found.files])
-    (folder / download_record.RECORD).write_text(json.dumps(record))
+    entries = [
+        {
+            **{key: getattr(file, key) for key in ("name", "bytes", "sha256", "revision")},
+            "modified": int((folder / download_record.base_name(file.name)).stat().st_mtime),
+        }
+        for file in found.files
+    ]
+    (folder / download_record.RECORD).write_text(json.dumps({"files": entries}))
     return folder
 
 
@@ -73,7 +77,7 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(
     first, _action = run(call, given, prefix)
     report = model_source.report_of(first)
     plan = model_source.with_files(Model("", None, report.summary), request_of(**given), report, prefix)
-    arguments = {"files": [file._asdict() for file in plan.files], "records": list(plan.records)}
+    arguments = {"files": [file._asdict() for file in plan.files]}
     with monkeypatch.context() as patched:
         patched.setattr(f"{__name__}.MODULE", model)
         assert call(folder=f"{prefix}/models", **arguments)["changed"]
@@ -84,7 +88,6 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(
     assert {**second, "offered": first["offered"]} == first
     last = Path(plan.files[-1].path)
     last.write_bytes(b"short")
-    assert download_record.read_record(str(last.parent)).missing == (plan.files[-1].name,)
     assert re.search("check the .*network", run(call, given, prefix)[0]["refused"])
 
 
@@ -99,29 +102,30 @@ def test_a_lost_file_is_that_of_the_recorded_commit(server, repo, tmp_path, call
     assert f"has no revision '{'d' * 40}'" in run(call, given, prefix)[0]["refused"]
     path.write_text(path.read_text().replace("d" * 40, play.commit_of(REPO)))
     found, _action = run(call, given, prefix)
-    assert (found["revision"], found["files"][0]["bytes"]) == (play.commit_of(REPO), len(gguf_files.model()))
+    assert found["files"][0]["revision"] == play.commit_of(REPO)
+    assert found["files"][0]["bytes"] == len(gguf_files.model())
     assert any(f"/revision/{play.commit_of(REPO)}" in str(request) for request in server.asked)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"asked": {"huggingface": {"repo": "other/one"}}},
-        {"resolved": []},
-        {"resolved": [{"name": "../../other/m.gguf"}]},
+        {"name": "../../other/m.gguf"},
         {"revision": "../../other/repo/resolve/main"},
         {"revision": None},
+        {"sha256": "?"},
     ],
 )
 def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
     request = on_huggingface(quantisation="Q4_K_M")
     path = store(tmp_path, request, looked_up(request)) / download_record.RECORD
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    (file,) = json.loads(path.read_text())["files"]
+    path.write_text(json.dumps({"files": [{**file, **change}]}))
     requests = len(server.asked)
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
     found, _action = run(call, given, str(tmp_path / "prefix"))
     assert len(server.asked) > requests
-    assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
+    assert found["files"][0]["revision"] == play.commit_of(REPO)
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "url", "copy"])
@@ -139,14 +143,19 @@ def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     }[kind]
     given = {f"llama_model_{kind}": source}
     source = request_of(**given).source
-    file = {"name": name, "bytes": 9, "sha256": "a" * 64}
-    record = model_source.record(source, {"source": "it", "revision": commit}, [file])
-    folder = {"record": record, "whole": True, "summary": {"layers": 1}}
+    file = {
+        "name": name,
+        "bytes": 9,
+        "sha256": "a" * 64,
+        "modified": 1,
+        "revision": commit if kind == "huggingface" else None,
+    }
+    lie = {"url": "https://evil.example/m.gguf", "path": "/etc/passwd"}
+    folder = {"files": [{**file, **lie}], "whole": True, "summary": {"layers": 1}}
     answer = {"folders": {model_source.folder(PREFIX, source): folder}}
-    for lie in ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf"):
-        record["resolved"] = [{**file, "url": lie, "path": "/etc/passwd"}]
-        (found,) = run(lambda **_arguments: answer, given, PREFIX)[0]["files"]
-        assert (found["url"], found["path"]) == (expected, None)
+    (found,) = run(lambda **_arguments: answer, given, PREFIX)[0]["files"]
+    assert found["url"] == expected
+    assert "path" not in found
 
 
 @pytest.mark.parametrize("role", ["model", "mmproj", "draft"])
@@ -176,8 +185,9 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
         assert "run ollama pull there" in find()["refused"]
     blob.write_bytes(content)
     found = find()
-    file = SourceFile("m-1.gguf", len(content), path=str(blob))
-    assert found["files"] == [{**file._asdict(), "role": role}]
+    (file,) = found["files"]
+    assert (file["name"], file["role"], file["path"]) == ("m-1.gguf", role, str(blob))
+    assert (file["url"], file["bytes"]) == (None, len(content))
     header = found["summary"] if role == "model" else found["auxiliary"][role]
     assert header["architecture"] == ("clip" if role == "mmproj" else "llama")
     closed.append(str(tmp_path / "blobs"))
@@ -229,28 +239,13 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
     assert find() == {}
 
 
-@pytest.mark.parametrize("role, layers", [("draft", 61), ("model", None)])
-def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_path, open_files, role, layers):
-    """Wherever it is: on the controller, and downloaded on the head."""
+def test_a_part_of_a_model_is_read_as_a_draft_model(tmp_path):
     keys = [(key, *rest) for key, *rest in gguf_files.LLAMA if key != "llama.block_count"]
     keys.append(("llama.block_count", gguf_files.U32, 61))
     content = gguf_files.model(keys, [("token_embd.weight", (64, 32), 0), ("blk.60.attn_q.weight", (64, 64), 1)])
     (tmp_path / "mtp.gguf").write_bytes(content)
-    record = {
-        **{"schema": 1, "asked": {"url": ["https://h/mtp.gguf"], "checksum": [], "role": role}, "revision": None},
-        "source": "url:https://h/mtp.gguf",
-        "resolved": [{"name": "mtp.gguf", "bytes": len(content), "sha256": None}],
-    }
-    (tmp_path / download_record.RECORD).write_text(json.dumps(record))
-    stored = local_models.report([str(tmp_path)], [], [], "nobody")["folders"][str(tmp_path)]
-    assert (stored["summary"] or {}).get("layers") == layers
-    copy = {"copy": str(tmp_path / "mtp.gguf")}
-    if layers:
-        request = request_of(llama_model_path="/m.gguf", llama_model_draft=copy)
-        assert lookup.look_up(Query(request.draft), 20).summary["layers"] == layers
-    else:
-        request = request_of(llama_model_copy=copy["copy"])
-        assert "it claims 61 layers and holds 2 tensors" in refusal(looked_up, request)
+    request = request_of(llama_model_path="/m.gguf", llama_model_draft={"copy": str(tmp_path / "mtp.gguf")})
+    assert lookup.look_up(Query(request.draft), 20).summary["layers"] == 61
 
 
 def test_a_module_that_fails_gives_the_reason_to_the_plan():

@@ -6,7 +6,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     summary,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from conftest import identity, typed
@@ -98,25 +97,22 @@ def planned(cluster, source, offered=(), sizes=None, **variables):
     size = sizes or sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
     url = f"https://huggingface.co/{REPO}/resolve/{'a' * 40}/m.gguf"
     cluster.model.update(
-        files=[{"name": "m.gguf", "url": url, "bytes": size, "sha256": "b" * 64, "role": "model"}],
-        sources=[{"role": "model", "source": f"huggingface:{REPO}@{'a' * 40}", "revision": "a" * 40}],
-        offered=[{"quantisation": name, "bytes": bytes_} for name, bytes_ in offered],
+        files=[
+            {"name": "m.gguf", "role": "model", "url": url, "bytes": size, "sha256": "b" * 64, "revision": "a" * 40}
+        ],
+        offered=[{"name": name, "bytes": bytes_} for name, bytes_ in offered],
     )
     return cluster.plan()
 
 
-def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_model):
+def test_a_plan_says_which_files_are_fetched(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
     model = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})["model"]
     source = request_of(llama_model_huggingface={"repo": REPO, "quantisation": "Q4_K_M"}).source
     folder = model_source.folder(PREFIX, source)
     assert model["path"] == model["files"][0]["path"] == f"{folder}/m.gguf"
     assert model["revision"] == "a" * 40
-    (record,) = model["records"]
-    assert record["path"] == f"{folder}/.source.json"
-    assert download_record.problem_of_record(record) is None
-    assert record["asked"] == model_source.asked(source)
-    assert [entry["name"] for entry in record["resolved"]] == ["m.gguf"]
+    assert model["source"] == f"huggingface:{REPO}@{'a' * 40}"
 
 
 def test_a_plan_keeps_its_id_where_its_files_come_from_elsewhere(pair, big_model):
@@ -184,7 +180,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
         "a part that is replaced has to be read again"
     )
     assert [(file["url"], file["bytes"]) for file in model["files"]] == [(None, None)] * 2
-    assert (model["revision"], model["records"]) == (None, [])
+    assert model["revision"] is None
     assert model["source"] == f"huggingface:{REPO}@main"
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),

@@ -11,9 +11,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     gguf,
     header_summary,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.modules import model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import SourceFile
 from support.model_sources import (
     REPO,
     TOKEN,
@@ -65,11 +65,11 @@ def test_a_model_on_hugging_face_is_all_its_files_at_a_commit(server, repo, keys
     found = looked_up(on_huggingface(**keys))
     commit = play.commit_of(REPO)
     assert names(found) == files
-    assert (found.source, found.revision) == (f"huggingface:{REPO}@{commit}", commit)
     for file in found.files:
         content = (repo / file.name).read_bytes()
         url = f"{server.url}/{REPO}/resolve/{commit}/{file.name}"
-        assert file == SourceFile(file.name, len(content), url, hashlib.sha256(content).hexdigest())
+        digest = hashlib.sha256(content).hexdigest()
+        assert file == ModelFilePlan(file.name, "model", "", url, len(content), digest, commit)
     assert found.summary == header_summary.summarize(gguf.read_path(str(repo / files[0])))
 
 
@@ -263,7 +263,6 @@ def test_a_model_on_a_web_server(server):
     assert [file.bytes for file in both.files] == [path.stat().st_size for path in paths]
     assert [file.sha256 for file in both.files] == ["a" * 64, "b" * 64]
     assert first.summary == both.summary
-    assert both.source == f"url:{urls[0]}"
     message = refusal(looked_up, request_of(llama_model_url=urls[:1], llama_model_checksum=["sha256:" + "a" * 64]))
     assert "a model of 2 parts, and has 1 checksums: give one for each part" in message
 

@@ -121,7 +121,7 @@ def remove(call, tmp_path):
     return run
 
 
-GENERATED = ["known-answer-8x64-f32.gguf", "known-answer-8x64-f32.gguf.1.sha256"]
+GENERATED = ["known-answer-8x64-f32.gguf", "known-answer-8x64-f32.gguf.part"]
 
 
 def installed(prefix, models, *files):

@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
 """How names of files begin that a killed run leaves in a folder."""
-GENERATED = re.compile(r"known-answer-.+\.gguf(\..+\.sha256)?", re.ASCII | re.DOTALL)
+GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
 def check(planned: HostPlan) -> None:
@@ -121,7 +121,7 @@ def _installed(prefix: Path) -> list[tuple[str, ...]]:
 
 
 def _is_generated(path: Path) -> bool:
-    """Whether a file of the folder of models is a known-answer model, or the record of one."""
+    """Whether a file of the folder of models is a known-answer model, or a part of one."""
     return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 

@@ -14,17 +14,23 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    errors,
+    files,
+    locks,
+    typed_json,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile, PendingFile
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt in a row that brings less than ENOUGH; after the last one the file is given up."""
@@ -49,7 +55,7 @@ PASSING = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 
 def check_room(waiting: Iterable[PendingFile], folder: Path) -> None:
     """:raises Refusal: what is left of all files does not fit beside what is there."""
-    place, needed = files.existing(folder), sum(one.file.bytes - one.present_bytes for one in waiting)
+    place, needed = files.existing(folder), sum((one.file.bytes or 0) - one.present_bytes for one in waiting)
     room = os.statvfs(place)
     free = room.f_bavail * room.f_frsize
     if needed > free:
@@ -75,9 +81,7 @@ def exclusive(folder: Path, seconds: float) -> Iterator[int]:
         ) from None
 
 
-def download(
-    wanted: Sequence[ModelFile], folder: Path, records: Sequence[DownloadRecordPlan], token: str | None, seconds: float
-) -> None:
+def download(wanted: Sequence[ModelFilePlan], folder: Path, token: str | None, seconds: float) -> None:
     """Brings all files to their places, and writes the records.
 
     :param seconds: that another download is waited for.
@@ -89,76 +93,80 @@ def download(
         check_room(waiting, folder)
         server = model_files.token_server(wanted)
         for file in (one.file for one in waiting):
-            file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            same = server and web.same_server(file.url, server)
+            Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            same = server and web.same_server(str(file.url), server)
             _complete(file, token if same else None, lock)
-        contents = {record.path: model_files.content(record) for record in records}
-        for record in dict.fromkeys(file.record for file in wanted):
-            own = [file for file in wanted if file.record == record]
-            _write_record(record, contents.get(str(record), {}), own)
+        for place in dict.fromkeys(Path(file.path).parent for file in wanted):
+            _write_record(place, [file for file in wanted if Path(file.path).parent == place])
 
 
-def _complete(file: ModelFile, token: str | None, lock: int) -> None:
+def _complete(file: ModelFilePlan, token: str | None, lock: int) -> None:
     """Brings a file to its place.
 
     :raises Refusal: its source does not give it, or gives something else than was planned.
     """
-    if model_files.size_of(file.path) == file.bytes and (file.copied or file.sha256):
-        if file.sha256 in (None, files.sha256(file.path)):
+    path, part = Path(file.path), model_files.part_of(file)
+    if model_files.size_of(path) == file.bytes and (model_files.is_copied(file) or file.sha256):
+        if file.sha256 in (None, files.sha256(path)):
             return
-        file.path.unlink()
-    if file.copied:
-        raise Refusal(f"{file.path} is not the file of the controller that was planned: run the playbook again")
-    for fresh in (False, True):
-        if fresh or file.sha256 is None or (model_files.size_of(file.part) or 0) > file.bytes:
-            file.part.unlink(missing_ok=True)
-        resumed = model_files.size_of(file.part)
-        _receive(file, token, lock)
-        digest = files.sha256(file.part) if file.sha256 else None
-        if digest == file.sha256:
-            files.sync(file.part)
-            file.part.replace(file.path)
-            files.sync(file.path.parent)
-            return
-        file.part.unlink()
-        if not resumed:
-            break
-    raise Refusal(
-        f"{web.shown(file.url)} has the sha256 {digest}, planned is {file.sha256}: what was downloaded is removed. Run the playbook again; if that "
-        "fails in the same way, the file was replaced at its source, or its checksum is wrong"
-    )
+        path.unlink()
+    if model_files.is_copied(file):
+        raise Refusal(f"{path} is not the file of the controller that was planned: run the playbook again")
+    if file.sha256 is None or (model_files.size_of(part) or 0) > (file.bytes or 0):
+        part.unlink(missing_ok=True)
+    resumed = model_files.size_of(part)
+    _receive(file, part, token, lock)
+    problem = _problem_of(file, part)
+    if problem and resumed:
+        part.unlink()
+        _receive(file, part, token, lock)
+        problem = _problem_of(file, part)
+    if problem:
+        part.unlink()
+        raise Refusal(
+            f"{web.shown(str(file.url))} {problem}: what was downloaded is removed. Run the playbook again; if that fails in the same way, the file was "
+            "replaced at its source, or its checksum is wrong"
+        )
+    files.sync(part)
+    part.replace(path)
+    files.sync(path.parent)
 
 
-def _receive(file: ModelFile, token: str | None, lock: int) -> None:
+def _problem_of(file: ModelFilePlan, part: Path) -> str:
+    """Why what came is not what was planned; empty where it is."""
+    size = model_files.size_of(part)
+    if size != file.bytes:
+        return f"has {size} bytes, planned are {file.bytes}"
+    digest = files.sha256(part) if file.sha256 else None
+    return "" if digest == file.sha256 else f"has the sha256 {digest}, planned is {file.sha256}"
+
+
+def _receive(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> None:
     """Downloads what the part lacks. A connection that breaks is made again, as often as it takes while bytes arrive.
 
     :raises Refusal: the server does not give it.
     """
-    failures, most = 0, model_files.size_of(file.part) or 0
-    while (model_files.size_of(file.part) or 0) < file.bytes:
-        problem, passes = _run_curl(file, token, lock)
-        size = model_files.size_of(file.part) or 0
-        if not problem and size != file.bytes:
-            problem = (
-                f"has {size} bytes, and had {file.bytes} when it was planned: it was replaced; run the playbook again"
-            )
-            file.part.unlink(missing_ok=True)
+    planned = file.bytes or 0
+    failures, most = 0, model_files.size_of(part) or 0
+    while (model_files.size_of(part) or 0) < planned:
+        problem, passes = _run_curl(file, part, token, lock)
+        if not problem:
+            return
+        size = model_files.size_of(part) or 0
         failures = 0 if size - most >= ENOUGH else failures + 1
         most = max(most, size)
-        if problem and (not passes or failures >= len(PAUSES)):
-            kept = (
-                f" {amount(size)} of {amount(file.bytes)} are kept: the next run continues there." * file.part.exists()
-            )
-            raise Refusal(f"{web.shown(file.url)} {problem}.{kept}".rstrip("."))
-        time.sleep(PAUSES[failures] if problem else 0)
+        if not passes or failures >= len(PAUSES):
+            kept = f" {amount(size)} of {amount(planned)} are kept: the next run continues there." * part.exists()
+            raise Refusal(f"{web.shown(str(file.url))} {problem}.{kept}".rstrip("."))
+        time.sleep(PAUSES[failures])
 
 
-def _run_curl(file: ModelFile, token: str | None, lock: int) -> tuple[str, bool]:
+def _run_curl(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> tuple[str, bool]:
     """What a connection failed of, empty where it did not, and whether another one may succeed. The token goes to curl alone, by its input."""
     try:
         done = subprocess.run(
             ["curl", "--disable", "--config", "-"],
-            input=_configuration(file, token),
+            input=_configuration(file, part, token),
             capture_output=True,
             text=True,
             errors="replace",
@@ -172,20 +180,20 @@ def _run_curl(file: ModelFile, token: str | None, lock: int) -> tuple[str, bool]
         error = web.refused(status, "")
         return web.explain(error, TOKEN_FILE, token), error.passes
     if done.returncode == NOT_WRITTEN:
-        raise OSError(errno.ENOSPC, "curl could not write all of it", str(file.part))
+        raise OSError(errno.ENOSPC, "curl could not write all of it", str(part))
     if done.returncode == NO_RANGES:
-        file.part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         return "cannot be continued, since its server sends whole files only: what came is removed", True
     why = validation.printable(done.stderr.strip()) or f"curl ended with {done.returncode}"
     return (f"cannot be downloaded ({why})" if done.returncode else ""), done.returncode in PASSING
 
 
-def _configuration(file: ModelFile, token: str | None) -> str:
+def _configuration(file: ModelFilePlan, part: Path, token: str | None) -> str:
     """What curl reads from its input."""
-    secure = file.url.startswith("https:")
+    secure = str(file.url).startswith("https:")
     given = {
-        "url": file.url,
-        "output": str(file.part),
+        "url": str(file.url),
+        "output": str(part),
         "max-filesize": str(file.bytes),
         "proto-redir": "=https" if secure else "=http,https",
         **({"oauth2-bearer": token} if token else {}),
@@ -194,16 +202,13 @@ def _configuration(file: ModelFile, token: str | None) -> str:
     return "\n".join([*OPTIONS, *([] if token else ["netrc-optional"]), *quoted, ""])
 
 
-def _write_record(path: Path, content: Mapping[str, Any], own: Iterable[ModelFile]) -> None:
-    """Writes a record whose text is another one."""
-    checked = {
-        str(file.path): {
-            "bytes": file.bytes,
-            "sha256": file.sha256,
-            "modified": int(os.stat(file.path).st_mtime),
-        }
+def _write_record(folder: Path, own: Iterable[ModelFilePlan]) -> None:
+    """Writes what the files of a folder are."""
+    stored = (
+        StoredFile(file.name, file.bytes or 0, file.sha256, int(os.stat(file.path).st_mtime), file.revision)
         for file in own
-    }
-    text = json.dumps({**content, model_files.CHECKED: checked}, indent=1, sort_keys=True) + "\n"
+    )
+    text = json.dumps(typed_json.dump(Record(tuple(stored))), indent=1) + "\n"
+    path = folder / download_record.RECORD
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)

@@ -3,52 +3,46 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Files of models that are fetched, and the record beside them.
 
-A record says what was asked for, and what that was resolved to. It is written when all files are whole, so a later run asks no server.
+A record says what each file was when it was whole. It is written when all files of its folder are, so a later run asks no server for them. The folder's
+name has a digest of what was asked for.
 """
-
-from __future__ import annotations
 
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 from urllib.parse import unquote, urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
-MODEL, MMPROJ, DRAFT = ROLES = ("model", "mmproj", "draft")
+MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
 RECORD = ".source.json"
 """Name of a record in the folder of its files."""
 RECORD_BYTES = 4 << 20
-SCHEMA = 1
 SHA256 = r"[0-9a-f]{64}"
 
 BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
 """Of a file on the head: it stands in command lines and definitions. File systems take 255 bytes, and one that is not whole has ``.part`` at its end."""
-URL = Text(r"(https?|file)://\S+", 4096)
-RESOLVED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(SHA256))}
-"""Of a file in a record: where it comes from follows from the variables, since the host that keeps the record may write anything there."""
-NAMED = {**RESOLVED, "url": Maybe(URL)}
-SHAPE: dict[str, Any] = {
-    "schema": Number(SCHEMA, SCHEMA),
-    "asked": {},
-    "source": Text(longest=4096),
-    "revision": Maybe(Text()),
-    "resolved": [RESOLVED],
-}
-"""Of a record, which may say more. What was asked for was resolved to these files: parts in their order, in its folder under the last part of
-``name``."""
 
 
-class StoredDownload(NamedTuple):
-    """What the head has of a source: its record, and what of it is not whole."""
+class StoredFile(NamedTuple):
+    """A file as it was when it was whole."""
 
-    record: Mapping[str, Any]
-    missing: tuple[str, ...]
-    """Names of files that are missing, or have another size."""
+    name: str
+    """As its source calls it; in the folder it has the last part of that."""
+    bytes: int
+    sha256: Optional[Sha256]
+    modified: Annotated[int, Number(-validation.LARGEST)]
+    revision: Optional[str] = None
+
+
+class Record(NamedTuple):
+    files: tuple[StoredFile, ...]
+    """Parts in their order."""
 
 
 def base_name(name: str) -> str:
@@ -61,7 +55,7 @@ def name_of_url(url: str) -> str:
     return base_name(unquote(urlsplit(url).path))
 
 
-def problem_of_name(name: str) -> str | None:
+def problem_of_name(name: str) -> Optional[str]:
     """Why a file of a source cannot have this name on the head; None where it can."""
     leads_out = name.startswith("/") or ".." in name.split("/")
     if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not leads_out:
@@ -69,33 +63,19 @@ def problem_of_name(name: str) -> str | None:
     return "cannot be the name of a model's file on the head"
 
 
-def problem_of_record(record: Mapping[str, Any]) -> str | None:
-    """Why this is no record; None where it is one."""
-    found = validation.problem("it", record) or validation.mismatch("it", record, SHAPE)
-    if found:
-        return f"{found.where} {found.why}"
-    named = [file["name"] for file in record["resolved"]]
-    if not named or len(set(map(base_name, named))) < len(named):
-        return "its files have no names, or the same ones"
-    return next((f"{name!r} {why}" for name in named if (why := problem_of_name(name))), None)
+def read(folder: Path) -> Record:
+    """The record of a folder of this host; an empty one where there is none that can be used."""
+    with suppress(OSError, ValueError):
+        record = reading.read_object(folder / RECORD, RECORD_BYTES)
+        if not typed_json.problem("it", record, Record):
+            return typed_json.parse(Record, record)
+    return Record(())
 
 
-def read_record(folder: str) -> StoredDownload | None:
-    """The record of a folder of this host, and which of its files are whole by their size; None without a record that can be used."""
-    try:
-        record = reading.read_object(Path(folder) / RECORD, RECORD_BYTES)
-    except (OSError, ValueError):
-        return None
-    if problem_of_record(record):
-        return None
-    record = validation.complete(record, SHAPE)
-    missing = tuple(file["name"] for file in record["resolved"] if not _is_whole(Path(folder), file))
-    return StoredDownload(record, missing)
-
-
-def _is_whole(folder: Path, file: Mapping[str, Any]) -> bool:
-    path = folder / base_name(file["name"])
-    try:
-        return path.is_file() and not path.is_symlink() and os.path.getsize(path) == file["bytes"]
-    except OSError:
-        return False
+def is_whole(folder: Path, file: StoredFile) -> bool:
+    """Whether a file is there as its record says, and was not changed since."""
+    with suppress(OSError):
+        path = folder / base_name(file.name)
+        status = os.stat(path)
+        return path.is_file() and (status.st_size, int(status.st_mtime)) == (file.bytes, file.modified)
+    return False

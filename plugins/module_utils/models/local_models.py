@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
@@ -23,47 +23,38 @@ def report(
     :param folders: that may have a record.
     :param paths: of files.
     :param account: that is to read them; None for that of this process.
-    :returns: folder → ``record``, ``whole``, and ``summary`` and ``closed`` of those whose files are whole; path → ``bytes``, ``summary`` and ``closed``,
-        or ``error``; name of a model of Ollama → role → ``path`` and the same.
+    :returns: folder → ``files`` of its record, ``whole``, and the same of its first file as of a path; path → ``bytes``, ``summary`` and ``closed``, or
+        ``error``; name of a model of Ollama → role → ``path`` and the same.
     """
     return {
         "folders": {folder: entry for folder in folders if (entry := _download(folder, account))},
-        "paths": {path: _file(path, account, whole=False) for path in paths},
+        "paths": {path: _file(path, account) for path in paths},
         "ollama": {
-            name: {
-                role: {"path": str(path), **_file(str(path), account, whole=role == download_record.MODEL)}
-                for role, path in ollama.blobs(name).items()
-            }
+            name: {role: {"path": str(path), **_file(str(path), account)} for role, path in ollama.blobs(name).items()}
             for name in ollama_names
         },
     }
 
 
 def _download(folder: str, account: str | None) -> dict[str, Any] | None:
-    """The record of a folder, and whether its files are whole; then the summary of the model, too. None where there is no record."""
-    stored = download_record.read_record(folder)
-    if stored is None:
+    """The record of a folder, and whether its files are whole; then the summary of the first one, too. None where there is no record."""
+    place = Path(folder)
+    files = download_record.read(place).files
+    if not files:
         return None
-    record = {key: stored.record.get(key) for key in download_record.SHAPE}
-    if stored.missing:
-        return {"record": record, "whole": False}
-    first = Path(folder) / download_record.base_name(stored.record["resolved"][0]["name"])
-    file = _file(str(first), account, whole=stored.record["asked"].get("role") != download_record.DRAFT)
-    return {"record": record, "whole": True, "summary": file["summary"], "closed": file.get("closed")}
+    entry = {"files": typed_json.dump(files), "whole": all(download_record.is_whole(place, file) for file in files)}
+    return {**entry, **_file(str(place / download_record.base_name(files[0].name)), account)}
 
 
-def _file(path: str, account: str | None, whole: bool) -> dict[str, Any]:
-    """Size and header. The summary is null where the header cannot be read, or is neither of a model nor of a projector.
-
-    :param whole: as of header_summary.summarize.
-    """
+def _file(path: str, account: str | None) -> dict[str, Any]:
+    """Size and header. The summary is null where the header cannot be read, or is neither of a model nor of a projector."""
     try:
         entry = {"bytes": os.stat(path).st_size, "closed": host.closed_to(account, path) if account else None}
     except OSError as error:
         return {"error": validation.printable(error.strerror or error), "summary": None}
     try:
         model = gguf.read_path(path)
-        summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model, whole)
+        summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model)
         return {**entry, "summary": summary}
     except (gguf.GGUFError, OSError):
         return {**entry, "summary": None}

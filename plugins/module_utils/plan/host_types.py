@@ -31,49 +31,34 @@ Scope = Annotated[str, ("auto", "system", "user")]
 """Whether an installation belongs to the system or to the connecting user, as an operator says it."""
 
 
+class KnownAnswerPlan(NamedTuple):
+    """Size of the known-answer model."""
+
+    layers: int
+    """number"""
+    width: int
+    """of a layer"""
+    type: str
+    """of the tensors"""
+
+
 class ModelFilePlan(NamedTuple):
     """A file of a model."""
 
     name: str
     """as its source calls it"""
-    path: Path
-    """on the head"""
-    url: Optional[str]
-    """where it is fetched from: `file:` is a file of the controller; null where it is on the head already"""
-    bytes: Optional[int]
-    """null where planning did not ask"""
-    sha256: Optional[Sha256]
-    """as its source says; null where it does not"""
     role: Annotated[str, ("model", "mmproj", "draft")]
     """model, mmproj or draft"""
-
-
-class ResolvedFile(NamedTuple):
-    """A file as its source describes it."""
-
-    name: str
-    """name"""
-    bytes: Optional[int]
-    """size"""
-    sha256: Optional[Sha256]
-    """of its content"""
-
-
-class DownloadRecordPlan(NamedTuple):
-    """What is written beside downloaded files once they are whole."""
-
-    path: str
+    path: Annotated[Path, ABSENT] = ""
     """on the head"""
-    schema: Annotated[int, Number(1, 1)]
-    """of the record"""
-    asked: Mapping[str, Any]
-    """the variables"""
-    source: str
-    """as above, of these files"""
-    revision: Optional[str]
-    """as above, of these files"""
-    resolved: tuple[ResolvedFile, ...]
-    """name, bytes and sha256 of its files"""
+    url: Optional[Annotated[str, Text(r"(https?|file)://\S+", 4096)]] = None
+    """where it is fetched from: `file:` is a file of the controller; null where it is on the head already"""
+    bytes: Optional[int] = None
+    """null where planning did not ask"""
+    sha256: Optional[Sha256] = None
+    """as its source says; null where it does not"""
+    revision: Optional[str] = None
+    """commit of its repository; null where there is none"""
 
 
 class AccountPlan(NamedTuple):
@@ -281,9 +266,7 @@ class FilePlan(NamedTuple):
     bytes: int
     """size"""
     sha256: Absent[Sha256] = None
-    """of its content"""
-    record: Absent[Path] = None
-    """in place of sha256: file on the host that has it, for the known-answer model, which is made when it is first needed"""
+    """of its content; missing for the known-answer model, which is made when it is first needed"""
     mode: Absent[Mode] = None
     """of the file; missing for the known-answer model, which the head gets by itself"""
     source: Absent[str] = None
@@ -297,24 +280,14 @@ class ModelArguments(NamedTuple):
 
     files: tuple[ModelFilePlan, ...] = ()
     folder: str = ""
-    records: tuple[DownloadRecordPlan, ...] = ()
-    known_answer: Optional[Mapping[str, Any]] = None
-    """in place of files: layers, width and type of the known-answer model"""
-    path: Optional[Annotated[str, "path"]] = None
+    known_answer: Optional[KnownAnswerPlan] = None
+    """in place of files: size of the known-answer model"""
+    path: Annotated[str, "path"] = ""
     """of the known-answer model"""
     token_file: Optional[str] = None
     """on the controller"""
     token: Optional[str] = None
     """what is in that file"""
-
-
-class FetchedModelPlan(NamedTuple):
-    """What of the model the head fetches, to compare it with."""
-
-    files: tuple[ModelFilePlan, ...]
-    """those of `model.files` that have a url"""
-    records: tuple[DownloadRecordPlan, ...]
-    """`model.records`"""
 
 
 class HostPlan(NamedTuple):
@@ -378,8 +351,8 @@ class HostPlan(NamedTuple):
     """written by the run; missing in a refused plan"""
     tunnel_keys: Absent[tuple[Path, ...]] = None
     """files of the keys of tunnels that end here, without what is in them; missing without `llama_transport`"""
-    model: Absent[FetchedModelPlan] = None
-    """of the head: what of `model` is fetched, to compare the host with it; missing where nothing is"""
+    model: Annotated[tuple[ModelFilePlan, ...], ABSENT] = ()
+    """of the head: those of `model.files` that have a url, to compare the host with them; missing where nothing is fetched"""
 
 
 class HostInfoArguments(NamedTuple):

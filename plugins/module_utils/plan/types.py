@@ -10,9 +10,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     Backend,
-    DownloadRecordPlan,
     Endpoint,
     HostPlan,
+    KnownAnswerPlan,
     ModelFilePlan,
     Path,
     PlanId,
@@ -74,17 +74,6 @@ class ReleasePlan(NamedTuple):
     """`ik_llama.cpp`, whose number build is then; missing for llama.cpp"""
 
 
-class KnownAnswerPlan(NamedTuple):
-    """Size of the known-answer model."""
-
-    layers: int
-    """number"""
-    width: int
-    """of a layer"""
-    type: str
-    """of the tensors"""
-
-
 class ModelPlan(NamedTuple):
     """What is served."""
 
@@ -106,8 +95,6 @@ class ModelPlan(NamedTuple):
     """commit of a repository; null where there is none"""
     files: tuple[ModelFilePlan, ...]
     """its files, those of llama_model_mmproj and llama_model_draft too, parts in their order; empty for the known-answer model"""
-    records: tuple[DownloadRecordPlan, ...]
-    """what is written beside fetched files once they are whole"""
 
 
 class HeadMemory(NamedTuple):

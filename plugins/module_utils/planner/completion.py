@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    FetchedModelPlan,
     FilePlan,
     FolderPlan,
     HostPlan,
+    ModelFilePlan,
     ServicePlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -95,7 +95,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
     generated = {one.model.path: one.model.known_answer for one in plan.each() if one.model.known_answer}
     for path, size in generated.items():
-        files.append(FilePlan(path, known_answer_file.file_bytes(*size), record=known_answer.record_of(path)))
+        files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     return [*files, _file(f"{prefix}/{names.KEPT_FACTS}", text.encode())]
 
@@ -179,13 +179,10 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
     return figures
 
 
-def _fetched(plan: Plan) -> FetchedModelPlan | None:
-    """What the head fetches; None where that is nothing, or nobody knows yet how large it is."""
+def _fetched(plan: Plan) -> tuple[ModelFilePlan, ...]:
+    """What the head fetches; nothing where nobody knows yet how large that is."""
     files = {file.path: file for one in plan.each() for file in one.model.files if file.url}
-    records = {record.path: record for one in plan.each() for record in one.model.records}
-    if not files or any(file.bytes is None for file in files.values()):
-        return None
-    return FetchedModelPlan(tuple(files.values()), tuple(records.values()))
+    return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 
 def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
@@ -202,13 +199,13 @@ def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
 def identity_of(plan: Plan) -> str:
     """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor what metrics say, where files come
     from or lie on the controller, and how long a run waits."""
-    model = _without_urls(plan.model)
+    model = plan.model._replace(files=_without_urls(plan.model.files))
     hosts = {
         name: host._replace(
             files=tuple(
                 file._replace(source=None, content=None) for file in host.files if not file.path.endswith(UNCOUNTED)
             ),
-            model=_without_urls(host.model) if host.model else None,
+            model=_without_urls(host.model),
         )
         for name, host in plan.hosts.items()
     }
@@ -220,10 +217,10 @@ def identity_of(plan: Plan) -> str:
         plan.external_workers,
         plan.head._replace(start_timeout=0, models=None),
     )
-    several = [_without_urls(one.model) for one in plan.head.models or ()]
+    several = [one.model._replace(files=_without_urls(one.model.files)) for one in plan.head.models or ()]
     text = json.dumps(typed_json.dump((*parts, hosts, *several)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _without_urls(model: Any) -> Any:
-    return model._replace(files=tuple(file._replace(url=None) for file in model.files))
+def _without_urls(files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
+    return tuple(file._replace(url=None) for file in files)

@@ -148,7 +148,7 @@ class ModelSource(NamedTuple):
     """Where one or several files come from: exactly one of ``path``, ``huggingface``, ``url``, ``ollama`` and ``copy`` is set."""
 
     role: str
-    """One of model_files.ROLES."""
+    """As of ModelFilePlan."""
     variable: str
     """That says so, for messages."""
     path: str | None = None
@@ -199,8 +199,6 @@ class Model(NamedTuple):
     revision: str | None = None
     """Commit of a repository."""
     files: tuple[ModelFilePlan, ...] = ()
-    records: tuple[Mapping[str, Any], ...] = ()
-    """Of fetched files: ``path`` of each, and what it says (model_files.SHAPE)."""
     offered: tuple[Quantisation, ...] = ()
     """What else the repository has, where it was asked."""
     draft: ModelSummary | None = None

@@ -18,8 +18,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import ModelFile
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
@@ -34,24 +33,24 @@ PAUSES = (0.5, 1, 1, 2, 5)
 
 
 def run(action: Action, arguments: ModelArguments) -> dict:
-    """The result of the module ``model``."""
+    """The result of the module ``model`` for files that are fetched."""
     wanted = arguments._replace(token_file=None)
     result = action.foresee(**typed_json.dump(wanted))
     if result.get("failed") or not result.get("changed"):
         return result
     present = {row["path"]: row["have"] for row in result["fetch"]}
-    pending = [file for file in model_files.of_plan(wanted.files) if str(file.path) in present]
+    pending = [file for file in wanted.files if file.path in present]
     for file in pending:
-        display.display(_announcement(action.host, file, present[str(file.path)]))
+        display.display(_announcement(action.host, file, present[file.path]))
     if action.check_mode:
         return result
     for file in pending:
-        if file.copied:
+        if model_files.is_copied(file):
             _copy(action, file)
     if arguments.token_file:
         base = action.variables.get("inventory_dir") or ""
         wanted = wanted._replace(token=hub.read_token(os.path.join(base, os.path.expanduser(arguments.token_file))))
-    progress = Progress(action, [file for file in pending if not file.copied])
+    progress = Progress(action, [file for file in pending if not model_files.is_copied(file)])
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
     lost = "Run the playbook again, which continues there."
     job = Job("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, lost)
@@ -59,33 +58,33 @@ def run(action: Action, arguments: ModelArguments) -> dict:
     return done if done.get("failed") else {**done, **result}
 
 
-def _announcement(host: str, file: ModelFile, have: int) -> str:
+def _announcement(host: str, file: ModelFilePlan, have: int) -> str:
     """What comes from where, in a line for a person."""
-    left = file.bytes - have
+    left = (file.bytes or 0) - have
     present = f", {amount(have)} of it are there" if left and have else ""
-    how = "copy" if file.copied else "download"
-    what = f"{amount(left)} to {how} from {web.shown(file.url)}{present}" if left else "to be checked"
+    how = "copy" if model_files.is_copied(file) else "download"
+    what = f"{amount(left)} to {how} from {web.shown(str(file.url))}{present}" if left else "to be checked"
     return f"  [{host}] {file.name}: {what}"
 
 
-def _copy(action: Action, file: ModelFile) -> None:
+def _copy(action: Action, file: ModelFilePlan) -> None:
     """Copies a file of the controller as ``ansible.builtin.copy`` does."""
-    folder = str(file.path.parent)
+    folder = str(Path(file.path).parent)
     result = action.module("ansible.builtin.file", path=folder, state="directory", mode="0755")
     if not result.get("failed"):
-        result = action.copy(file.local_path, str(file.path))
+        result = action.copy(model_files.local_path(file), file.path)
     if result.get("failed"):
         raise AnsibleActionFail(
-            f"{file.local_path} of the controller could not be copied to {file.path}: {why(result)}"
+            f"{model_files.local_path(file)} of the controller could not be copied to {file.path}: {why(result)}"
         )
 
 
 class Progress:
     """Looks every LINE_SECONDS how much of its files a host has, and shows it."""
 
-    def __init__(self, action: Action, downloaded: Collection[ModelFile]) -> None:
+    def __init__(self, action: Action, downloaded: Collection[ModelFilePlan]) -> None:
         self._action, self._names = action, [file.name for file in downloaded]
-        self._total = sum(file.bytes for file in downloaded)
+        self._total = sum(file.bytes or 0 for file in downloaded)
         self._command = f"wc -c {shlex.join(_places(downloaded))} 2>/dev/null"
         self._last: tuple[float, int] | None = None
 
@@ -104,9 +103,9 @@ class Progress:
         return str(done)
 
 
-def _places(downloaded: Iterable[ModelFile]) -> Iterator[str]:
+def _places(downloaded: Iterable[ModelFilePlan]) -> Iterator[str]:
     for file in downloaded:
-        yield from (str(file.path), str(file.part))
+        yield from (file.path, str(model_files.part_of(file)))
 
 
 def _sum_of(lines: Iterable[str]) -> int:

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ResolvedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
     ModelSource,
@@ -46,7 +46,7 @@ class Listing(NamedTuple):
     """What a repository has at a commit."""
 
     commit: Annotated[str, Text(COMMIT)]
-    files: tuple[ResolvedFile, ...]
+    files: tuple[ModelFilePlan, ...]
 
 
 def endpoint() -> str:
@@ -98,11 +98,19 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
     try:
         about = reading.parse(web.content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
+        commit = str(about.get("sha"))
         files = [
-            {"name": file["rfilename"], "bytes": file.get("size"), "sha256": (file.get("lfs") or {}).get("sha256")}
+            {
+                "name": file["rfilename"],
+                "role": source.role,
+                "url": url_of(repository, commit, file["rfilename"]),
+                "bytes": file.get("size"),
+                "sha256": (file.get("lfs") or {}).get("sha256"),
+                "revision": commit,
+            }
             for file in about.get("siblings") or ()
         ]
-        listing = {"commit": about.get("sha"), "files": files}
+        listing = {"commit": commit, "files": files}
         if problem := typed_json.problem("", listing, Listing):
             raise ValueError(f"{problem.where.lstrip('.')} {problem.why}")
     except web.RemoteError as error:
@@ -149,7 +157,7 @@ class Candidate(NamedTuple):
     """A model of a repository: its files, and what its quantisation is called."""
 
     label: str
-    files: tuple[ResolvedFile, ...]
+    files: tuple[ModelFilePlan, ...]
     missing: tuple[str, ...]
 
     @property
@@ -212,7 +220,7 @@ def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quan
     return sorted((entry for entry in offered if entry.name), key=lambda entry: entry.bytes)
 
 
-def choose(listing: Listing, source: ModelSource) -> tuple[ResolvedFile, ...]:
+def choose(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
     """The files that are repository, parts in their order.
 
     :raises Refusal: the repository does not have them, or several models are meant.
@@ -245,7 +253,7 @@ def _labels(models: Sequence[Candidate]) -> str:
     return _names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
 
 
-def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ResolvedFile, ...]:
+def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
     files = {file.name: file for file in listing.files}
     missing = [name for name in names if name not in files]
     if len(missing) == len(names) or (missing and not split_files.PART.fullmatch(names[0])):
@@ -262,7 +270,7 @@ def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
         )
 
 
-def _with_sizes(source: ModelSource, files: Sequence[ResolvedFile]) -> tuple[ResolvedFile, ...]:
+def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
     unusable = next(
         (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
     )

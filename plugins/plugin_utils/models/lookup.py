@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
@@ -26,24 +27,10 @@ Summary = Mapping[str, Any]
 """JSON of header_summary.summarize or projector.summarize."""
 
 
-class SourceFile(NamedTuple):
-    """A file of a model."""
-
-    name: str
-    bytes: int | None
-    """As a host reports it: planning checks it."""
-    url: str | None = None
-    sha256: str | None = None
-    path: str | None = None
-    """On the host, where it is there without being downloaded."""
-
-
 class ResolvedSource(NamedTuple):
     """What a source is resolved to."""
 
-    source: str
-    revision: str | None
-    files: Sequence[SourceFile]
+    files: Sequence[ModelFilePlan]
     summary: Summary | None = None
     closed: str | None = None
     """What keeps the service from reading it."""
@@ -92,7 +79,7 @@ def _headers(
         model = read()
         if source.role == download_record.MMPROJ:
             return model.files, projector.summarize(model) if projector.is_one(model) else None
-        return model.files, header_summary.summarize(model, whole=source.role == download_record.MODEL)
+        return model.files, header_summary.summarize(model)
     except web.RemoteError as error:
         reason = web.explain(error, download.TOKEN_FILE, query.token)
     except gguf.GGUFError as error:
@@ -103,41 +90,37 @@ def _headers(
 def _huggingface(query: Query) -> ResolvedSource:
     source, repository = query.source, cast(HuggingFace, query.source.huggingface)
     listing = hub.list_files(source, query.token)
-    files = [
-        SourceFile(file.name, file.bytes or 0, hub.url_of(repository, listing.commit, file.name), file.sha256)
-        for file in hub.choose(listing, source)
-    ]
+    files = hub.choose(listing, source)
     urls = [str(file.url) for file in files]
     _files, summary = _headers(query, lambda: web.read_model(urls, query.token), f"{repository.repo}, {files[0].name}")
-    offered = hub.quantisations(listing, source, files[0].name)
-    shown = model_source.shown(source, listing.commit)
-    return ResolvedSource(shown, listing.commit, files, summary, offered=offered)
+    return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, files[0].name))
 
 
 def _url(query: Query) -> ResolvedSource:
     source, place = query.source, web.shown(query.source.url[0])
     headers, summary = _headers(query, lambda: web.read_model(source.url, query.token), place)
-    files = [
-        SourceFile(header["name"], header["bytes"], url_of(source, header["name"]), checksum)
-        for header, checksum in zip(headers, _checksums(source, len(headers), place))
+    return ResolvedSource(_files(source, headers, place, lambda name: url_of(source, name)), summary)
+
+
+def _files(
+    source: ModelSource, headers: Sequence[Mapping[str, Any]], place: str, url: Callable[[str], str]
+) -> list[ModelFilePlan]:
+    """The files of a model, with the sha256 of each where the operator gives them."""
+    if source.checksum and len(source.checksum) != len(headers):
+        raise Refusal(
+            f"{source.variable} is {place}, a model of {len(headers)} parts, and has {len(source.checksum)} checksums: give one for each part, in "
+            "their order"
+        )
+    return [
+        ModelFilePlan(one["name"], source.role, url=url(one["name"]), bytes=one["bytes"], sha256=checksum)
+        for one, checksum in zip(headers, source.checksum or (None,) * len(headers))
     ]
-    return ResolvedSource(model_source.shown(source), None, files, summary)
 
 
 def url_of(source: ModelSource, name: str) -> str:
     """The URL of a file: one of those that are given, or beside the first one."""
     named = {download_record.name_of_url(url): url for url in source.url}
     return named.get(name) or web.beside(source.url[0], name)
-
-
-def _checksums(source: ModelSource, count: int, place: str) -> Sequence[str | None]:
-    """The sha256 of each file of a model, where the operator gives them."""
-    if source.checksum and len(source.checksum) != count:
-        raise Refusal(
-            f"{source.variable} is {place}, a model of {count} parts, and has {len(source.checksum)} checksums: give one for each part, in "
-            "their order"
-        )
-    return source.checksum or (None,) * count
 
 
 def _copy(query: Query) -> ResolvedSource:
@@ -149,8 +132,4 @@ def _copy(query: Query) -> ResolvedSource:
         raise Refusal(
             f"{source.variable} is {place}, which cannot be read ({error.strerror}): correct the path, or put the file there"
         ) from None
-    files = [
-        SourceFile(header["name"], header["bytes"], path.with_name(header["name"]).as_uri(), checksum)
-        for header, checksum in zip(headers, _checksums(source, len(headers), place))
-    ]
-    return ResolvedSource(model_source.shown(source), None, files, summary)
+    return ResolvedSource(_files(source, headers, place, lambda name: path.with_name(name).as_uri()), summary)

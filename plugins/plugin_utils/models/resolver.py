@@ -13,7 +13,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ResolvedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
@@ -21,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import (
     Query,
     ResolvedSource,
-    SourceFile,
     Summary,
 )
 
@@ -56,18 +56,13 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
     """
     resolver = _Resolver(action, request, options, server or token_server([request]))
     sources = {source.role: resolver.source(source) for source in request.sources()}
-    served = sources.get(download_record.MODEL, ResolvedSource("", None, ()))
+    served = sources.get(download_record.MODEL, ResolvedSource(()))
     return {
         "changed": False,
         **({"summary": served.summary} if served.summary else {}),
         "closed": served.closed,
-        "source": served.source,
-        "revision": served.revision,
-        "files": [{**file._asdict(), "role": role} for role, source in sources.items() for file in source.files],
-        "sources": [
-            {"role": role, "source": source.source, "revision": source.revision} for role, source in sources.items()
-        ],
-        "offered": [{"quantisation": entry.name, "bytes": entry.bytes} for entry in served.offered],
+        "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
+        "offered": typed_json.dump(list(served.offered)),
         "auxiliary": {
             role: source.summary for role, source in sources.items() if source.summary and role != download_record.MODEL
         },
@@ -130,8 +125,10 @@ class _Resolver:
             said = validation.not_possible(self.action.host, f"its summary {problem}")
             raise Refusal(f"{source.variable} is {source.path}, for which {said}")
         named = summary.get("files") or ()
-        files = [SourceFile(file["name"], file["bytes"], path=f"{folder}/{file['name']}") for file in named]
-        return ResolvedSource(model_source.shown(source), None, files, summary, result.get("closed"))
+        files = [
+            ModelFilePlan(file["name"], source.role, f"{folder}/{file['name']}", bytes=file["bytes"]) for file in named
+        ]
+        return ResolvedSource(files, summary, result.get("closed"))
 
     def _file(self, source: ModelSource) -> ResolvedSource:
         """A projector or a draft model that an operator has put there."""
@@ -158,32 +155,45 @@ class _Resolver:
 
     def _stored(self, source: ModelSource) -> ResolvedSource | None:
         """What the host has of a source, so that no server is asked; None where it has nothing whole."""
-        entry = self._download(source)
-        record, summary, wanted = _record(source, entry), entry.get("summary"), source.role == download_record.MODEL
-        if not record or entry.get("whole") is not True or (wanted and not summary):
+        entry, files = self._download(source), self._recorded(source)
+        summary = _summary(source, entry)
+        if not files or entry.get("whole") is not True or (source.role == download_record.MODEL and not summary):
             return None
-        files = [
-            SourceFile(file.name, file.bytes, self._url(source, file, record.revision), file.sha256)
-            for file in record.resolved
-        ]
-        return ResolvedSource(record.source, record.revision, files, _summary(source, entry), entry.get("closed"))
+        return ResolvedSource(files, summary, entry.get("closed"))
 
     def _download(self, source: ModelSource) -> Mapping[str, Any]:
         """What the host reports of the folder of a source."""
         return _entry(self.on_host, "folders", model_source.folder(str(self.options.prefix), source))
 
+    def _recorded(self, source: ModelSource) -> list[ModelFilePlan]:
+        """The files of a source's record; none where it has something else."""
+        record = {"files": self._download(source).get("files") or []}
+        if typed_json.problem("it", record, Record):
+            return []
+        files = typed_json.parse(Record, record).files
+        wanted = hub.COMMIT if source.huggingface else ""
+        if any(
+            download_record.problem_of_name(file.name) or not re.fullmatch(wanted, file.revision or "")
+            for file in files
+        ):
+            return []
+        return [
+            ModelFilePlan(file.name, source.role, "", self._url(source, file), file.bytes, file.sha256, file.revision)
+            for file in files
+        ]
+
     def _pinned(self, source: ModelSource) -> ModelSource:
         """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
-        record = _record(source, self._download(source))
-        if not source.huggingface or not record:
+        files = self._recorded(source)
+        if not source.huggingface or not files:
             return source
-        return source._replace(huggingface=source.huggingface._replace(revision=str(record.revision)))
+        return source._replace(huggingface=source.huggingface._replace(revision=str(files[0].revision)))
 
-    def _url(self, source: ModelSource, file: ResolvedFile, revision: str | None) -> str:
+    def _url(self, source: ModelSource, file: StoredFile) -> str:
         """Where a file of a record comes from: the host has no say in whom a token is sent to, or what leaves the controller."""
         name = download_record.base_name(file.name)
         if source.huggingface:
-            return hub.url_of(source.huggingface, str(revision), file.name)
+            return hub.url_of(source.huggingface, str(file.revision), file.name)
         if source.copy:
             return Query(source, folder=self.folder).local_path.with_name(name).as_uri()
         return lookup.url_of(source, name)
@@ -212,8 +222,8 @@ def _in_place(source: ModelSource, path: str, name: str, entry: Mapping[str, Any
             f"{source.variable} is {source.ollama or path}, but its service cannot read {validation.printable(entry['closed'])}: open it with "
             "chmod o+rX"
         )
-    file = SourceFile(name, entry.get("bytes"), path=path)
-    return ResolvedSource(model_source.shown(source), None, [file], _summary(source, entry), entry.get("closed"))
+    file = ModelFilePlan(name, source.role, path, bytes=entry.get("bytes"))
+    return ResolvedSource([file], _summary(source, entry), entry.get("closed"))
 
 
 def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
@@ -223,16 +233,3 @@ def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
         return None
     is_projector = summary.get("architecture") == projector.ARCHITECTURE
     return summary if is_projector == (source.role == download_record.MMPROJ) else None
-
-
-def _record(source: ModelSource, entry: Mapping[str, Any]) -> DownloadRecordPlan | None:
-    """The record that a host has, where it is that of the source."""
-    record = entry.get("record")
-    if not isinstance(record, Mapping) or download_record.problem_of_record(record):
-        return None
-    if record["asked"] != model_source.asked(source):
-        return None
-    if source.huggingface and not re.fullmatch(hub.COMMIT, record.get("revision") or ""):
-        return None
-    whole = validation.complete(record, download_record.SHAPE)
-    return typed_json.parse(DownloadRecordPlan, {**whole, "path": download_record.RECORD})

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only the controller can look up and fetch, and its cache: sources with their sha256, known-answer models."""
+"""What only the controller can look up and fetch, and its cache: sources with their sha256."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
@@ -45,7 +44,6 @@ class Fetched(NamedTuple):
     commit: str
 
 
-KNOWN_ANSWER = "llama_model_known_answer"
 RELEASE = "llama_release"
 PIP_SECONDS = 3600
 PACKING_SECONDS = 60.0
@@ -53,32 +51,6 @@ PACKING_SECONDS = 60.0
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before a server that gives nothing for now (HTTP 429, 503), or whose connection was cut, is asked again."""
 PROGRESS_SECONDS = 10
-
-
-def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
-    """The known-answer model in the cache, written if it is missing, and the file with its sha256.
-
-    :raises AnsibleError: it cannot be written here.
-    """
-    size = known_answer_file.file_bytes(layers, width, kind)
-    path = cache.folder("models", KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
-    checksum = path.with_name(path.name + ".sha256")
-    if not _is_as_recorded(path, checksum, size):
-        with cache.exclusive_folder("models", KNOWN_ANSWER) as folder, cache.work(folder) as work:
-            model, record = Path(work) / "model", Path(work) / "record"
-            known_answer_file.write(model, layers, width, kind)
-            record.write_text(sha256(model) + "\n")
-            model.replace(path)
-            record.replace(checksum)
-    return path, checksum
-
-
-def _is_as_recorded(path: Path, checksum: Path, size: int) -> bool:
-    """Whether a file has that size and the sha256 that is written down for it."""
-    try:
-        return path.stat().st_size == size and sha256(path) == checksum.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:

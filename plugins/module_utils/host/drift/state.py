@@ -10,7 +10,7 @@ import os
 import pwd
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,10 +44,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
-    FetchedModelPlan,
     FilePlan,
     FolderPlan,
     HostPlan,
+    ModelFilePlan,
     ServicePlan,
 )
 
@@ -55,8 +55,6 @@ KEPT_RELEASES = 2
 """Of each backend that stay installed, with the planned one: going back to them needs no build."""
 CLOCK_SECONDS = 3
 """Start of a process and time of a file that a run writes are compared with so much tolerance."""
-HASHED_BYTES = 256 * 1024 * 1024
-"""Files that are larger are compared by size alone."""
 
 
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
@@ -134,13 +132,11 @@ def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
 
 
 def _is_same(file: FilePlan) -> bool:
-    """Whether a file is there and has the planned content. Of a very large one only the size is compared."""
-    # What is made when it is applied has its sum in a file.
-    digest = text_of(Path(file.record)).strip() if file.record else file.sha256
+    """Whether a file is there and has the planned content. Of the known-answer model only the size is compared."""
     path = Path(file.path)
-    if not digest or not path.is_file() or path.stat().st_size != file.bytes:
+    if not path.is_file() or path.stat().st_size != file.bytes:
         return False
-    return file.bytes > HASHED_BYTES or sha256(path) == digest
+    return not file.sha256 or sha256(path) == file.sha256
 
 
 def _redefined(planned: HostPlan, manager: managers.Manager, states: Mapping[str, ServiceState]) -> list[str]:
@@ -228,17 +224,14 @@ def _installed(planned: HostPlan) -> dict[str, manifest.Manifest | None]:
     return {build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in planned.builds}
 
 
-def model_differences(planned: FetchedModelPlan | None) -> model_files.Differences:
-    files, records = planned or FetchedModelPlan((), ())
-    expected = model_files.of_plan(files)
-    first = ", ".join(str(file.path) for file in expected[:1])
-    return reading.from_disk(first, lambda: model_files.differences(expected, records))
+def model_differences(planned: Sequence[ModelFilePlan]) -> model_files.Differences:
+    first = planned[0].path if planned else ""
+    return reading.from_disk(first, lambda: model_files.differences(planned))
 
 
 def _models(found: model_files.Differences) -> Iterator[Difference]:
     yield from _each("model", found.missing, "{} of the model is missing or has other content")
     yield from _each("model", found.unchecked, "{} of the model has not been checked, or was changed since")
-    yield from _each("model", found.records, "{} does not say where the model comes from")
 
 
 def _record(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:

@@ -138,10 +138,8 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
     }
 
 
-def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int, whole: bool) -> dict[str, Any]:
-    """Bytes of each layer, of the input, and of the output. ``whole`` as of ``summarize``."""
-    if whole and layers > 1 + len(tensors):
-        raise gguf.GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
+def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
+    """Bytes of each layer, of the input, and of the output."""
     layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
     for name, tensor in tensors.items():
         match = re.match(r"blk\.([0-9]+)\.", name)
@@ -160,11 +158,10 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int, whole: bool) -> dict
     return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
 
 
-def summarize(model: gguf.Model, whole: bool = True) -> dict[str, Any]:
-    """What planning needs of a model.
+def summarize(model: gguf.Model) -> dict[str, Any]:
+    """What planning needs of a model. A draft model of layers that predict further tokens counts those of the model that it is for, and has none of them
+    (--mtp in convert_hf_to_gguf.py of build 11063).
 
-    :param whole: whether all of its layers have to be there. A draft model of layers that predict further tokens counts those of the model that it
-        is for, and has none of them (--mtp in convert_hf_to_gguf.py of build 11063).
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
         ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else says the size of the cache) and, in
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
@@ -184,7 +181,7 @@ def summarize(model: gguf.Model, whole: bool = True) -> dict[str, Any]:
         "quantisation": _quantisation(metadata, tensors),
         **counts,
         "keys": _cache_keys(model, architecture, counts["layers"]),
-        **_sizes(tensors, counts["layers"], whole),
+        **_sizes(tensors, counts["layers"]),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
         "tensors": group(tensors),
         "files": model.files,

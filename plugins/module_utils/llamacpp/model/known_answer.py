@@ -181,10 +181,6 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     }
 
 
-FORM = 2
-"""Counts up when the written file changes, so that a cached one of an older form is not taken for it."""
-
-
 def file_name(layers: int, width: int, kind: str) -> str:
     return f"known-answer-{layers}x{width}-{kind}.gguf"
 
@@ -192,8 +188,3 @@ def file_name(layers: int, width: int, kind: str) -> str:
 def path_of(prefix: str, layers: int, width: int, kind: str) -> str:
     """Where the model lies in an installation."""
     return f"{prefix}/{names.MODELS}/{file_name(layers, width, kind)}"
-
-
-def record_of(path: str) -> str:
-    """Where the sha256 of a model at this path is written down beside it, once it is complete."""
-    return f"{path}.{FORM}.sha256"

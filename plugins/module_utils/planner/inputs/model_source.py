@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     header_summary,
     known_answer,
@@ -32,8 +32,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import DownloadRecordPlan, ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import KnownAnswerPlan, ModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Model,
@@ -51,30 +51,14 @@ LONGEST_FOLDER = 80
 VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
 """Role of an auxiliary model → its variable."""
 FOUND = {
-    "files": Maybe([{**download_record.NAMED, "role": download_record.ROLES, "path": Maybe(Text(r"/.*", 4096))}]),
-    "sources": Maybe([{"role": download_record.ROLES, "source": Text(longest=4096), "revision": Maybe(Text())}]),
+    "files": Maybe([typed_json.shape(ModelFilePlan)]),
     "refused": Maybe(Text(longest=8192)),
-    "offered": Maybe([{"quantisation": Text(), "bytes": Number()}]),
+    "offered": Maybe([typed_json.shape(Quantisation)]),
     "auxiliary": Maybe({}),
     "summary": Maybe({}),
     "closed": Maybe(Text(longest=4096)),
 }
 """What the module model_info reports."""
-
-
-def asked(source: ModelSource) -> dict[str, Any]:
-    """What is asked of a source, as its record has it: the same for the same variables."""
-    what: dict[str, Any] = {}
-    if source.huggingface:
-        what = {"huggingface": source.huggingface._asdict()}
-        what["huggingface"]["files"] = list(source.huggingface.files)
-    elif source.url:
-        what = {"url": list(source.url), "checksum": list(source.checksum)}
-    elif source.ollama:
-        what = {"ollama": source.ollama}
-    elif source.copy:
-        what = {"copy": source.copy, **({"checksum": list(source.checksum)} if source.checksum else {})}
-    return what if source.role == download_record.MODEL else {**what, "role": source.role}
 
 
 def is_brought(source: ModelSource) -> bool:
@@ -84,7 +68,7 @@ def is_brought(source: ModelSource) -> bool:
 
 def folder(prefix: str, source: ModelSource) -> str:
     """Folder on the head for the files of a source: a function of the variables alone, and no other source's."""
-    digest = hashlib.sha256(json.dumps(asked(source), sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(source)).strip("-.")[:LONGEST_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
@@ -109,9 +93,7 @@ class ModelReport(NamedTuple):
     closed: str | None = None
     """What keeps the service from reading it."""
     refused: str | None = None
-    files: tuple[Mapping[str, Any], ...] = ()
-    """Of the shape FOUND."""
-    sources: tuple[Mapping[str, Any], ...] = ()
+    files: tuple[ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
     draft: ModelSummary | None = None
     projector: Projector | None = None
@@ -126,9 +108,8 @@ def report_of(found: Mapping[str, Any]) -> ModelReport:
         summary=summary.parse(found["summary"]) if found.get("summary") else None,
         closed=found.get("closed"),
         refused=found.get("refused"),
-        files=tuple(found.get("files") or ()),
-        sources=tuple(found.get("sources") or ()),
-        offered=tuple(Quantisation(one["quantisation"], one["bytes"]) for one in found.get("offered") or ()),
+        files=tuple(typed_json.parse(ModelFilePlan, file) for file in found.get("files") or ()),
+        offered=tuple(typed_json.parse(Quantisation, one) for one in found.get("offered") or ()),
         draft=summary.parse(auxiliary[download_record.DRAFT]) if auxiliary.get(download_record.DRAFT) else None,
         projector=projector.parse(auxiliary[download_record.MMPROJ]) if auxiliary.get(download_record.MMPROJ) else None,
     )
@@ -154,39 +135,22 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
 
     :raises Refusal: the names of its files are not known.
     """
-    said = {entry["role"]: entry for entry in report.sources}
     files: list[ModelFilePlan] = []
-    records = []
     for source in request.sources():
-        own: Sequence[Mapping[str, Any]] = [file for file in report.files if file["role"] == source.role]
-        own = own or _from_variables(source, request.summary)
-        where = folder(prefix, source)
-        placed = [_placed(source, file, where) for file in own]
-        files += placed
-        if any(file.url for file in placed):
-            entry = said.get(source.role) or {"source": shown(source), "revision": None}
-            records.append({"path": f"{where}/{download_record.RECORD}", **record(source, entry, own)})
-    first = (request.source and said.get(download_record.MODEL)) or {}
+        own = [file for file in report.files if file.role == source.role]
+        own, where = own or _from_variables(source, request.summary), folder(prefix, source)
+        files += [
+            file if file.path else file._replace(path=f"{where}/{download_record.base_name(file.name)}") for file in own
+        ]
+    revision = next((file.revision for file in files if file.role == download_record.MODEL), None)
     return model._replace(
-        source=model.source or first.get("source") or (shown(request.source) if request.source else ""),
-        revision=first.get("revision"),
+        source=model.source or (shown(request.source, revision) if request.source else ""),
+        revision=revision,
         files=tuple(files),
-        records=tuple(records),
         offered=report.offered,
         draft=report.draft if request.draft else None,
         projector=report.projector if request.mmproj else None,
     )
-
-
-def record(source: ModelSource, said: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is written beside the files of a source once they are whole."""
-    return {
-        "schema": download_record.SCHEMA,
-        "asked": asked(source),
-        "source": said["source"],
-        "revision": said["revision"],
-        "resolved": [{key: file.get(key) for key in download_record.RESOLVED} for file in files],
-    }
 
 
 def shown(source: ModelSource, revision: str | None = None) -> str:
@@ -229,23 +193,17 @@ def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
         source=model.source,
         revision=model.revision,
         files=model.files,
-        records=tuple(typed_json.parse(DownloadRecordPlan, record) for record in model.records),
     )
 
 
-def _placed(source: ModelSource, file: Mapping[str, Any], where: str) -> ModelFilePlan:
-    path = file.get("path") or f"{where}/{download_record.base_name(file['name'])}"
-    return ModelFilePlan(file["name"], path, file.get("url"), file.get("bytes"), file.get("sha256"), source.role)
-
-
-def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[dict[str, Any]]:
+def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[ModelFilePlan]:
     """The files of a source that nobody looked for, without their sizes."""
     files = known.files if known else ()
     if source.path:
         where, name = posixpath.split(source.path)
         sizes = dict(files)
         own = split_files.siblings(name)
-        return [{"name": part, "path": posixpath.join(where, part), "bytes": sizes.get(part)} for part in own]
+        return [ModelFilePlan(part, source.role, posixpath.join(where, part), bytes=sizes.get(part)) for part in own]
     named: Sequence[str] = ()
     if source.huggingface:
         named = source.huggingface.files
@@ -260,7 +218,7 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[dic
             f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
             f"llama_model_gguf_summary, or give it a path, an address or files"
         )
-    return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in named]
+    return [ModelFilePlan(name, source.role) for name in named]
 
 
 def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: str) -> Model:
