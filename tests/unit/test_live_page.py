@@ -75,7 +75,7 @@ def exports_of(plan, folder):
     described["services"]["llamacpp-server"]["folder"] = str(folder)
     (folder / "metrics.json").write_text(json.dumps(described))
     (folder / exporter.VERIFIED).write_text(json.dumps({"passed": True, "failed": []}))
-    os.utime(folder / exporter.VERIFIED, (VERIFIED["time"],) * 2)
+    os.utime(folder / exporter.VERIFIED, (NOW - VERIFIED["age_s"],) * 2)
     return exporter.Exporter(folder / "metrics.json", "llamacpp-server", paged=True)
 
 

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action import verify
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection as reached
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -99,10 +98,3 @@ def test_on_the_controller_itself_it_is_the_connection_of_somebody_else(connecti
     }
     _name, hosts = inventory.hosts(told, {"a": {"facts": {**FACTS, "kept": {}, "reached_at": "192.0.2.11"}}})
     assert hosts["a"]["facts"]["reached_at"] == address
-
-
-def test_the_controller_tries_the_ports_of_hosts_that_it_reaches_by_name(monkeypatch):
-    assert verify._addresses("192.0.2.11") == {"192.0.2.11"}
-    assert "127.0.0.1" in verify._addresses("localhost")
-    assert verify._addresses("no such host") == set()
-    assert verify._addresses("a" * 300) == set()

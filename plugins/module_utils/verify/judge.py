@@ -394,7 +394,7 @@ def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> 
         )
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
     if words == expected:
-        text = f"all {len(words)} words right, through {model.layers} layers (small faults of attention go unnoticed)"
+        text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (small faults of attention go unnoticed)"
         return _check("known answer", url, True, text)
     right = next(
         (n for n, pair in enumerate(zip(expected, words)) if pair[0] != pair[1]), min(len(expected), len(words))
