@@ -95,7 +95,7 @@ class ActionModule(Action):
         request = matrix.request_of(hosts[self._name]["variables"])
         if not any(options.MEASURING in build.targets for build in served.hosts[self._name].builds):
             fix = "set llama_benchmark_programs to true, run site.yml, and then this playbook again"
-            if served.release.fork:
+            if not served.release.mainline:
                 fix = f"only releases of llama.cpp can be measured, and {served.release.ref} is one of {served.release.fork}"
             raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {fix}")
         if self._host.service_manager not in job.MANAGERS:

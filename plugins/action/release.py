@@ -88,7 +88,7 @@ class ActionModule(Action):
                 path=self._copy(Path(patch.path), f"{cache}/sources/{patch.sha256[:16]}.patch"),
                 sha256=patch.sha256,
             )
-            for patch in release.patches or ()
+            for patch in release.patches
         ]
         archive = self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}")
         return Source(archive, fetched.sha256, fetched.commit, tuple(patches))

@@ -13,9 +13,8 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache, summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Release
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = yaml_load(Path(__file__).with_name("figures.yml").read_text())
@@ -63,10 +62,9 @@ def _rate(machine: dict[str, Any]) -> cost_model.Rate:
     return cost_model.rate_of_row(row, cost_model.TABLE, machine.get("backend", "cpu"))
 
 
-def release_of(build: int) -> Release:
+def release_of(build: int) -> ReleasePlan:
     """A release of llama.cpp with this build number."""
-    able = capabilities.of_build(build)
-    return Release("", "git", f"b{build}", build, "", MAINLINE, able.protocol, {}, (), able)
+    return ReleasePlan("git", f"b{build}", build, "", capabilities.protocol_of(build), "")
 
 
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:

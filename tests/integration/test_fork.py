@@ -56,8 +56,7 @@ def test_it_is_built_and_gives_the_known_answer(cluster, tmp_path, release):
         "completion",
     }
     assert cluster.complete() == known_answer.SENTENCE
-    assumed = capabilities.of_build(release["build"], fork="ik_llama.cpp")
-    assert all(assumed.protocol in check["evidence"] for check in checks if check["name"] == "handshake")
+    assert all(capabilities.IK_LLAMA_PROTOCOL in check["evidence"] for check in checks if check["name"] == "handshake")
     assert cluster.site(llama_release=release).changed == 0
 
 

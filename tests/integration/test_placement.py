@@ -31,7 +31,6 @@ PORTS = (31062, 31063, 31064)
 """Below those that the kernel gives to connections of clients: a worker whose port one of them has ends at once."""
 SERVER_PORT = 18090
 BUILD = capabilities.PYPI_TREES["0.3.36"]["build"]
-ABLE = capabilities.of_build(BUILD)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,17 @@ def workers(programs):
     """Endpoints of three workers that lend the CPU."""
     started = [
         subprocess.Popen(
-            [programs / ABLE.worker_binary, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"],
+            [
+                programs / capabilities.WORKER_BINARY["llama.cpp"],
+                "-H",
+                "127.0.0.1",
+                "-p",
+                str(port),
+                "-d",
+                "CPU",
+                "-t",
+                "1",
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

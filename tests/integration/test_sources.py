@@ -31,7 +31,7 @@ def repository(tmp_path_factory):
     folder = tmp_path_factory.mktemp("repository") / "llama.cpp"
     folder.mkdir()
     request = release_request.request_of(inventory.specification()["llama_release"]["default"])
-    release = releases.release_of(request, {}).as_plan()
+    release = releases.release_of(request, {})
     unpack = [
         "tar",
         "-xf",

@@ -14,7 +14,7 @@ from support.helps import help_of
     [(11063, "7.0.0"), (11064, None), (11449, None), (11450, "8.0.0"), (11669, "8.0.0"), (11670, None)],
 )
 def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
-    assert capabilities.of_build(build).protocol == protocol
+    assert capabilities.protocol_of(build) == protocol
 
 
 @pytest.mark.parametrize("fork, build", [(MAINLINE, 11062), (IK_LLAMA, 4839)])

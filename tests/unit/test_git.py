@@ -56,7 +56,7 @@ class Repository:
         return resolve(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
-        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_plan())[0]
+        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_a_branch_or_tag_is_a_commit_with_its_count(repository, ref, index, buil
     assert (found.commit, found.build) == (repository.commits[index], build)
     release = releases.release_of(found, {})
     assert release.ref == f"git-{repository.commits[index][:8]}"
-    assert (release.origin["revision"], release.build) == (repository.commits[index], build)
+    assert (release.revision, release.build) == (repository.commits[index], build)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
     found = resolve(request, nowhere)
     assert (found.commit, found.build) == (repository.commits[3], 4)
-    assert sources.fetch(releases.release_of(found, {}).as_plan())[0].commit == repository.commits[3]
+    assert sources.fetch(releases.release_of(found, {}))[0].commit == repository.commits[3]
     with pytest.raises(Refusal, match="not a tag, branch or commit"):
         resolve({**request, "ref": "2" * 40}, nowhere)
 
@@ -140,7 +140,7 @@ def test_a_commit_is_counted_once(repository):
 def test_the_tag_of_a_build_and_a_commit_with_its_build_are_not_looked_up(repository):
     shutil.rmtree(repository.path)
     tag = releases.release_of(repository.resolved("b4321"), {})
-    assert (tag.build, tag.origin["revision"], tag.commit, tag.ref) == (4321, "refs/tags/b4321", "unknown", "b4321")
+    assert (tag.build, tag.revision, tag.commit, tag.ref) == (4321, "refs/tags/b4321", "unknown", "b4321")
     commit = releases.release_of(repository.resolved(repository.commits[0], build=11434), {})
     assert (commit.build, commit.commit) == (11434, repository.commits[0])
 
@@ -185,7 +185,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     ):
         resolve(request, nowhere)
     release = releases.release_of(resolve({**request, "build": 3}, nowhere), {})
-    assert sources.fetch(release.as_plan())[0].commit == repository.commits[2]
+    assert sources.fetch(release)[0].commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
@@ -65,28 +65,15 @@ def lacks_architecture(build: int, name: str) -> bool:
     return build <= OLDEST[MAINLINE] and name not in ARCHITECTURES
 
 
-class Capabilities(NamedTuple):
-    """What a build understands."""
-
-    worker_binary: str
-    protocol: str | None
-    """None where it is not known."""
-    device_name: str
-    """How ``--device`` names a worker."""
+WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
+DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER}
+"""How ``--device`` names a worker."""
 
 
-def of_build(build: int, fork: str = MAINLINE) -> Capabilities:
-    """Capabilities of the build with this number.
-
-    :param fork: whose number it is, a key of FORKS.
-    """
+def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
+    """RPC protocol of a build, where its number says it."""
     if fork == IK_LLAMA:
-        return Capabilities("rpc-server", IK_LLAMA_PROTOCOL, BUFFER)
-    return Capabilities("ggml-rpc-server", protocol_of(build), "RPC{index}")
-
-
-def protocol_of(build: int) -> str | None:
-    """RPC protocol of a build of llama.cpp, where its number says it."""
+        return IK_LLAMA_PROTOCOL
     return next((protocol for first, protocol in reversed(PROTOCOLS) if first <= build), None)
 
 

@@ -6,8 +6,10 @@
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     Backend,
     Endpoint,
@@ -68,10 +70,20 @@ class ReleasePlan(NamedTuple):
     """a commit, or the tag of a build"""
     member: Absent[str] = None
     """folder of the tree inside the archive"""
-    patches: Absent[tuple[PatchPlan, ...]] = None
+    patches: Annotated[tuple[PatchPlan, ...], ABSENT] = ()
     """in the order in which they are applied"""
-    fork: Absent[str] = None
+    fork: Annotated[str, ABSENT] = MAINLINE
     """`ik_llama.cpp`, whose number build is then; missing for llama.cpp"""
+
+    @property
+    def mainline(self) -> bool:
+        """Whether it is llama.cpp itself, by whose build numbers traps are known."""
+        return self.fork == MAINLINE
+
+    @property
+    def loads_fast(self) -> bool:
+        """Whether the collection's patch for loads is one of its patches."""
+        return any(fast_load.is_ours(patch.sha256) for patch in self.patches)
 
 
 class ModelPlan(NamedTuple):

@@ -10,16 +10,22 @@ from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc_upload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    options,
+    rpc_upload,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     BuildPlan,
     CachePrefill,
     PrefillTensor,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Endpoint, Release, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Endpoint, Worker
 
 SHARE_OF_DISK = 2
 """A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""
@@ -62,7 +68,7 @@ def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary])
 
 
 def of_worker(
-    worker: Worker, build: BuildPlan, release: Release, folder: str, placed: device_load.Placed, path: str
+    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, placed: device_load.Placed, path: str
 ) -> CachePrefill | None:
     """What the plan says of filling a worker's cache; None where there is nothing to fill.
 
@@ -76,7 +82,7 @@ def of_worker(
         tensors=tuple(rows),
         fork=release.fork,
         argv=(
-            f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}",
+            f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}",
             *options.render("address", LOOPBACK, fork),
             *options.render("worker-device", processor, fork),
             *options.render("processor", processor, fork),

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     devices,
     prompt_cache,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Server
 
 HANDED_OVER = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
@@ -59,7 +59,7 @@ class Serving(NamedTuple):
 
     server: Server
     host: Host
-    release: Release
+    release: ReleasePlan
     model: Model
     placed: device_load.Placed
     build: str
@@ -199,9 +199,9 @@ def _crashes_with_amx(serving: Serving) -> bool:
     )
 
 
-def _device_names(release: Release, placed: device_load.Placed) -> list[str]:
+def _device_names(release: ReleasePlan, placed: device_load.Placed) -> list[str]:
     """What --device names, in the order of the plan. Workers are numbered as --rpc lists them."""
-    name = release.capabilities.device_name
+    name = capabilities.DEVICE_NAME[release.fork]
     endpoints = [worker.endpoint for worker in placed.lent()]
     return [
         name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
@@ -211,7 +211,7 @@ def _device_names(release: Release, placed: device_load.Placed) -> list[str]:
     ]
 
 
-def _unknown(name: str, value: object, release: Release) -> str:
+def _unknown(name: str, value: object, release: ReleasePlan) -> str:
     """Why a setting cannot be said to this release."""
     known = options.supported_values(name, release.fork)
     ways = f"use {' or '.join(known)}" if known else "leave it out"
@@ -236,7 +236,7 @@ def start_timeout_of(server: Server, load_s: float | None) -> int:
     return min(longest, max(shortest, math.ceil(LOADS * (load_s or 0))))
 
 
-def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
+def load_mode_of(wanted: str | None, release: ReleasePlan, used: Sequence[devices.Holder], head: str) -> str | None:
     """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is llama-server's
     default.
     """
@@ -248,6 +248,6 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
     return unmapped_mode(release) if any(device.hangs_on_mmap or device.slow_on_mmap for device in of_head) else None
 
 
-def unmapped_mode(release: Release) -> str:
+def unmapped_mode(release: ReleasePlan) -> str:
     """The fastest way to read a model without mmap."""
     return "dio" if release.mainline else "none"

@@ -20,12 +20,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Model,
     ModelRequest,
-    Release,
     Server,
     Worker,
 )
@@ -190,7 +190,7 @@ def check_auxiliary(server: Server, request: ModelRequest) -> None:
             raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
 
 
-def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
+def check(name: str, server: Server, declared: Sequence[Worker], release: ReleasePlan) -> None:
     for field, (least, most) in LIMITS.items():
         limit = validation.limit(getattr(server, field), least, most)
         if limit:
@@ -252,7 +252,7 @@ def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
             raise Refusal(f"{variable} is {number}, which is {same} too: give one of them another port")
 
 
-def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
+def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
     """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
         name = re.split(r"[\s=]", word, maxsplit=1)[0]
@@ -277,7 +277,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
         )
 
 
-def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
+def _check_fork(given: Mapping[str, options.Option], release: ReleasePlan) -> None:
     """Refuses options that only the other one of llama.cpp and ik_llama.cpp has."""
     fork = release.fork
     strange = [word for word in given if fork not in options.forks_of(word)]
@@ -332,7 +332,7 @@ def context_key(summary: ModelSummary) -> str:
     return f"{summary.architecture}.context_length"
 
 
-def check_types(path: str, summary: ModelSummary, release: Release, variable: str) -> None:
+def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
     """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it."""
     kinds = {row.type for row in summary.named_tensors}
     strange = tensor_types.of_others(kinds, release.fork)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import Capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
@@ -18,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     KnownAnswerPlan,
     PatchPlan,
-    ReleasePlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 
@@ -319,47 +316,6 @@ class ReleaseRequest(NamedTuple):
     """Archive of compiled programs, and its sha256: and digits."""
     why: str = ""
     """Why ``auto`` is this one."""
-
-
-class Release(NamedTuple):
-    """A source of llama.cpp, and what programs built from it understand."""
-
-    id: str
-    source: str
-    ref: str
-    """A short name for people."""
-    build: int
-    """Its number, of which the fork counts its own; it says what the release understands."""
-    commit: str
-    fork: str
-    protocol: str | None
-    origin: Mapping[str, Any]
-    """Where it comes from: what else the plan says of it, by source."""
-    patches: tuple[PatchPlan, ...]
-    capabilities: Capabilities
-
-    @property
-    def loads_fast(self) -> bool:
-        """Whether the collection's patch for loads is one of its patches."""
-        return any(fast_load.is_ours(patch.sha256) for patch in self.patches)
-
-    @property
-    def mainline(self) -> bool:
-        """Whether it is llama.cpp itself, by whose build numbers traps are known."""
-        return self.fork == MAINLINE
-
-    def as_plan(self) -> ReleasePlan:
-        return ReleasePlan(
-            source=self.source,
-            ref=self.ref,
-            build=self.build,
-            commit=self.commit,
-            protocol=self.protocol,
-            id=self.id,
-            **self.origin,
-            patches=self.patches or None,
-            fork=None if self.mainline else self.fork,
-        )
 
 
 class Worker(NamedTuple):

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
@@ -27,7 +26,7 @@ def check(
     :param listed: program → the options of its help. One that lists nothing is not compared with.
     :param host: its name in messages.
     """
-    fork = release.fork or MAINLINE
+    fork = release.fork
     sentences = []
     started = [argv for service in services for argv in (service.process, *(service.children or ()))]
     for argv in [argv for argv in started if Path(argv[0]).parent == programs]:

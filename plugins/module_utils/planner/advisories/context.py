@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Server
 
 Cases = list[tuple[Any, dict[str, Any]]]
 """For each case of a condition: host (or None), and the values for message and remedies. ``where`` says the place, if it is more than the
@@ -24,7 +24,7 @@ class AdvisoryContext(NamedTuple):
 
     plan: Plan
     cluster: Cluster
-    release: Release
+    release: ReleasePlan
     summary: ModelSummary
     used: Sequence[devices.Holder]
 

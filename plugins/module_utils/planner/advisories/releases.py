@@ -22,7 +22,7 @@ def remote_code(context: AdvisoryContext) -> Cases:
     known = capabilities.OLDEST[IK_LLAMA]
     cases: Cases = []
     for identifier, release in context.plan.releases.items():
-        if release.fork:
+        if not release.mainline:
             newer = release.build > known
             checked = f", which is newer than {known}, the last one that was checked" if newer else ""
             variables = remedies.listed(context.variables_of(identifier))

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -30,7 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Catalogue,
     Equipped,
     Host,
-    Release,
     ReleaseRequest,
     Server,
 )
@@ -40,7 +39,7 @@ def _sha(data: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-def _fast_load_patch(release: Release) -> PatchPlan:
+def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
     """The collection's patch for a release.
 
     :raises Refusal: it has none, or is compiled already.
@@ -59,7 +58,7 @@ def _fast_load_patch(release: Release) -> PatchPlan:
     )
 
 
-def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> Release:
+def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> ReleasePlan:
     """The release that is asked for: source, what identifies it, and the build number that says what it understands.
 
     :param packaged: host → version of llama.cpp that its distribution packages, or None.
@@ -68,7 +67,7 @@ def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> R
 
 
 @functools.lru_cache(maxsize=64)
-def _release_of(request: ReleaseRequest, package: str) -> Release:
+def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
     """For the id the content counts, not where it or a patch lies."""
     ref, origin, known = _origin_of(request, package)
     fork, build = request.fork, request.build if request.build is not None else known.get("build")
@@ -80,14 +79,22 @@ def _release_of(request: ReleaseRequest, package: str) -> Release:
             f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one; "
             "where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
         )
-    able = capabilities.of_build(build, fork)
-    if request.why:
-        origin["why"] = request.why
-    release = Release("", request.source, ref, build, commit, fork, able.protocol, origin, request.patches, able)
+    release = ReleasePlan(
+        source=request.source,
+        ref=ref,
+        build=build,
+        commit=commit,
+        protocol=capabilities.protocol_of(build, fork),
+        id="",
+        **origin,
+        why=request.why or None,
+        patches=request.patches,
+        fork=fork,
+    )
     if request.fast_load:
         release = release._replace(patches=(*request.patches, _fast_load_patch(release)))
     places = {"path", "url", "checksums", "why", "protocol", "id", *(["repository"] if commit != "unknown" else [])}
-    identity = {key: value for key, value in typed_json.dump(release.as_plan()).items() if key not in places}
+    identity = {key: value for key, value in typed_json.dump(release).items() if key not in places}
     identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
     if release.patches:
         identity["patches"] = [patch.sha256 for patch in release.patches]
@@ -148,7 +155,7 @@ def sources_of(requests: Requests) -> dict[str, str]:
     return sources
 
 
-def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, Release]:
+def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, ReleasePlan]:
     """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
 
     :param used: backends that some host has: of others nothing was looked up.
@@ -164,7 +171,7 @@ def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[s
     return wanted
 
 
-def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
+def check(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
     """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
     processors.
 
@@ -193,7 +200,7 @@ def _package_version(packaged: Mapping[str, str | None]) -> str:
     return str(versions.pop())
 
 
-def same_source(one: Release, other: Release) -> bool:
+def same_source(one: ReleasePlan, other: ReleasePlan) -> bool:
     """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
     have come as sources and as programs."""
     tree, others = (
@@ -213,7 +220,7 @@ class _Kind(NamedTuple):
 
 def builds(
     equipped: Mapping[str, Equipped],
-    wanted: Mapping[str, Release],
+    wanted: Mapping[str, ReleasePlan],
     server: Server,
     catalogue: Catalogue,
     secured: str | None,
@@ -232,7 +239,7 @@ def builds(
     for (name, backend), kind in kinds.items():
         targets = programs.setdefault(_shared_key(kind, wanted[backend]), set())
         if equipped[name].host.is_worker:
-            targets.add(wanted[backend].capabilities.worker_binary)
+            targets.add(capabilities.WORKER_BINARY[wanted[backend].fork])
         if equipped[name].host.is_head:
             targets.add("llama-server")
             targets.update([options.MEASURING] if measures and wanted[backend].mainline else [])
@@ -265,12 +272,12 @@ def _builder(alike: Sequence[Host]) -> str:
     return str([*wanted, *(host.name for host in alike if host.is_head), *names][0])
 
 
-def _shared_key(kind: _Kind, release: Release) -> str:
+def _shared_key(kind: _Kind, release: ReleasePlan) -> str:
     return _sha([kind.kind, release.id, kind.cmake_options])
 
 
 def _build(
-    host: Host, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue
+    host: Host, backend: str, kind: _Kind, release: ReleasePlan, targets: list[str], catalogue: Catalogue
 ) -> BuildPlan:
     paths: dict[str, str] = {}
     if release.source == "package":
@@ -297,7 +304,7 @@ def _build(
     )
 
 
-def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tls: bool) -> _Kind:
+def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server, tls: bool) -> _Kind:
     """What hosts have in common that share a build, and how they build.
 
     :param tls: whether llama-server has to speak it.
@@ -328,7 +335,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tl
     return _Kind(_sha(kind), _options(host, backend, release, server, tls), tools["environment"])
 
 
-def _options(host: Host, backend: str, release: Release, server: Server, tls: bool) -> dict[str, str]:
+def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
@@ -339,7 +346,7 @@ def _options(host: Host, backend: str, release: Release, server: Server, tls: bo
     }
 
 
-def _check_rdma(host: Host, release: Release) -> None:
+def _check_rdma(host: Host, release: ReleasePlan) -> None:
     """:raises Refusal: programs of this release cannot have it."""
     if not host.rdma or (release.source in release_request.COMPILED and release.mainline):
         return

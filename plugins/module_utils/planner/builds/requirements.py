@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
 
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
@@ -112,7 +113,7 @@ class Needs(NamedTuple):
 
 
 def tools_of(
-    host: Host, built: Collection[str], catalogue: Catalogue, wanted: Mapping[str, Release], secured: str | None
+    host: Host, built: Collection[str], catalogue: Catalogue, wanted: Mapping[str, ReleasePlan], secured: str | None
 ) -> dict[str, str]:
     """Tool → package, of all that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
@@ -139,7 +140,7 @@ def _with_library(host: Host, needs: Needs, name: str) -> Needs:
     return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
 
 
-def _needs(host: Host, backend: str, catalogue: Catalogue, release: Release) -> Needs:
+def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> Needs:
     family = host.facts.distribution.family
     packages = catalogue.tools.get(family, {})
     present = {tool for tool, version in host.facts.toolchain.items() if version}
@@ -170,18 +171,18 @@ def _needs_of_package(
     host: Host,
     backend: str,
     offered: Mapping[str, Any],
-    release: Release,
+    release: ReleasePlan,
     packages: Mapping[str, str],
     present: set[str],
 ) -> Needs:
-    programs = [release.capabilities.worker_binary] * host.is_worker + ["llama-server"] * host.is_head
+    programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
     wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
     installed = host.facts.packaged.installed if host.facts.packaged else ()
     return Needs(wanted, present | set(installed), {**{package: package for package in wanted}, **packages})
 
 
 def _needs_of_compiler(
-    host: Host, backend: str, release: Release, packages: Mapping[str, str], present: set[str]
+    host: Host, backend: str, release: ReleasePlan, packages: Mapping[str, str], present: set[str]
 ) -> Needs:
     facts, libraries = host.facts, backends.libraries(backend, release.fork)
     toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]

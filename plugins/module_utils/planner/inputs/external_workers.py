@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import External, Host, Release, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import External, Host, Worker
 
 
-def check_protocol(workers: Sequence[External], release: Release) -> None:
+def check_protocol(workers: Sequence[External], release: ReleasePlan) -> None:
     """Refuses a worker whose protocol the head does not accept. What is not known is judged when they shake hands."""
     for index, worker in enumerate(workers):
         if worker.protocol and release.protocol and not rpc.compatible(release.protocol, worker.protocol):

@@ -164,5 +164,5 @@ def declaration(release: ReleasePlan) -> str:
     }
     if release.source == "git":
         given["ref"] = str(release.revision).replace("refs/tags/", "", 1)
-    own = [patch.path for patch in release.patches or () if not fast_load.is_ours(patch.sha256)]
+    own = [patch.path for patch in release.patches if not fast_load.is_ours(patch.sha256)]
     return json.dumps({key: value for key, value in {**given, "patches": own}.items() if value})

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -34,7 +34,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     AuxiliaryModel,
     Device,
     Model,
-    Release,
     Server,
 )
 
@@ -52,13 +51,13 @@ def _header(role: str, model: Model) -> ModelSummary | Projector | None:
     return model.draft if role == download_record.DRAFT else model.projector
 
 
-def uncounted(model: Model, server: Server, release: Release) -> dict[str, str]:
+def uncounted(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:
     """Role of a model beside the one that is served → why what it takes is not counted."""
     roles = [role for role in model_source.AUXILIARY if model.path_of(role)]
     return {role: why for role in roles if (why := _why_not(role, model, server, release))}
 
 
-def _why_not(role: str, model: Model, server: Server, release: Release) -> str:
+def _why_not(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
     if not release.mainline:
         return f"{release.fork} chooses its device, by rules that are not known here"
     if _header(role, model) is None:
@@ -68,7 +67,7 @@ def _why_not(role: str, model: Model, server: Server, release: Release) -> str:
 
 
 def candidate_places(
-    model: Model, server: Server, release: Release, own: Sequence[Device]
+    model: Model, server: Server, release: ReleasePlan, own: Sequence[Device]
 ) -> Iterator[tuple[AuxiliaryModel, ...]]:
     """What the models beside the one that is served may take on the head's fastest device or its processor, the best place of each first, that of a
     draft model before that of a projector.
@@ -81,7 +80,7 @@ def candidate_places(
     return itertools.product(*([_size(role, model, server, release, place) for place in places] for role in roles))
 
 
-def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> AuxiliaryModel:
+def _size(role: str, model: Model, server: Server, release: ReleasePlan, device: Device | None) -> AuxiliaryModel:
     backend = backends.RECORDS[device.backend] if device else backends.CPU
     if role == download_record.MMPROJ:
         one = cast(Projector, model.projector)
@@ -110,7 +109,7 @@ def _cache(load: device_load.Load, summary: ModelSummary) -> int:
     return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_part(summary) else sum(sizes)
 
 
-def _settings(server: Server, served: ModelSummary, release: Release) -> kv_cache.Settings:
+def _settings(server: Server, served: ModelSummary, release: ReleasePlan) -> kv_cache.Settings:
     """Of the context of the draft model. Its cache has its own types, f16 where nothing is said."""
     settings = server_settings.settings_of(server, served, release.fork)
     return settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))
@@ -161,7 +160,9 @@ def beside_memory(offered: Sequence[Device], taken: int, head: str, facts: Facts
     ]
 
 
-def arguments(held: Sequence[AuxiliaryModel], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
+def arguments(
+    held: Sequence[AuxiliaryModel], model: Model, server: Server, release: ReleasePlan
+) -> list[tuple[str, str]]:
     """Options of llama-server that say where they are and how a draft model is used, and values."""
     words = [(options.SPECULATION, speculation.type_of(model, server, release))]
     for one in held:

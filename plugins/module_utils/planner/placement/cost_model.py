@@ -14,9 +14,10 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
 MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
 """Sources of a rate, the surest first."""
@@ -383,7 +384,7 @@ SEND_S_PER_GB = {False: 3.1, True: 0.75}
 same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""
 
 
-def load_cost(release: Release, work: Work) -> tuple[str, float]:
+def load_cost(release: ReleasePlan, work: Work) -> tuple[str, float]:
     """What limits the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
     each = {"disk of": 1 / DISK_GB_PER_S}
     if work.link:
@@ -393,6 +394,6 @@ def load_cost(release: Release, work: Work) -> tuple[str, float]:
     return kind, each[kind] * work.weights / 1e9
 
 
-def load_s(release: Release, works: Sequence[Work]) -> float:
+def load_s(release: ReleasePlan, works: Sequence[Work]) -> float:
     """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other."""
     return sum(load_cost(release, work)[1] for work in works)

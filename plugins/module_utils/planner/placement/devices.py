@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
@@ -19,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Device,
     Host,
-    Release,
     Server,
     Worker,
 )
@@ -43,7 +43,7 @@ def shares_memory(device: Device, facts: Facts) -> bool:
     return accelerator.unified if accelerator else True
 
 
-def reads_by_row(server: Server, release: Release, own: Iterable[Device], facts: Facts) -> bool:
+def reads_by_row(server: Server, release: ReleasePlan, own: Iterable[Device], facts: Facts) -> bool:
     """Whether llama-server leaves large tables in the file, of which a token needs single rows. By itself it does not where it drives
     graphics in a processor by CUDA, HIP or Vulkan (ggml-org/llama.cpp#28160).
 

@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     DeviceEstimate,
     Estimate,
     LinkEstimate,
+    ReleasePlan,
     SingleHostEstimate,
     SpeedRange,
 )
@@ -28,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     device_load,
     devices,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
 
 NAMES = {
     "thunderbolt": "thunderbolt",
@@ -81,7 +82,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
 class Case(NamedTuple):
     """What is estimated."""
 
-    release: Release
+    release: ReleasePlan
     placed: device_load.Placed
     summary: ModelSummary
     head: str

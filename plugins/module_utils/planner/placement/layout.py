@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices as known_devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Server
 
 ALL, FASTEST = "all", "fastest"
 """Values of ``llama_placement``: every device is used, or those with which a token takes the least time."""
@@ -60,7 +60,7 @@ class Case(NamedTuple):
     mode: str | None
     """``llama_placement``."""
     model: Model
-    release: Release
+    release: ReleasePlan
     devices: Sequence[Device]
     """Those of workers, then the head's own."""
     head: str

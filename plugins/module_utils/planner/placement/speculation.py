@@ -12,11 +12,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Model,
     ModelRequest,
-    Release,
     Server,
 )
 
@@ -34,7 +34,7 @@ def request_of(request: ModelRequest, server: Server) -> ModelRequest:
     return request._replace(draft=None) if server.speculation in (NONE, NGRAM) else request
 
 
-def check(server: Server, model: Model, release: Release) -> None:
+def check(server: Server, model: Model, release: ReleasePlan) -> None:
     """:raises Refusal: llama-server cannot predict tokens as it is asked to."""
     kind = server.speculation
     if kind is None:
@@ -78,7 +78,7 @@ def with_predicting_layers(model: Model, server: Server) -> Model:
     return model._replace(summary=model.summary.without_key("nextn_predict_layers")) if own else model
 
 
-def type_of(model: Model, server: Server, release: Release) -> str:
+def type_of(model: Model, server: Server, release: ReleasePlan) -> str:
     """The value of --spec-type; as build 11063 itself reads it from the header of a draft model. Empty where the operator says it, or nobody has to."""
     if server_settings.given_option(server, options.SPECULATION):
         return ""
@@ -93,7 +93,7 @@ def type_of(model: Model, server: Server, release: Release) -> str:
     return special.get(model.draft.architecture if model.draft else "", "draft-simple")
 
 
-def uncounted(model: Model, server: Server, release: Release) -> list[str]:
+def uncounted(model: Model, server: Server, release: ReleasePlan) -> list[str]:
     """What is not counted: the states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
     layers that predict further tokens."""
     given = server_settings.given_option(server, options.SPECULATION)

@@ -13,8 +13,14 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    fast_load,
+    options,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
@@ -24,7 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     Endpoint,
     Host,
-    Release,
     Worker,
 )
 
@@ -377,7 +382,7 @@ def usable(
     return [worker for worker in workers if worker.name in chosen]
 
 
-def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> list[str]:
+def argv_of(worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str) -> list[str]:
     values = (
         ("address", names.address_of(worker.listens)),
         ("worker-port", str(names.port_of(worker.listens))),
@@ -387,4 +392,4 @@ def argv_of(worker: Worker, build: BuildPlan, release: Release, folder: str) -> 
         ("tensor-cache", "on" if worker.cache else None),
     )
     words = [word for name, value in values for word in options.render(name, value, release.fork)]
-    return [f"{folder}/{build.id}/bin/{release.capabilities.worker_binary}", *words]
+    return [f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}", *words]

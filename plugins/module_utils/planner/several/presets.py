@@ -23,7 +23,7 @@ KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 def check(release: ReleasePlan) -> None:
     """:raises Refusal: this release has no router."""
-    if release.fork:
+    if not release.mainline:
         raise Refusal(
             f"{turns.VARIABLE} needs the router of llama.cpp itself, and llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
         )

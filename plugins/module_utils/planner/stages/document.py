@@ -49,9 +49,9 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
         refused=False,
         reasons=tuple(placed.reasons),
         fits=not placed.reasons,
-        release=release.as_plan(),
+        release=release,
         releases={
-            draft.programs.releases[backend].id: draft.programs.releases[backend].as_plan()
+            draft.programs.releases[backend].id: draft.programs.releases[backend]
             for entry in draft.equipped.values()
             for backend in entry.backends
         },

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
@@ -27,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     Equipped,
     Model,
-    Release,
     Server,
 )
 
@@ -64,7 +63,7 @@ class Draft(NamedTuple):
         return self.case.model
 
     @property
-    def release(self) -> Release:
+    def release(self) -> ReleasePlan:
         return self.programs.release
 
     def estimated(self, placed: device_load.Placed | None = None) -> estimate.Case:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 
 
 class Programs(NamedTuple):
@@ -20,7 +21,7 @@ class Programs(NamedTuple):
 
     built: Mapping[str, tuple[str, ...]]
     """Host → backends."""
-    releases: Mapping[str, Release]
+    releases: Mapping[str, ReleasePlan]
     """Backend → release."""
     serves: str
     """The backend whose llama-server runs on the head."""
@@ -28,7 +29,7 @@ class Programs(NamedTuple):
     """Host → the backend whose llama-server would run there."""
 
     @property
-    def release(self) -> Release:
+    def release(self) -> ReleasePlan:
         """Of llama-server."""
         return self.releases[self.serves]
 
