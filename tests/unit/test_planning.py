@@ -464,6 +464,8 @@ def test_no_address_of_a_link_is_passed_over(pair, address):
     pair.hosts["head"]["variables"]["llama_links"] = [{"address": address}]
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
     assert f"llama_links[0].address of head is {address!r}: use the numeric IPv4 address of head" in pair.reason()
+    pair.hosts["head"]["variables"]["llama_links"] = [{"address": "198.51.100.1", "interface": "eth1", "manage": True}]
+    assert "llama_links[0].address of head is '198.51.100.1': use" in pair.reason(), "without a prefix"
 
 
 def test_no_compiler_and_no_root(local):

@@ -12,8 +12,7 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -31,7 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 SETTLE_SECONDS = 15
 """How long an interface may take until it has what its file says."""
 POLL_SECONDS = 0.3
-DEFAULT_MTU = 1500
 FILES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
@@ -39,9 +37,9 @@ FILES = {
 """Manager → its file for an interface."""
 MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
-MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
+MARK = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
 START = """# Written by llamacpp.cluster, which overwrites what is changed here.
-# link {interface} {address} {mtu}
+# link {interface} {address}
 """
 TEMPLATES = {
     NETWORKD: START
@@ -80,13 +78,6 @@ never-default=true
 }
 
 
-class Former(NamedTuple):
-    """A link for which a file is."""
-
-    address: str
-    has_mtu: bool
-
-
 def managed(links: Sequence[LinkPlan]) -> list[LinkPlan]:
     return [link for link in links if link.manage]
 
@@ -110,37 +101,36 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
     :raises Refusal: before any change where the links must not be configured, or where an interface does not get its settings.
     """
     wanted, found, old = managed(links), inspection.inspect(system), _installed(system)
-    former = {name: Former(address, mtu != "-") for text in old.values() for name, address, mtu in MARK.findall(text)}
+    former = {name: address for text in old.values() for name, address in MARK.findall(text)}
     refusals = [*_of_leaving(wanted, former, found), *_of_links(wanted, former, found, system)]
     if refusals:
         raise Refusal(" ".join(refusals))
-    new = dict(_planned(link, str(found.manager)) for link in wanted)
-    before, after = _text(old, _live(wanted, found, system)), _text(new, _goals(wanted))
+    manager = str(found.manager)
+    files = {link: _planned(link, manager) for link in wanted}
+    new, lines, goals = dict(files.values()), _live(wanted, found, system), [_line(link) for link in wanted]
+    before, after = _text(old, lines), _text(new, goals)
     if check or before == after:
         return before, after
     for path in set(old) - set(new):
         system.path(path).unlink()
     for path, text in new.items():
         system.path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(system.path(path), text, MODES[str(found.manager)])
+        replace_file(system.path(path), text, MODES[manager])
     changed = [
         link
-        for link in wanted
-        if not dict([_planned(link, str(found.manager))]).items() <= old.items()
-        or _live([link], found, system) != _goals([link])
+        for link, line, goal in zip(wanted, lines, goals)
+        if line != goal or old.get(files[link][0]) != files[link][1]
     ]
     _reload(found.manager, changed, system)
-    _take_back(wanted, former, system)
-
-    def settled() -> bool:
-        return _live(wanted, inspection.inspect(system), system) == _goals(wanted)
-
-    if not _until(settled):
-        lacking = _live(wanted, inspection.inspect(system), system)
-        raise Refusal(
-            f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(lacking)}. Check `{STATUS_COMMANDS[str(found.manager)]}`, whether another file "
-            "configures the interface, and whether it supports that MTU."
-        )
+    _take_back({name: address for name, address in former.items() if (name, address) not in _ends(wanted)}, system)
+    end = time.monotonic() + SETTLE_SECONDS
+    while (lines := _live(wanted, inspection.inspect(system), system)) != goals:
+        if time.monotonic() > end:
+            raise Refusal(
+                f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[manager]}`, whether another file "
+                "configures the interface, and whether it supports that MTU."
+            )
+        time.sleep(POLL_SECONDS)
     return before, after
 
 
@@ -168,32 +158,30 @@ def _planned(link: LinkPlan, manager: str) -> tuple[str, str]:
     text = TEMPLATES[manager].format(
         interface=link.interface,
         address=link.address,
-        mtu=link.mtu or "-",
         mtu_line=f"{key}={link.mtu}\n" if link.mtu else "",
         uuid=uuid.uuid5(uuid.NAMESPACE_DNS, f"llamacpp-{link.interface}.llamacpp.cluster"),
     )
     return _path(link, manager), text
 
 
-def _line(link: LinkPlan, addresses: str, mtu: int | None) -> str:
-    return f"{link.interface} has {addresses}" + (f", mtu {mtu}" if link.mtu else "")
+def _ends(links: Sequence[LinkPlan]) -> set[tuple[str, str]]:
+    return {(str(link.interface), link.address) for link in links}
 
 
-def _goals(links: Sequence[LinkPlan]) -> list[str]:
-    return [_line(link, link.address, link.mtu) for link in links]
+def _line(link: LinkPlan, has: inspection.Interface | None = None) -> str:
+    """What an interface has; without it, what it is to have."""
+    addresses, mtu = (has.addresses, has.mtu) if has else ((link.address,), link.mtu)
+    return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
 
 def _live(links: Sequence[LinkPlan], found: Inspection, system: System) -> list[str]:
-    """The same of what interfaces have now."""
     lines = []
     for link in links:
-        interface = found.interfaces[str(link.interface)]
-        has = link.address in interface.addresses and link.mtu in (None, interface.mtu)
+        has = found.interfaces[str(link.interface)]
+        good = link.address in has.addresses and link.mtu in (None, has.mtu)
         # NetworkManager gives the address as soon as the other end is connected.
-        if has or (found.manager == NETWORK_MANAGER and _is_unplugged(link, system)):
-            lines.append(_line(link, link.address, link.mtu))
-        else:
-            lines.append(_line(link, ", ".join(interface.addresses) or "no address", interface.mtu))
+        waits = found.manager == NETWORK_MANAGER and _is_unplugged(link, system)
+        lines.append(_line(link, None if good or waits else has))
     return lines
 
 
@@ -219,44 +207,26 @@ def _reload(manager: str | None, links: Sequence[LinkPlan], system: System) -> N
             system.run(["networkctl", "reconfigure", str(link.interface)])
 
 
-def _take_back(links: Sequence[LinkPlan], former: Mapping[str, Former], system: System) -> None:
-    """Takes away former addresses and MTU where the manager left them."""
-    planned = {str(link.interface): link for link in links}
+def _take_back(former: Mapping[str, str], system: System) -> None:
+    """Takes away addresses that the manager left. An MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
-        if name not in former:
-            continue
-        link = planned.get(name)
-        if former[name].address in interface.addresses and (not link or link.address != former[name].address):
-            system.output("ip", "address", "del", former[name].address, "dev", name)
-        if former[name].has_mtu and not (link and link.mtu) and interface.mtu != DEFAULT_MTU:
-            system.output("ip", "link", "set", "dev", name, "mtu", str(DEFAULT_MTU))
-
-
-def _until(done: Callable[[], bool]) -> bool:
-    """Whether it came true within the time that an interface may take."""
-    end = time.monotonic() + SETTLE_SECONDS
-    while not done():
-        if time.monotonic() > end:
-            return False
-        time.sleep(POLL_SECONDS)
-    return True
+        if former.get(name) in interface.addresses:
+            system.output("ip", "address", "del", former[name], "dev", name)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def _of_leaving(links: Sequence[LinkPlan], former: Mapping[str, Former], found: Inspection) -> Iterator[str]:
+def _of_leaving(links: Sequence[LinkPlan], former: Mapping[str, str], found: Inspection) -> Iterator[str]:
     for name in sorted(set(former) - {str(link.interface) for link in links}):
         if name in found.protected:
             yield (
-                f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name].address} would be removed: connect "
+                f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name]} would be removed: connect "
                 "through another network."
             )
 
 
-def _of_links(
-    links: Sequence[LinkPlan], former: Mapping[str, Former], found: Inspection, system: System
-) -> Iterator[str]:
+def _of_links(links: Sequence[LinkPlan], former: Mapping[str, str], found: Inspection, system: System) -> Iterator[str]:
     """Why the links must not be configured, a sentence for each."""
     instead = "or set manage: false for this link"
     if links and not found.manager:
@@ -267,12 +237,8 @@ def _of_links(
         return
     taken = {name: interface.addresses for name, interface in found.interfaces.items()}
     for link in links:
-        name, network = str(link.interface), _network(link)
-        if not network:
-            yield f"llama_links: {link.address!r} of {name} is not an address with a prefix length: give it like 10.99.0.12/24."
-        elif [str(each.interface) for each in links].count(name) > 1:
-            yield f"llama_links: {name} is named by two links, but an interface has one address: remove one of them."
-        elif name in found.protected:
+        name = str(link.interface)
+        if name in found.protected:
             yield (
                 f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: name the interface of "
                 f"the direct cable, {instead}."
@@ -287,6 +253,7 @@ def _of_links(
         elif name not in former and (others := _others(link, taken[name])):
             yield f"llama_links: {name} is already in use with address {others[0]}: remove that address, {instead}."
         else:
+            network = ipaddress.IPv4Interface(link.address).network
             for other, addresses in taken.items():
                 if other != name and any(network.overlaps(ipaddress.IPv4Interface(held).network) for held in addresses):
                     yield (
@@ -298,10 +265,3 @@ def _of_links(
 
 def _others(link: LinkPlan, addresses: Sequence[str]) -> list[str]:
     return [address for address in addresses if address != link.address and not address.startswith("169.254.")]
-
-
-def _network(link: LinkPlan) -> ipaddress.IPv4Network | None:
-    try:
-        return ipaddress.IPv4Interface(link.address).network if "/" in link.address else None
-    except ValueError:
-        return None

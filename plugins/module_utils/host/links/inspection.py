@@ -41,21 +41,17 @@ class Inspection(NamedTuple):
     interfaces: Mapping[str, Interface]
     protected: frozenset[str]
     """names of interfaces that must not be touched"""
-    ssh: tuple[str, ...]
-    """addresses of the controller and of this host, where Ansible is connected by SSH"""
 
 
 def inspect(system: System) -> Inspection:
     addresses = _addresses(system)
-    ssh = connection.ssh_addresses(os.environ, system.root)
     active = (
         name for name, unit in SERVICES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
     )
     return Inspection(
         manager=next(active, None),
         interfaces=_interfaces(addresses, system.root),
-        protected=_protected(addresses, ssh, system),
-        ssh=ssh,
+        protected=_protected(addresses, connection.ssh_addresses(os.environ, system.root), system),
     )
 
 

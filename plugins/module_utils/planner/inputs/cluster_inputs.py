@@ -282,7 +282,7 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:
         raise Refusal(f"{where}.mtu of {host} is {given['mtu']}: {limit}, or leave it out")
     address = str(given.get("address"))
     try:
-        ipaddress.IPv4Interface(address)
+        ipaddress.IPv4Interface(address if "/" in address or not given.get("manage") else "without a prefix")
     except ValueError:
         raise Refusal(
             f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
